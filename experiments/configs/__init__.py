@@ -1,0 +1,1 @@
+"""Experiment configurations that ship with the package."""
