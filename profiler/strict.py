@@ -1,0 +1,70 @@
+"""Mappings from YAML and JSON files into frozen dataclasses, with one clear line per mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+
+#: Put as ``__pydantic_config__`` on a dataclass that a file fills: unknown keys, wrong types, NaN
+#: and infinity are errors.
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SpecError(ValueError):
+    """A model, device or meta file that cannot be used; the message names file, key and value."""
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` when ``allowed`` has something close to ``name``, else ``""``."""
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file (safe loader). Raises SpecError when it is not one."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise SpecError(f"{path}: expected a mapping of keys to values")
+    return content
+
+
+def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
+    """An instance of the dataclass ``cls`` from ``fields``, strictly.
+
+    Raises SpecError with every mistake: ``where``, key, what is wrong, the value, and for an
+    unknown key what is allowed.
+    """
+    try:
+        # Through JSON, because strict validation of Python objects refuses a mapping for a nested
+        # dataclass; dates are the only YAML values that JSON lacks.
+        return TypeAdapter(cls).validate_json(json.dumps(dict(fields), default=str))
+    except ValidationError as error:
+        lines = [f"{where}: {_line(cls, dict(item))}" for item in error.errors()]
+        raise SpecError("\n".join(lines)) from error
+
+
+def _line(cls: type[Any], item: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        leaf = str(item["loc"][-1])
+        allowed = [f.name for f in dataclasses.fields(cls)] if len(item["loc"]) == 1 else []
+        listed = f"; allowed: {', '.join(allowed)}" if allowed else ""
+        return f"unknown key '{key}'{did_you_mean(leaf, allowed)}{listed}"
+    if item["type"] in ("missing", "missing_argument"):
+        return f"key '{key}' is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key}: {message[0].lower() + message[1:]}, got {item['input']!r}"

@@ -1,0 +1,171 @@
+"""The CSV tables of a profile bundle: their columns, and reading them with every row checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from profiler.strict import did_you_mean
+
+#: Per-token ops of one layer; ``others`` is all norms, activation, residuals and rotary together.
+LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
+#: Whole ops: ``embedding`` by tokens, ``lm_head`` by the token rows whose logits are needed.
+EDGE_OPS = ("embedding", "lm_head")
+SCOPES = ("inter_node", "intra_node")
+
+
+class BundleError(ValueError):
+    """A bundle that is missing or cannot be used; the message names file, row and value."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One CSV of a bundle: key columns (integers, or names from ``labels``), then ``time_us``.
+
+    Rows are sorted by ``key`` and no key comes twice. ``minimum`` is the smallest allowed integer.
+    ``required_ops``: labels that must occur. ``optional``: the file may be absent.
+    """
+
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    minimum: dict[str, int] = field(default_factory=dict)
+    optional: bool = False
+
+
+TABLES: dict[str, Table] = {
+    "linear": Table(
+        columns=("op", "num_tokens", "time_us"),
+        key=("op", "num_tokens"),
+        labels={"op": LAYER_OPS + EDGE_OPS},
+    ),
+    # One sequence's chunk; context_tokens are cached before the chunk.
+    "attn_prefill": Table(
+        columns=("chunk_tokens", "context_tokens", "time_us"),
+        key=("chunk_tokens", "context_tokens"),
+        minimum={"context_tokens": 0},
+    ),
+    # context_tokens per sequence, cached before the new token; all sequences equal.
+    "attn_decode": Table(
+        columns=("batch_size", "context_tokens", "time_us"),
+        key=("batch_size", "context_tokens"),
+        minimum={"context_tokens": 0},
+    ),
+    # One call over the bundle's tp ranks; num_bytes is the tensor on each rank.
+    "all_reduce": Table(columns=("num_bytes", "time_us"), key=("num_bytes",), optional=True),
+    "send_recv": Table(
+        columns=("num_bytes", "scope", "time_us"),
+        key=("scope", "num_bytes"),
+        labels={"scope": SCOPES},
+        minimum={"num_bytes": 0},
+        optional=True,
+    ),
+}
+
+
+def read_table(path: Path, table: Table) -> pd.DataFrame:
+    """The rows of one CSV, typed and checked; empty for an optional table whose file is absent.
+
+    Raises BundleError naming file, row (the header is row 1) and value.
+    """
+    if not path.is_file():
+        if table.optional:
+            return _empty(table)
+        raise BundleError(f"{path}: no such file")
+    raw = _read_text_cells(path)
+    for column in table.columns:
+        if column not in raw.columns:
+            raise BundleError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
+    unknown = [c for c in raw.columns if c not in table.columns]
+    if unknown:
+        raise BundleError(f"{path}: unknown column {unknown[0]!r}; allowed {list(table.columns)}")
+    short = np.asarray(raw.fillna("") == "").any(axis=1)
+    if short.any():
+        raise BundleError(f"{path}: row {_row(short)} is truncated: it lacks a cell")
+    columns: dict[str, Any] = {c: _typed(raw[c], c, path, table) for c in table.columns}
+    frame = pd.DataFrame(columns)
+    _check_keys(frame, path, table)
+    return frame
+
+
+def _read_text_cells(path: Path) -> pd.DataFrame:
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        last = content.count(b"\n") + 1
+        raise BundleError(f"{path}: row {last} is truncated: the file does not end with a newline")
+    try:
+        return pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path}: not a valid CSV: {error}") from error
+
+
+def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
+    """One column's values. Labels are checked against the allowed ones, numbers against range."""
+    if column in table.labels:
+        allowed = table.labels[column]
+        wrong = ~cells.isin(allowed).to_numpy()
+        if wrong.any():
+            value = str(cells[wrong].iloc[0])
+            raise BundleError(
+                f"{path}: row {_row(wrong)}: unknown {column} {value!r}"
+                f"{did_you_mean(value, allowed)}; allowed: {', '.join(allowed)}"
+            )
+        return cells
+    numbers = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=float)
+    is_time = column == "time_us"
+    wrong = ~np.isfinite(numbers)
+    if not is_time:
+        wrong |= numbers != np.floor(np.where(wrong, 0.5, numbers))
+    if wrong.any():
+        kind = "a finite number" if is_time else "an integer"
+        raise BundleError(
+            f"{path}: row {_row(wrong)}: {column} must be {kind}, got {cells[wrong].iloc[0]!r}"
+        )
+    low = numbers <= 0 if is_time else numbers < table.minimum.get(column, 1)
+    if low.any():
+        bound = "positive" if is_time else f"at least {table.minimum.get(column, 1)}"
+        raise BundleError(
+            f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
+        )
+    return numbers if is_time else numbers.astype(np.int64)
+
+
+def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
+    """Raises where a key comes twice, or where rows are not sorted by key."""
+    if frame.empty:
+        if table.optional:
+            return
+        raise BundleError(f"{path}: has no rows")
+    keys = list(frame[list(table.key)].itertuples(index=False, name=None))
+    for i in range(1, len(keys)):
+        if keys[i] <= keys[i - 1]:
+            named = ", ".join(f"{k}={v}" for k, v in zip(table.key, keys[i], strict=True))
+            fault = "is a duplicate" if keys[i] in keys[:i] else "is not in sorted order"
+            raise BundleError(f"{path}: row {i + 2} ({named}) {fault}")
+
+
+def write_table(frame: pd.DataFrame, path: Path, table: Table) -> None:
+    """Write the table's columns of ``frame``, sorted by key; the same rows give the same bytes.
+
+    Raises BundleError where a column is missing.
+    """
+    missing = [c for c in table.columns if c not in frame.columns]
+    if missing:
+        raise BundleError(f"{path.name}: column {missing[0]!r} is missing")
+    ordered = frame[list(table.columns)].sort_values(list(table.key), kind="stable")
+    ordered.to_csv(path, index=False, lineterminator="\n")
+
+
+def _empty(table: Table) -> pd.DataFrame:
+    kinds = {c: "float64" if c == "time_us" else "int64" for c in table.columns}
+    kinds.update(dict.fromkeys(table.labels, "str"))
+    return pd.DataFrame({c: pd.Series(dtype=kinds[c]) for c in table.columns})
+
+
+def _row(mask: Any) -> int:
+    """Line number of the first true entry; the header is row 1."""
+    return int(np.argmax(mask)) + 2

@@ -1,0 +1,53 @@
+"""Device files: what is there, and what a mistake in one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.device import list_devices, load_device
+from profiler.strict import SpecError
+
+
+def test_every_shipped_device_loads_under_its_own_name() -> None:
+    assert list_devices() == ["a100-80g-sxm", "a40", "a6000", "h100-80g-sxm", "h200"]
+    assert [load_device(name).name for name in list_devices()] == list_devices()
+
+
+def test_memory_is_decimal_as_on_the_data_sheet() -> None:
+    assert load_device("a100-80g-sxm").memory_bytes == 80e9
+    assert load_device("a6000").memory_bytes == 48e9
+
+
+def test_unknown_device_names_a_close_one() -> None:
+    with pytest.raises(SpecError, match=r"did you mean 'a100-80g-sxm'\?"):
+        load_device("a100-80g")
+
+
+@pytest.mark.parametrize("name", ["h100-80g-sxm", "h200"])
+def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
+    with pytest.raises(SpecError, match=f"device {name} has specifications only"):
+        load_device(name).op("gemm")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("num_sms", "sms", r"unknown key 'sms'"),
+        ("num_sms: 132", "num_sms: many", "num_sms: .* got 'many'"),
+        ("num_sms: 132", "num_sms: 0", "num_sms must be positive, got 0"),
+        ("4800.0e+9", ".nan", "memory_bandwidth"),
+        ("bandwidth: 450.0e+9", "bandwith: 1.0", r"intra_node\.bandwi"),
+    ],
+)
+def test_mistakes_in_a_device_file(tmp_path: Path, old: str, new: str, message: str) -> None:
+    from profiler.paths import data_dir
+
+    text = (data_dir() / "devices" / "h200.yaml").read_text()
+    assert old in text
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(SpecError, match=message) as caught:
+        load_device(path)
+    assert str(path) in str(caught.value)

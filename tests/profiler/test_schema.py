@@ -1,0 +1,203 @@
+"""A bundle survives the disk unchanged, and each way to spoil one gives its own message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from profiler.model import load_model
+from profiler.schema import (
+    EDGE_OPS,
+    LAYER_OPS,
+    Bundle,
+    BundleError,
+    BundleMeta,
+    find_bundle,
+    load_bundle,
+    write_bundle,
+)
+
+
+def make(tp: int = 2) -> Bundle:
+    meta = BundleMeta(
+        device="some-gpu",
+        model="tiny-llama-40m",
+        model_spec=load_model("tiny-llama-40m"),
+        tp=tp,
+        source="measured",
+        created="2025-01-31",
+        generator="test",
+    )
+    rows = [(op, m, 0.1 * m + 1 / 3) for op in LAYER_OPS + EDGE_OPS for m in (1, 128, 129)]
+    return Bundle(
+        meta=meta,
+        linear=pd.DataFrame(rows, columns=["op", "num_tokens", "time_us"]),
+        attn_prefill=pd.DataFrame(
+            {"chunk_tokens": [64, 64], "context_tokens": [0, 64], "time_us": [1.0, 2.5]}
+        ),
+        attn_decode=pd.DataFrame(
+            {"batch_size": [1, 2], "context_tokens": [16, 16], "time_us": [3.0, 4.0]}
+        ),
+        all_reduce=pd.DataFrame({"num_bytes": [1024, 2048], "time_us": [9.0, 10.0]}),
+        send_recv=pd.DataFrame(
+            {"num_bytes": [8, 8], "scope": ["inter_node", "intra_node"], "time_us": [5.0, 2.0]}
+        ),
+    )
+
+
+def test_round_trip_keeps_every_value(tmp_path: Path) -> None:
+    bundle = make()
+    meta = write_bundle(bundle, tmp_path / "b")
+    read = load_bundle(tmp_path / "b")
+    assert read.meta == meta
+    for name, frame in bundle.tables().items():
+        keys = [c for c in frame.columns if c != "time_us"]
+        expected = frame.sort_values(keys).reset_index(drop=True)
+        actual = read.tables()[name].sort_values(keys).reset_index(drop=True)
+        pd.testing.assert_frame_equal(actual, expected, check_exact=True, check_dtype=False)
+
+
+def test_same_bundle_gives_same_bytes_and_replaces_the_old_one(tmp_path: Path) -> None:
+    write_bundle(make(), tmp_path / "a")
+    write_bundle(make(), tmp_path / "b")
+    write_bundle(make(), tmp_path / "b")
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_bundle_that_would_not_load_leaves_nothing_behind(tmp_path: Path) -> None:
+    bundle = make()
+    bundle.linear.loc[4, "time_us"] = -1.0
+    with pytest.raises(BundleError, match="time_us must be positive"):
+        write_bundle(bundle, tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_absent_communication_tables_are_empty_for_tp1(tmp_path: Path) -> None:
+    bundle = make(tp=1)
+    empty = Bundle(
+        bundle.meta,
+        bundle.linear,
+        bundle.attn_prefill,
+        bundle.attn_decode,
+        all_reduce=bundle.all_reduce.iloc[:0],
+        send_recv=bundle.send_recv.iloc[:0],
+    )
+    write_bundle(empty, tmp_path / "b")
+    read = load_bundle(tmp_path / "b")
+    assert read.all_reduce.empty and list(read.send_recv.columns) == [
+        "num_bytes",
+        "scope",
+        "time_us",
+    ]
+
+
+def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        path = folder / name
+        path.write_text(change(path.read_text()))
+
+    return spoil
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(text: str) -> str:
+        assert old in text
+        return text.replace(old, new, 1)
+
+    return edit(name, change)
+
+
+def swap_rows(text: str) -> str:
+    head, first, second, *rest = text.splitlines(keepends=True)
+    return "".join([head, second, first, *rest])
+
+
+def repeat_row(text: str) -> str:
+    head, first, *rest = text.splitlines(keepends=True)
+    return "".join([head, first, first, *rest])
+
+
+MALFORMED = {
+    "no meta": (lambda f: (f / "meta.yaml").unlink(), r"meta\.yaml: no such file"),
+    "no table": (lambda f: (f / "linear.csv").unlink(), r"linear\.csv: no such file"),
+    "no all_reduce": (lambda f: (f / "all_reduce.csv").unlink(), "needed, because tp is 2"),
+    "missing column": (
+        replace("attn_decode.csv", "batch_size", "batch"),
+        "column 'batch_size' is missing",
+    ),
+    "unknown column": (
+        edit("all_reduce.csv", lambda t: "num_bytes,time_us,x\n1,2.0,3\n"),
+        "unknown column 'x'",
+    ),
+    "nan": (
+        replace("attn_prefill.csv", "2.5", "nan"),
+        r"row 3: time_us must be a finite number, got 'nan'",
+    ),
+    "text": (replace("attn_prefill.csv", "2.5", "fast"), r"row 3: time_us must be .* got 'fast'"),
+    "zero": (replace("attn_prefill.csv", "2.5", "0.0"), r"row 3: time_us must be positive"),
+    "negative": (replace("attn_prefill.csv", "2.5", "-2"), r"row 3: time_us must be positive"),
+    "fraction": (
+        replace("attn_prefill.csv", "64,64", "64,6.5"),
+        r"row 3: context_tokens must be an integer, got '6\.5'",
+    ),
+    "zero tokens": (
+        replace("attn_prefill.csv", "64,0", "0,0"),
+        r"row 2: chunk_tokens must be at least 1",
+    ),
+    "duplicate": (edit("attn_decode.csv", repeat_row), r"row 3 .*batch_size=1.* is a duplicate"),
+    "unsorted": (edit("attn_decode.csv", swap_rows), r"row 3 .*not in sorted order"),
+    "unknown op": (
+        replace("linear.csv", "preproj", "pre_proj"),
+        r"unknown op 'pre_proj'; did you mean 'preproj'\?",
+    ),
+    "lacking op": (
+        edit("linear.csv", lambda t: "".join(s for s in t.splitlines(True) if "lm_h" not in s)),
+        "op 'lm_head' has no rows",
+    ),
+    "truncated cell": (edit("linear.csv", lambda t: t + "zz\n"), r"row \d+ is truncated"),
+    "truncated file": (edit("linear.csv", lambda t: t[:-1]), r"row \d+ is truncated"),
+    "empty": (edit("linear.csv", lambda t: ""), "not a valid CSV"),
+    "no rows": (edit("linear.csv", lambda t: t.splitlines(True)[0]), "has no rows"),
+    "changed": (replace("attn_prefill.csv", "2.5", "2.6"), "content_sha256"),
+    "meta key": (
+        replace("meta.yaml", "tile:", "tiles:"),
+        r"unknown key 'tiles'; did you mean 'tile'\?",
+    ),
+    "meta type": (replace("meta.yaml", "tp: 2", "tp: two"), "tp: .* got 'two'"),
+    "meta version": (
+        replace("meta.yaml", "format_version: 1", "format_version: 9"),
+        "format_version must be 1, got 9",
+    ),
+    "meta source": (
+        replace("meta.yaml", "source: measured", "source: modelled"),
+        "device_file_sha256 is required",
+    ),
+    "meta yaml": (edit("meta.yaml", lambda t: t + "}"), "not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_bundle_is_refused_with_its_own_message(tmp_path: Path, case: str) -> None:
+    spoil, message = MALFORMED[case]
+    write_bundle(make(), tmp_path / "b")
+    spoil(tmp_path / "b")
+    with pytest.raises(BundleError, match=message) as caught:
+        load_bundle(tmp_path / "b")
+    assert str(tmp_path / "b") in str(caught.value)
+
+
+def test_find_bundle_names_what_there_is_and_the_command(tmp_path: Path) -> None:
+    write_bundle(make(), tmp_path / "some-gpu" / "tiny-llama-40m" / "tp2")
+    path = find_bundle(tmp_path, "some-gpu", "tiny-llama-40m", 2)
+    assert load_bundle(path).meta.tp == 2
+    with pytest.raises(BundleError) as caught:
+        find_bundle(tmp_path, "some-gpu", "tiny-llama-40m", 4)
+    assert "some-gpu/tiny-llama-40m/tp2" in str(caught.value)
+    command = "sarathi-sim make-bundle --device some-gpu --model tiny-llama-40m --tp 4"
+    assert command in str(caught.value)
