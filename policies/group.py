@@ -1,0 +1,75 @@
+"""The sequences that ride together in one micro-batch, counted so that an iteration costs O(1)."""
+
+from __future__ import annotations
+
+from policies.request import Sequence
+
+
+class Group:
+    """A micro-batch's members between iterations.
+
+    Every iteration each decoding member's context grows by one token, so only sums are kept: the
+    number of decodes, their summed context, and for each member the iteration of its last ride,
+    bucketed in ``due``. The cost of an iteration therefore does not grow with the batch; members
+    are touched one by one only when they join, finish, skip an iteration or move.
+
+    ``iteration`` is the index of the iteration that is in flight, or next to be formed.
+    """
+
+    __slots__ = (
+        "context",
+        "decoding",
+        "due",
+        "held",
+        "index",
+        "iteration",
+        "num_decodes",
+        "prefilling",
+    )
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.iteration = 0
+        self.prefilling: list[Sequence] = []
+        self.decoding: dict[Sequence, int] = {}  # -> iteration of its last ride
+        self.num_decodes = 0  # the decoding members, and the held ones
+        self.context = 0  # KV tokens of those, summed
+        self.due: dict[int, list[Sequence]] = {}
+        self.held: list[Sequence] = []  # finished, kept as padding until all are
+
+    @property
+    def size(self) -> int:
+        """Members, held ones included: each takes a slot."""
+        return len(self.prefilling) + self.num_decodes
+
+    def join(self, sequence: Sequence, context: int, rides: int, first: int) -> None:
+        """Let a sequence decode from iteration ``first`` on, ``rides`` times in all.
+
+        ``context`` is the KV tokens it holds by then. With ``rides`` 0 it is due at once.
+        """
+        last = first + rides - 1
+        self.decoding[sequence] = last
+        self.num_decodes += 1
+        self.context += context
+        self.due.setdefault(last, []).append(sequence)
+
+    def postpone(self, sequence: Sequence) -> None:
+        """Shift a decoding member's remaining rides back by one iteration."""
+        last = self.decoding[sequence]
+        self._forget_due(sequence, last)
+        self.decoding[sequence] = last + 1
+        self.due.setdefault(last + 1, []).append(sequence)
+
+    def leave(self, sequence: Sequence, context: int) -> int:
+        """Take a decoding member out before it is done; returns the rides it has left."""
+        last = self.decoding.pop(sequence)
+        self._forget_due(sequence, last)
+        self.num_decodes -= 1
+        self.context -= context
+        return last - self.iteration + 1
+
+    def _forget_due(self, sequence: Sequence, last: int) -> None:
+        bucket = self.due[last]
+        bucket.remove(sequence)
+        if not bucket:
+            del self.due[last]

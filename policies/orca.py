@@ -1,0 +1,49 @@
+"""Iteration-level scheduling (Orca), in the three readings of the Sarathi paper, section 5.2."""
+
+from __future__ import annotations
+
+from policies.policy import DECODES, Plan, View
+
+
+class Orca:
+    """Requests join and leave a micro-batch at any iteration; a prompt is processed whole.
+
+    ``max_prefills`` bounds how many new requests join in one iteration: None is unconstrained
+    Orca; 1 is the paper's best case, in which the full prefill of one new request rides with the
+    ongoing decodes.
+    """
+
+    holds_finished = False
+
+    def __init__(self, max_prefills: int | None = None) -> None:
+        if max_prefills is not None and max_prefills < 1:
+            raise ValueError(f"max_prefills must be at least 1, not {max_prefills}")
+        self.max_prefills = max_prefills
+
+    def plan(self, view: View) -> Plan | None:
+        if view.waiting and view.free_slots:
+            if self.max_prefills == 1:
+                head = view.next_waiting()
+                if head is not None:
+                    return Plan(((head, head.prompt_tokens),))
+            else:
+                joining = view.admissible()[: self.max_prefills]
+                if joining:
+                    return Plan(tuple((s, s.prompt_tokens) for s in joining))
+        return DECODES if view.num_decodes else None
+
+
+class OrcaWorstCase:
+    """Requests begin and end together: a micro-batch takes new requests only when it is empty.
+
+    Unlike request-level batching a request that finishes early leaves at once; its slot stays
+    empty until the last one is done.
+    """
+
+    holds_finished = False
+
+    def plan(self, view: View) -> Plan | None:
+        if view.num_decodes:
+            return DECODES
+        joining = view.admissible()
+        return Plan(tuple((s, s.prompt_tokens) for s in joining)) if joining else None

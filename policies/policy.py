@@ -1,0 +1,97 @@
+"""The contract of a scheduling policy: a read-only view in, a plan out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import KeysView
+from typing import Protocol
+
+from policies.request import Sequence
+
+
+class View:
+    """What a policy sees when one micro-batch is to be formed. Policies only read it.
+
+    ``waiting``     sequences not admitted yet, oldest first (shared by all micro-batches)
+    ``prefilling``  members of this micro-batch whose prompt is unfinished, oldest first
+    ``decoding``    members of this micro-batch that generate, oldest first
+    ``num_decodes`` how many those are (finished members that are held as padding included)
+    ``max_batch``   most sequences one micro-batch may hold
+    ``free_slots``  how many more it may take now
+    ``free_kv``     KV tokens that are not reserved; admitting ``s`` takes ``s.kv_tokens``
+    """
+
+    __slots__ = (
+        "decoding",
+        "free_kv",
+        "free_slots",
+        "max_batch",
+        "num_decodes",
+        "prefilling",
+        "waiting",
+    )
+
+    waiting: deque[Sequence]
+    prefilling: list[Sequence]
+    decoding: KeysView[Sequence]
+    num_decodes: int
+    max_batch: int
+    free_slots: int
+    free_kv: int
+
+    def next_waiting(self) -> Sequence | None:
+        """The oldest waiting sequence if it can be admitted now, else None.
+
+        Strictly first come, first served: a request that does not fit is not overtaken, so that
+        none starves (invariant 8).
+        """
+        if self.waiting and self.free_slots > 0:
+            head = self.waiting[0]
+            if head.kv_tokens <= self.free_kv:
+                return head
+        return None
+
+    def admissible(self) -> list[Sequence]:
+        """The longest first-come-first-served prefix of the queue that can be admitted now."""
+        found: list[Sequence] = []
+        free_kv = self.free_kv
+        for sequence in self.waiting:
+            if len(found) == self.free_slots or sequence.kv_tokens > free_kv:
+                break
+            free_kv -= sequence.kv_tokens
+            found.append(sequence)
+        return found
+
+
+class Plan:
+    """What one iteration of a micro-batch does.
+
+    ``chunks`` are ``(sequence, tokens)``: the next ``tokens`` prompt tokens of a prefilling or a
+    waiting sequence (which is thereby admitted). All decodes run, except those in ``skip``.
+    """
+
+    __slots__ = ("chunks", "skip")
+
+    def __init__(
+        self, chunks: tuple[tuple[Sequence, int], ...] = (), skip: tuple[Sequence, ...] = ()
+    ) -> None:
+        self.chunks = chunks
+        self.skip = skip
+
+
+DECODES = Plan()
+"""The plan that only runs the decodes."""
+
+
+class Policy(Protocol):
+    """Decides what the next iteration of a micro-batch does.
+
+    A policy is pure: the same view gives the same plan. ``holds_finished`` says that members of a
+    micro-batch leave it only together, those that finish early computing padding until then.
+    """
+
+    holds_finished: bool
+
+    def plan(self, view: View) -> Plan | None:
+        """The plan, or None when there is nothing this micro-batch could do now."""
+        ...

@@ -1,0 +1,15 @@
+"""Request-level batching, as in FasterTransformer (section 4.1 of the Sarathi paper)."""
+
+from __future__ import annotations
+
+from policies.orca import OrcaWorstCase
+
+
+class RequestLevel(OrcaWorstCase):
+    """A batch is prefilled together and leaves together: who finishes early computes padding.
+
+    Prefill-only and decode-only iterations follow each other; this is also the baseline against
+    which the paper measures its throughput gains.
+    """
+
+    holds_finished = True

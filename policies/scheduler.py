@@ -1,0 +1,267 @@
+"""The one mutable part of scheduling: the queue, the KV cache, the micro-batches in flight.
+
+The simulator and the real engine drive it with three calls::
+
+    scheduler.add(request)             # it arrived
+    batch = scheduler.next_batch()     # until this is None
+    finished = scheduler.complete(batch)
+
+It reads no clock: when each thing happened is the driver's business. What it logs are integers:
+which iteration of which group carried a request's chunks and decodes (``rides``), and which one
+yielded its first token (``first_tokens``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from policies.batch import Batch, Chunk
+from policies.group import Group
+from policies.policy import Policy, View
+from policies.request import Request, Sequence
+
+
+class PolicyError(Exception):
+    """A policy returned a plan that cannot be carried out."""
+
+
+class Scheduler:
+    """Queues requests, asks the policy, and keeps the books of one replica.
+
+    ``max_in_flight`` micro-batches share ``kv_capacity`` KV tokens; each holds at most
+    ``max_batch`` sequences. Admitting a sequence reserves the KV tokens of ``max_length`` (the
+    paper's pre-allocation), or of its own declared length when ``reserve_declared`` is set, so
+    that whatever is admitted can finish (invariant 2).
+
+    A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may ride in any:
+    whenever a micro-batch is formed, it first takes in the members of the others that are not in
+    flight, in the order in which those returned.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        max_batch: int,
+        max_in_flight: int = 1,
+        kv_capacity: int,
+        max_length: int,
+        reserve_declared: bool = False,
+        free_pool: bool = False,
+    ) -> None:
+        for name, value in (
+            ("max_batch", max_batch),
+            ("max_in_flight", max_in_flight),
+            ("kv_capacity", kv_capacity),
+            ("max_length", max_length),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        if free_pool and policy.holds_finished:
+            raise ValueError("a policy that holds finished sequences needs bound micro-batches")
+        self.policy = policy
+        self.max_batch = max_batch
+        self.kv_capacity = kv_capacity
+        self.max_length = max_length
+        self.reserve_declared = reserve_declared
+        self.free_pool = free_pool
+        self.free_kv = kv_capacity
+        self.waiting: deque[Sequence] = deque()
+        self.groups = [Group(index) for index in range(max_in_flight)]
+        self.rides: list[tuple[int, int, int, int]] = []  # request, group, first and last iteration
+        self.first_tokens: list[tuple[int, int, int]] = []  # request, group, iteration
+        self._idle = list(self.groups)  # in the order in which they returned
+        self._output_tokens: dict[int, int] = {}
+        self._view = View()
+        self._view.waiting = self.waiting
+        self._view.max_batch = max_batch
+
+    def refusal(self, request: Request) -> str | None:
+        """Why the request could never be served, or None if it can."""
+        length = request.prompt_tokens + request.max_tokens
+        if length > self.max_length:
+            return (
+                f"needs {length} tokens (prompt {request.prompt_tokens} + declared maximum "
+                f"{request.max_tokens}), but max_length is {self.max_length}"
+            )
+        if self._reservation(request) > self.kv_capacity:
+            return (
+                f"reserves {self._reservation(request)} KV tokens, "
+                f"but the replica holds {self.kv_capacity}"
+            )
+        return None
+
+    def add(self, request: Request) -> str | None:
+        """Queue an arrived request. Returns why it is rejected, or None."""
+        reason = self.refusal(request)
+        if reason is None:
+            self._output_tokens[request.id] = request.output_tokens
+            self.waiting.append(
+                Sequence(
+                    request.id,
+                    request.prompt_tokens,
+                    request.max_tokens,
+                    self._reservation(request),
+                )
+            )
+        return reason
+
+    def next_batch(self) -> Batch | None:
+        """Form the next micro-batch that has something to do, or None if none has."""
+        idle = self._idle
+        for position, group in enumerate(idle):
+            if self.free_pool and len(idle) > 1:
+                self._gather(group)
+            elif not (group.num_decodes or group.prefilling or self.waiting):
+                continue
+            batch = self._form(group)
+            if batch is not None:
+                del idle[position]
+                return batch
+        return None
+
+    def complete(self, batch: Batch) -> list[Sequence]:
+        """Book a micro-batch that returned from the last stage; returns whom it finished."""
+        group = batch.group
+        iteration = group.iteration
+        group.context += batch.num_decodes
+        if batch.chunks:
+            for sequence, tokens, _ in batch.chunks:
+                sequence.prefilled += tokens
+                if sequence.prefilled == sequence.prompt_tokens:
+                    group.prefilling.remove(sequence)
+                    rides = self._output_tokens[sequence.id] - 1
+                    group.join(sequence, sequence.prompt_tokens, rides, iteration + 1)
+                    self.first_tokens.append((sequence.id, group.index, iteration))
+        group.iteration = iteration + 1
+        self._idle.append(group)
+        finished = group.due.pop(iteration, None)
+        if finished is None:
+            return []
+        if self.policy.holds_finished:
+            return self._hold(group, finished, iteration)
+        for sequence in finished:
+            group.num_decodes -= 1
+            group.context -= sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
+            self._retire(group, sequence, iteration)
+        return finished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were accepted and are not done."""
+        return len(self._output_tokens)
+
+    def _reservation(self, request: Request) -> int:
+        if self.reserve_declared:
+            return request.prompt_tokens + request.max_tokens
+        return self.max_length
+
+    def _form(self, group: Group) -> Batch | None:
+        view = self._view
+        view.prefilling = group.prefilling
+        view.decoding = group.decoding.keys()
+        view.num_decodes = group.num_decodes
+        view.free_slots = self.max_batch - len(group.prefilling) - group.num_decodes
+        view.free_kv = self.free_kv
+        plan = self.policy.plan(view)
+        if plan is None:
+            return None
+        decodes = group.num_decodes
+        context = group.context
+        if plan.skip:
+            decodes -= len(plan.skip)
+            context -= self._skip(group, plan.skip)
+        if not plan.chunks:
+            if not decodes:
+                raise PolicyError("the plan is empty: return None when there is nothing to do")
+            return Batch(group, (), 0, decodes, context, len(group.held), plan.skip)
+        chunks = []
+        prefill_tokens = 0
+        iteration = group.iteration
+        for sequence, tokens in plan.chunks:
+            done = sequence.prefilled
+            if not 1 <= tokens <= sequence.prompt_tokens - done:
+                raise PolicyError(f"a chunk of {tokens} tokens does not fit {sequence}")
+            if not done:
+                self._admit(group, sequence)
+            if sequence._group != group.index or sequence._next_ride != iteration:
+                self._close_ride(sequence, sequence._next_ride - 1)
+                sequence._group = group.index
+                sequence._first_ride = iteration
+            sequence._next_ride = iteration + 1
+            chunks.append(Chunk(sequence, tokens, done))
+            prefill_tokens += tokens
+        return Batch(
+            group, tuple(chunks), prefill_tokens, decodes, context, len(group.held), plan.skip
+        )
+
+    def _admit(self, group: Group, sequence: Sequence) -> None:
+        if group.size >= self.max_batch or sequence.kv_tokens > self.free_kv:
+            raise PolicyError(f"{sequence} was admitted without a free slot or free KV tokens")
+        if self.waiting and self.waiting[0] is sequence:
+            self.waiting.popleft()
+        else:
+            self.waiting.remove(sequence)
+        self.free_kv -= sequence.kv_tokens
+        group.prefilling.append(sequence)
+
+    def _retire(self, group: Group, sequence: Sequence, iteration: int) -> None:
+        del group.decoding[sequence]
+        self.free_kv += sequence.kv_tokens
+        del self._output_tokens[sequence.id]
+        self._close_ride(sequence, iteration)
+
+    def _hold(self, group: Group, finished: list[Sequence], iteration: int) -> list[Sequence]:
+        """Keep the finished as padding; release the whole group once all its members are done."""
+        group.held += finished
+        if group.prefilling or len(group.held) < group.num_decodes:
+            return []
+        released, group.held = group.held, []
+        group.num_decodes = group.context = 0
+        for sequence in released:
+            self._retire(group, sequence, iteration)
+        return released
+
+    def _skip(self, group: Group, skipped: tuple[Sequence, ...]) -> int:
+        """Postpone the skipped members' rides; returns the context they hold, summed."""
+        held = 0
+        iteration = group.iteration
+        for sequence in skipped:
+            if sequence not in group.decoding or sequence in group.held:
+                raise PolicyError(f"{sequence} does not decode in this micro-batch")
+            held += self._context(group, sequence)
+            group.postpone(sequence)
+            self._close_ride(sequence, iteration - 1)
+            sequence._first_ride = iteration + 1
+        return held
+
+    def _context(self, group: Group, sequence: Sequence) -> int:
+        """KV tokens a decoding member holds between iterations."""
+        rides_left = group.decoding[sequence] + 1 - group.iteration
+        return sequence.prompt_tokens + self._output_tokens[sequence.id] - 1 - rides_left
+
+    def _close_ride(self, sequence: Sequence, last: int) -> None:
+        """Log the run of consecutive iterations that ended with ``last``, if there was one."""
+        if sequence._group >= 0 and last >= sequence._first_ride:
+            self.rides.append((sequence.id, sequence._group, sequence._first_ride, last))
+
+    def _gather(self, group: Group) -> None:
+        """Take in members of the other idle groups, while there are slots."""
+        for other in self._idle:
+            if other is group:
+                continue
+            for sequence in list(other.prefilling):
+                if group.size >= self.max_batch:
+                    return
+                other.prefilling.remove(sequence)
+                self._close_ride(sequence, sequence._next_ride - 1)
+                sequence._group = -1
+                group.prefilling.append(sequence)
+            for sequence in list(other.decoding):
+                if group.size >= self.max_batch:
+                    return
+                context = self._context(other, sequence)
+                self._close_ride(sequence, other.iteration - 1)
+                sequence._group = group.index
+                sequence._first_ride = group.iteration
+                group.join(sequence, context, other.leave(sequence, context), group.iteration)

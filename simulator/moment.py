@@ -1,0 +1,33 @@
+"""The one kind of SimPy event that the simulator uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import simpy
+
+# Within one instant, in this order: batches return, requests arrive, batches are formed. What is
+# formed at an instant has thus seen everything that happened at it.
+RETURN, ARRIVAL, DISPATCH = 1, 2, 3
+
+
+class Moment(simpy.Event):
+    """Calls ``callback`` with itself ``delay`` seconds from now, ranked within its instant.
+
+    ``delay`` is a difference of whole quanta, so the moment is hit exactly (see ``quantum.py``).
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        delay: float,
+        rank: int,
+        callback: Callable[[Any], None],
+        value: object = None,
+    ) -> None:
+        self.env = env
+        self.callbacks = [callback]
+        self._value = value
+        self._ok = True
+        env.schedule(self, rank, delay)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""What a simulation leaves behind: flat columns, analysed afterwards by pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+ITERATION_COLUMNS = (
+    "group",  # micro-batch slot
+    "ready_s",  # when the batch was formed
+    "finish_s",  # when the last stage finished it
+    "layer_s",  # time of one layer
+    "first_s",  # extra time on the first stage (embedding)
+    "last_s",  # extra time on the last stage (LM head)
+    "send_s",  # transfer to the next stage
+    "chunks",  # prefill chunks
+    "prefill_tokens",
+    "prefill_context",  # KV tokens the chunks' sequences held before, summed
+    "decodes",
+    "decode_context",  # KV tokens the decodes held before, summed
+    "padding",  # decodes that are finished sequences held as padding
+)
+
+
+@dataclass(frozen=True)
+class ReplicaLog:
+    """Everything that happened on one replica.
+
+    ``iterations`` maps each of :data:`ITERATION_COLUMNS` to an array with one entry per
+    micro-batch, in launch order (which is the order on every stage). ``rides`` has the columns
+    request, group, first and last: the request took part in that run of the group's iterations,
+    counted within the group from 0. ``first_tokens`` has the columns request, group, iteration.
+    ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter made
+    it differ from what the iteration columns say.
+    """
+
+    layers: tuple[int, ...]
+    blocking_send: bool
+    turnaround_s: float
+    max_in_flight: int
+    lazy: bool
+    max_batch: int
+    kv_capacity: int
+    iterations: dict[str, Floats]
+    rides: Ints
+    first_tokens: Ints
+    stage_s: Floats | None = None
+
+    @property
+    def num_iterations(self) -> int:
+        """Micro-batches that ran."""
+        return len(self.iterations["ready_s"])
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return len(self.layers)
+
+    def stage_durations(self) -> Floats:
+        """Time of every micro-batch on every stage in seconds, shape (iterations, stages)."""
+        if self.stage_s is not None:
+            return self.stage_s
+        columns = self.iterations
+        durations: Floats = np.multiply.outer(columns["layer_s"], np.array(self.layers, float))
+        durations[:, 0] += columns["first_s"]
+        durations[:, -1] += columns["last_s"]
+        return durations
+
+
+@dataclass(frozen=True)
+class Records:
+    """A finished simulation.
+
+    The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
+    (then ``rejections`` says why).
+    """
+
+    request_id: Ints
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    replica: Ints
+    rejections: dict[int, str]
+    replicas: list[ReplicaLog]
+
+    @property
+    def end_s(self) -> float:
+        """When the last micro-batch finished (0 if nothing ran)."""
+        return max(
+            (float(r.iterations["finish_s"][-1]) for r in self.replicas if r.num_iterations),
+            default=0.0,
+        )

@@ -1,0 +1,188 @@
+"""The main loop: one replica's scheduler and pipeline, one event per micro-batch.
+
+Micro-batches visit every stage in the order in which they were launched, so a stage starts one at
+``max(arrival from the previous stage, finish of the batch before)``. The return of a batch from
+the last stage can therefore be computed when it is launched, and only that return is an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import simpy
+
+from policies.batch import Batch
+from policies.request import Request, Sequence
+from policies.scheduler import Scheduler
+from simulator.jitter import Jitter
+from simulator.moment import DISPATCH, RETURN, Moment
+from simulator.quantum import ROUNDER, quantize
+from simulator.records import ITERATION_COLUMNS, ReplicaLog
+
+
+class Predictor(Protocol):
+    """Times a batch. All results are whole quanta (see ``quantum.py``), in seconds."""
+
+    def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
+        """Time of one layer; extra on the first stage; extra on the last; transfer to the next."""
+        ...
+
+
+class Replica:
+    """A scheduler in front of a pipeline of ``len(layers)`` stages.
+
+    ``lazy``           form a batch when stage 0 is free, not as soon as a micro-batch returned
+    ``blocking_send``  a stage is occupied while it sends its result on
+    ``turnaround_s``   from a batch's finish until the scheduler can put its successor on stage 0
+    ``on_finished``    called with the requests that a returned batch finished
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        predict: Predictor,
+        layers: tuple[int, ...],
+        *,
+        lazy: bool = False,
+        blocking_send: bool = False,
+        turnaround_s: float = 0.0,
+        jitter: Jitter | None = None,
+        on_finished: Callable[[list[Sequence]], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.predict = predict
+        self.layers = layers
+        self.lazy = lazy
+        self.blocking_send = blocking_send
+        self.turnaround_s = quantize(turnaround_s)
+        self.jitter = jitter
+        self.on_finished = on_finished
+        # All stages alike: the common case, and cheaper per batch.
+        self._even = len(set(layers)) == 1
+        self._free = [0.0] * len(layers)  # when each stage has finished what it was given
+        self._rows: list[tuple[float, ...]] = []
+        self._stage_rows: list[list[float]] = []
+        self._wake_at = -1.0
+
+    def submit(self, request: Request) -> str | None:
+        """Hand over an arrived request. Returns why it is rejected, or None."""
+        reason = self.scheduler.add(request)
+        if reason is None:
+            self._wake(self.env.now)
+        return reason
+
+    def _dispatch(self, _: Moment | None = None) -> None:
+        """Form and launch batches for as long as there is one to form."""
+        self._wake_at = -1.0
+        if self.lazy:
+            if self._free[0] > self.env.now:
+                return  # stage 0 wakes us when it is free
+            batch = self.scheduler.next_batch()
+            if batch is not None:
+                self._launch(batch)
+                self._wake(self._free[0])
+            return
+        while (batch := self.scheduler.next_batch()) is not None:
+            self._launch(batch)
+
+    def _launch(self, batch: Batch) -> None:
+        """Send a batch down the pipeline, and come back when the last stage finishes it."""
+        now = self.env.now
+        layer_s, first_s, last_s, send_s = self.predict(batch)
+        layers = self.layers
+        if self._even:
+            durations = [layers[0] * layer_s] * len(layers)
+        else:
+            durations = [n * layer_s for n in layers]
+        durations[0] += first_s
+        durations[-1] += last_s
+        if self.jitter is not None:
+            factors = self.jitter.factors()
+            durations = [
+                (d * f + ROUNDER) - ROUNDER for d, f in zip(durations, factors, strict=True)
+            ]
+            self._stage_rows.append(durations)
+
+        free = self._free
+        finish = now - send_s
+        stage = 0
+        if self.blocking_send:
+            sent = now
+            for duration in durations:
+                busy_until = free[stage]
+                finish = (sent if sent > busy_until else busy_until) + duration
+                free[stage] = sent = finish + send_s
+                stage += 1
+            free[-1] = finish  # nothing to send from the last stage
+        else:
+            for duration in durations:
+                arrival = finish + send_s
+                busy_until = free[stage]
+                free[stage] = finish = (arrival if arrival > busy_until else busy_until) + duration
+                stage += 1
+
+        chunks = batch.chunks
+        context = 0
+        for chunk in chunks:
+            context += chunk[2]
+        self._rows.append(
+            (
+                batch.group.index,
+                now,
+                finish,
+                layer_s,
+                first_s,
+                last_s,
+                send_s,
+                len(chunks),
+                batch.prefill_tokens,
+                context,
+                batch.num_decodes,
+                batch.decode_context,
+                batch.padding,
+            )
+        )
+        Moment(self.env, finish - now + self.turnaround_s, RETURN, self._returned, batch)
+
+    def _returned(self, moment: Moment) -> None:
+        """A batch came back from the last stage: book it, then form its successor."""
+        finished = self.scheduler.complete(moment._value)
+        if finished and self.on_finished is not None:
+            self.on_finished(finished)
+        if self.env.peek() > self.env.now:
+            self._dispatch()  # nothing else happens at this instant: no need for another event
+        else:
+            self._wake(self.env.now)
+
+    def _wake(self, when: float) -> None:
+        """Dispatch at ``when``, after everything else that happens at that instant."""
+        if self._wake_at != when:
+            self._wake_at = when
+            Moment(self.env, when - self.env.now, DISPATCH, self._dispatch)
+
+    def log(self) -> ReplicaLog:
+        """What happened, as columns."""
+        width = len(ITERATION_COLUMNS)
+        table = np.fromiter(
+            (value for row in self._rows for value in row), float, width * len(self._rows)
+        ).reshape(-1, width)
+        scheduler = self.scheduler
+        return ReplicaLog(
+            layers=self.layers,
+            blocking_send=self.blocking_send,
+            turnaround_s=self.turnaround_s,
+            max_in_flight=len(scheduler.groups),
+            lazy=self.lazy,
+            max_batch=scheduler.max_batch,
+            kv_capacity=scheduler.kv_capacity,
+            iterations={
+                name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ITERATION_COLUMNS)
+            },
+            rides=np.array(scheduler.rides, np.int64).reshape(-1, 4),
+            first_tokens=np.array(scheduler.first_tokens, np.int64).reshape(-1, 3),
+            stage_s=np.array(self._stage_rows) if self.jitter is not None else None,
+        )
