@@ -1,0 +1,214 @@
+"""From a checked scenario to what the simulator takes: memory, batch, schedulers, predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from experiments.config import OrcaPolicy, SarathiPolicy, Scenario
+from experiments.errors import ConfigError
+from experiments.loading import Source
+from experiments.requests import build_requests
+from policies.request import Request
+from policies.scheduler import Scheduler
+from profiler.device import DeviceSpec, load_device
+from profiler.model import ModelSpec, load_model
+from profiler.paths import data_dir
+from profiler.schema import Bundle, BundleError, find_bundle, load_bundle
+from profiler.strict import SpecError
+from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
+from simulator.predictor import BundlePredictor
+from simulator.records import Records
+from simulator.simulation import simulate
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A scenario with every default filled in, ready to run.
+
+    ``scenario`` is the resolved one: running it again gives the same result.
+    """
+
+    scenario: Scenario
+    model: ModelSpec
+    device: DeviceSpec
+    layers: tuple[int, ...]
+    kv_capacity: int
+    requests: list[Request]
+    bundle: Bundle
+
+    def schedulers(self) -> list[Scheduler]:
+        """One fresh scheduler per replica."""
+        cluster, batching = self.scenario.cluster, self.scenario.batching
+        assert batching.max_batch and batching.max_in_flight and cluster.max_length
+        return [
+            Scheduler(
+                self.scenario.policy.build(),
+                max_batch=batching.max_batch,
+                max_in_flight=batching.max_in_flight,
+                kv_capacity=self.kv_capacity,
+                max_length=cluster.max_length,
+                reserve_declared=batching.kv_reservation == "declared",
+                free_pool=batching.micro_batches == "free",
+            )
+            for _ in range(cluster.replicas)
+        ]
+
+    def predictor(self) -> BundlePredictor:
+        """Times of this deployment's batches."""
+        scenario = self.scenario
+        assert scenario.batching.max_batch and scenario.cluster.max_length
+        max_tokens, max_chunk = _largest(scenario, self.requests)
+        return BundlePredictor(
+            self.bundle,
+            self.model,
+            tp=scenario.cluster.tp,
+            layers=self.layers,
+            max_length=scenario.cluster.max_length,
+            max_tokens=max_tokens,
+            max_batch=scenario.batching.max_batch,
+            max_chunk=max_chunk,
+            include_head=scenario.engine.lm_head,
+        )
+
+    def simulate(self, progress: Callable[[int], None] | None = None) -> Records:
+        """Run it. ``progress`` gets the number of finished requests now and then."""
+        scenario = self.scenario
+        return simulate(
+            self.requests,
+            self.schedulers(),
+            self.predictor(),
+            self.layers,
+            router=scenario.cluster.router,
+            lazy=scenario.batching.formation == "lazy",
+            blocking_send=scenario.engine.send == "blocking",
+            turnaround_s=scenario.engine.turnaround_s,
+            jitter=scenario.engine.jitter,
+            seed=scenario.seed,
+            progress=progress,
+        )
+
+
+def deploy(scenario: Scenario, source: Source) -> Deployment:
+    """Check a scenario against its model, device, profiles and workload, and fill in defaults.
+
+    Raises ConfigError, naming file, key, value and what is allowed.
+    """
+    cluster, batching = scenario.cluster, scenario.batching
+    model, device = _model(scenario, source), _device(scenario, source)
+    layers = _stage_layers(scenario, model, source)
+    max_length = cluster.max_length or model.max_position_embeddings
+    try:
+        kv_capacity = kv_capacity_tokens(model, device, cluster.tp, layers, cluster.usable_memory)
+        most = max_batch(kv_capacity, max_length, cluster.pp)
+    except CapacityError as error:
+        raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
+    if batching.max_batch is None and most < 1:
+        raise source.error(
+            "cluster.max_length",
+            max_length,
+            f"no batch fits: the KV cache holds {kv_capacity} tokens, which is less than one "
+            f"sequence of this length in each of {cluster.pp} micro-batches",
+        )
+    in_flight = batching.max_in_flight or cluster.pp
+    _check_batch(scenario, kv_capacity, max_length, in_flight, source)
+    if batching.micro_batches == "free" and scenario.policy.name == "request_level":
+        problem = "must be bound: request-level batches leave together"
+        raise source.error("batching.micro_batches", "free", problem)
+    requests = build_requests(scenario, max_length, source)
+    bundle = _bundle(scenario, model, device, source)
+    resolved = scenario.model_copy(
+        update={
+            "cluster": cluster.model_copy(
+                update={"max_length": max_length, "layers_per_stage": list(layers)}
+            ),
+            "batching": batching.model_copy(
+                update={"max_batch": batching.max_batch or most, "max_in_flight": in_flight}
+            ),
+        }
+    )
+    return Deployment(resolved, model, device, layers, kv_capacity, requests, bundle)
+
+
+def _model(scenario: Scenario, source: Source) -> ModelSpec:
+    try:
+        model = load_model(scenario.model)
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('model',))}: {error}") from None
+    try:
+        model.check_tp(scenario.cluster.tp)
+    except ValueError as error:
+        raise source.error("cluster.tp", scenario.cluster.tp, str(error)) from None
+    return model
+
+
+def _device(scenario: Scenario, source: Source) -> DeviceSpec:
+    try:
+        return load_device(scenario.device)
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('device',))}: {error}") from None
+
+
+def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
+    cluster = scenario.cluster
+    if cluster.pp > model.num_layers:
+        problem = f"must be at most {model.num_layers}, the layers of {model.name}"
+        raise source.error("cluster.pp", cluster.pp, problem)
+    given = cluster.layers_per_stage
+    if given is None:
+        return stage_layers(model.num_layers, cluster.pp)
+    if len(given) != cluster.pp or sum(given) != model.num_layers:
+        raise source.error(
+            "cluster.layers_per_stage",
+            given,
+            f"must be {cluster.pp} numbers (cluster.pp) that add up to {model.num_layers}, "
+            f"the layers of {model.name}",
+        )
+    return tuple(given)
+
+
+def _check_batch(
+    scenario: Scenario, kv_capacity: int, max_length: int, in_flight: int, source: Source
+) -> None:
+    batching = scenario.batching
+    if batching.max_batch is None or batching.kv_reservation == "declared":
+        return
+    micro_batches = min(in_flight, scenario.cluster.pp)
+    most = kv_capacity // (max_length * micro_batches)
+    if batching.max_batch > most:
+        raise source.error(
+            "batching.max_batch",
+            batching.max_batch,
+            f"does not fit: must be at most {most}, because the KV cache holds {kv_capacity} "
+            f"tokens and each sequence of {micro_batches} micro-batches reserves {max_length}",
+        )
+
+
+def _bundle(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source) -> Bundle:
+    root = Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
+    try:
+        return _load(find_bundle(root, device.name, model.name, scenario.cluster.tp))
+    except BundleError as error:
+        raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path) -> Bundle:
+    return load_bundle(path)
+
+
+def _largest(scenario: Scenario, requests: list[Request]) -> tuple[int, int]:
+    """The most rows an iteration may have, and the longest chunk: what the predictor tabulates."""
+    batch = scenario.batching.max_batch or 1
+    limit = scenario.cluster.max_length or 1
+    prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= limit]
+    longest = max(prompts, default=1)
+    policy = scenario.policy
+    if isinstance(policy, SarathiPolicy):
+        chunk = max(policy.chunk_size, policy.tile)
+        return chunk + 2 * batch, min(longest, chunk)
+    if isinstance(policy, OrcaPolicy) and policy.case == "best":
+        return longest + batch, longest
+    return sum(sorted(prompts, reverse=True)[:batch]) + batch, longest

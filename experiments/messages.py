@@ -1,0 +1,167 @@
+"""One readable line per mistake that pydantic finds."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+KeyPath = tuple[str, ...]
+
+
+def suggest(name: str, allowed: Iterable[str]) -> str:
+    """``" (did you mean x?)"`` where ``allowed`` holds something close to ``name``, else empty."""
+    close = difflib.get_close_matches(name, list(allowed), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def mistakes(
+    error: ValidationError,
+    model: type[BaseModel],
+    data: Mapping[str, Any],
+    origin: Callable[[KeyPath], str],
+    also: tuple[str, ...] = (),
+) -> list[str]:
+    """``FILE: key.path: value VALUE: what is allowed``, one line each.
+
+    ``origin`` turns a key path into the part before the value; ``also`` are keys that the file
+    may have at the top level beside those of ``model``.
+    """
+    lines = []
+    for item in error.errors():
+        path = _key_path(item["loc"], data)
+        if item["type"] == "extra_forbidden":
+            allowed = _allowed_keys(model, path[:-1], data)
+            if len(path) == 1:
+                allowed += also
+            hint = suggest(path[-1], allowed)
+            lines.append(f"{origin(path)}: unknown key{hint}; allowed: {', '.join(allowed)}")
+        else:
+            lines.append(_line(dict(item), path, model, origin))
+    return lines
+
+
+def _key_path(loc: tuple[int | str, ...], data: Any) -> KeyPath:
+    """pydantic's location without the tags it inserts for alternatives."""
+    path: list[str] = []
+    node = data
+    for part in loc:
+        if isinstance(node, Mapping) and part not in node and part in _tags(node):
+            continue
+        path.append(str(part))
+        if isinstance(node, Mapping):
+            node = node.get(part)
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        else:
+            node = None
+    return tuple(path)
+
+
+def _tags(node: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (node.get("kind"), node.get("name"))
+
+
+def _line(
+    item: dict[str, Any],
+    path: KeyPath,
+    model: type[BaseModel],
+    origin: Callable[[KeyPath], str],
+) -> str:
+    kind, context, value = item["type"], item.get("ctx", {}), item["input"]
+    if kind == "missing":
+        return f"{origin(path)}: this key is missing"
+    if kind == "union_tag_not_found":
+        tag = context["discriminator"].strip("'")
+        options = _alternatives(model, path)
+        return f"{origin((*path, tag))}: this key is missing; one of {', '.join(options)}"
+    if kind == "union_tag_invalid":
+        tag = context["discriminator"].strip("'")
+        options = [option.strip(" '") for option in context["expected_tags"].split(",")]
+        value = context["tag"]
+        return (
+            f"{origin((*path, tag))}: value {value!r}: one of {', '.join(options)}"
+            f"{suggest(str(value), options)}"
+        )
+    if kind == "literal_error":
+        expected = context["expected"].replace(" or ", ", ")
+        options = [option.strip("'") for option in expected.split(", ")]
+        return (
+            f"{origin(path)}: value {value!r}: one of {', '.join(options)}"
+            f"{suggest(str(value), options)}"
+        )
+    return f"{origin(path)}: value {value!r}: {_expectation(kind, context, item['msg'])}"
+
+
+def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
+    expected = {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "list_type": "a list",
+        "dict_type": "keys and values",
+        "model_type": "keys and values",
+        "model_attributes_type": "keys and values",
+        "finite_number": "a finite number",
+        "string_pattern_mismatch": "1 to 64 letters, digits, '_', '.' or '-', "
+        "beginning with a letter or digit",
+    }.get(kind)
+    if expected is not None:
+        return f"must be {expected}"
+    bounds = {
+        "greater_than": "more than {gt}",
+        "greater_than_equal": "at least {ge}",
+        "less_than": "less than {lt}",
+        "less_than_equal": "at most {le}",
+    }.get(kind)
+    if bounds is not None:
+        return f"must be {bounds.format(**context)}"
+    text = message.removeprefix("Value error, ").removeprefix("Input ")
+    return text[0].lower() + text[1:]
+
+
+def _allowed_keys(model: type[BaseModel], path: KeyPath, data: Any) -> list[str]:
+    found = _model_at(model, path, data)
+    return [] if found is None else list(found.model_fields)
+
+
+def _alternatives(model: type[BaseModel], path: KeyPath) -> list[str]:
+    parent = _model_at(model, path[:-1], {})
+    if parent is None:
+        return []
+    return [str(_tag_of(option)) for option in _models_in(parent, path[-1])]
+
+
+def _model_at(model: type[BaseModel], path: KeyPath, data: Any) -> type[BaseModel] | None:
+    """The model that describes the mapping at ``path``; ``data`` tells alternatives apart."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+        if part not in model.model_fields:
+            return None
+        options = _models_in(model, part)
+        if len(options) > 1:
+            tags = _tags(data) if isinstance(data, Mapping) else ()
+            options = [option for option in options if _tag_of(option) in tags]
+        if len(options) != 1:
+            return None
+        model = options[0]
+    return model
+
+
+def _models_in(model: type[BaseModel], field: str) -> list[type[BaseModel]]:
+    annotation = model.model_fields[field].annotation
+    return [
+        option
+        for option in (annotation, *get_args(annotation))
+        if isinstance(option, type) and issubclass(option, BaseModel)
+    ]
+
+
+def _tag_of(model: type[BaseModel]) -> object:
+    for name in ("kind", "name"):
+        if name in model.model_fields:
+            return get_args(model.model_fields[name].annotation)[0]
+    return None

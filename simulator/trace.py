@@ -1,0 +1,122 @@
+"""Request traces in CSV files, as they are published."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from simulator.records import Floats, Ints
+from simulator.workload import WorkloadError
+
+PROMPT = ("prompt_tokens", "prompt", "ContextTokens", "num_prefill_tokens", "input_toks")
+OUTPUT = ("output_tokens", "decode", "GeneratedTokens", "num_decode_tokens", "output_toks")
+# Column -> seconds per unit; None is a date and time.
+ARRIVAL: dict[str, float | None] = {
+    "arrival_s": 1.0,
+    "arrival": 1.0,
+    "arrived_at": 1.0,
+    "arrival_time_ns": 1e-9,
+    "TIMESTAMP": None,
+}
+_MOST_TOKENS = 2**24
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Prompt and output tokens, and arrivals in seconds after the first (None: not recorded)."""
+
+    prompt: Ints
+    output: Ints
+    arrival_s: Floats | None
+
+
+def read_trace(path: Path, limit: int | None = None) -> Trace:
+    """The first ``limit`` requests of a CSV file (all: None), in order of arrival.
+
+    Knows the columns of the Azure LLM inference traces, of the processed traces of Vidur and of
+    LLMServingSim, and the plain ``arrival,prompt,decode``. Raises WorkloadError, naming file and
+    row (the header is row 1), for a missing column, a truncated row, a value that is not a number
+    or that is out of range, and for arrivals that are not in order.
+    """
+    rows = _rows(path, limit)
+    header = rows[0]
+    prompt = _tokens(path, header, rows, PROMPT)
+    output = _tokens(path, header, rows, OUTPUT)
+    arrival_s = _arrivals(path, header, rows)
+    return Trace(prompt, output, arrival_s)
+
+
+def _rows(path: Path, limit: int | None) -> list[list[str]]:
+    """The header and the rows, each as long as the header."""
+    rows: list[list[str]] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for row in csv.reader(file, strict=True):
+                if rows and len(row) != len(rows[0]):
+                    problem = "is empty" if not row else f"has {len(row)} of {len(rows[0])} fields"
+                    raise WorkloadError(f"{path}: row {len(rows) + 1} {problem}")
+                rows.append(row)
+                if limit is not None and len(rows) > limit:
+                    break
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error.strerror or error}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{path}: row {len(rows) + 1} is not readable CSV: {error}") from None
+    if len(rows) < 2:
+        raise WorkloadError(f"{path}: expected a header and at least one request")
+    return rows
+
+
+def _column(path: Path, header: list[str], names: tuple[str, ...]) -> int:
+    for name in names:
+        if name in header:
+            return header.index(name)
+    raise WorkloadError(
+        f"{path}: none of the columns {', '.join(names)}; the file has {', '.join(header)}"
+    )
+
+
+def _tokens(path: Path, header: list[str], rows: list[list[str]], names: tuple[str, ...]) -> Ints:
+    column = _column(path, header, names)
+    values = np.empty(len(rows) - 1, np.int64)
+    for i, row in enumerate(rows[1:]):
+        text = row[column].strip()
+        # isdecimal alone accepts digits of other scripts; int() reads those too, so that is fine.
+        if not text.isdecimal() or not 1 <= int(text[:12]) <= _MOST_TOKENS:
+            raise WorkloadError(
+                f"{path}: row {i + 2}: {header[column]} is {text!r}: "
+                f"must be a whole number from 1 to {_MOST_TOKENS}"
+            )
+        values[i] = int(text)
+    return values
+
+
+def _arrivals(path: Path, header: list[str], rows: list[list[str]]) -> Floats | None:
+    for name, unit_s in ARRIVAL.items():
+        if name in header:
+            break
+    else:
+        return None
+    column = header.index(name)
+    texts = pd.Series([row[column].strip() for row in rows[1:]], dtype=str)
+    if unit_s is None:
+        times = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
+        wanted = "a date and time"
+        missing = times.isna().to_numpy()
+        seconds = np.asarray((times - times.min()).dt.total_seconds(), np.float64)
+    else:
+        seconds = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64) * unit_s
+        wanted = "a number"
+        missing = ~np.isfinite(seconds)
+    if missing.any():
+        row = int(missing.argmax())
+        raise WorkloadError(f"{path}: row {row + 2}: {name} is {texts[row]!r}: must be {wanted}")
+    falls = np.diff(seconds) < 0
+    if falls.any():
+        row = int(falls.argmax()) + 3
+        raise WorkloadError(f"{path}: row {row}: {name} is earlier than in the row before")
+    return seconds - seconds[0]
