@@ -35,7 +35,9 @@ class Group:
         self.num_decodes = 0  # the decoding members, and the held ones
         self.context = 0  # KV tokens of those, summed
         self.due: dict[int, list[Sequence]] = {}
-        self.held: list[Sequence] = []  # finished, kept as padding until all are
+        # Finished, but kept as padding until all are: each still computes a token an iteration,
+        # against the context it ended with.
+        self.held: list[Sequence] = []
 
     @property
     def size(self) -> int:

@@ -6,9 +6,8 @@ The simulator and the real engine drive it with three calls::
     batch = scheduler.next_batch()     # until this is None
     finished = scheduler.complete(batch)
 
-It reads no clock: when each thing happened is the driver's business. What it logs are integers:
-which iteration of which group carried a request's chunks and decodes (``rides``), and which one
-yielded its first token (``first_tokens``).
+It reads no clock: when each thing happened is the driver's business. What it logs are integers,
+``rides``: which run of consecutive iterations of which group a request took part in, and as what.
 """
 
 from __future__ import annotations
@@ -19,6 +18,9 @@ from policies.batch import Batch, Chunk
 from policies.group import Group
 from policies.policy import Policy, View
 from policies.request import Request, Sequence
+
+PREFILL, DECODE, PADDING = 0, 1, 2
+"""What a request does in a ride."""
 
 
 class PolicyError(Exception):
@@ -68,8 +70,8 @@ class Scheduler:
         self.free_kv = kv_capacity
         self.waiting: deque[Sequence] = deque()
         self.groups = [Group(index) for index in range(max_in_flight)]
-        self.rides: list[tuple[int, int, int, int]] = []  # request, group, first and last iteration
-        self.first_tokens: list[tuple[int, int, int]] = []  # request, group, iteration
+        # Request, what it does, group, first and last iteration. Those of one request in order.
+        self.rides: list[tuple[int, int, int, int, int]] = []
         self._idle = list(self.groups)  # in the order in which they returned
         self._output_tokens: dict[int, int] = {}
         self._view = View()
@@ -124,7 +126,7 @@ class Scheduler:
         """Book a micro-batch that returned from the last stage; returns whom it finished."""
         group = batch.group
         iteration = group.iteration
-        group.context += batch.num_decodes
+        group.context += batch.num_decodes - batch.padding
         if batch.chunks:
             for sequence, tokens, _ in batch.chunks:
                 sequence.prefilled += tokens
@@ -132,7 +134,8 @@ class Scheduler:
                     group.prefilling.remove(sequence)
                     rides = self._output_tokens[sequence.id] - 1
                     group.join(sequence, sequence.prompt_tokens, rides, iteration + 1)
-                    self.first_tokens.append((sequence.id, group.index, iteration))
+                    self._close_ride(sequence, PREFILL, iteration)
+                    sequence._first_ride = iteration + 1
         group.iteration = iteration + 1
         self._idle.append(group)
         finished = group.due.pop(iteration, None)
@@ -143,7 +146,8 @@ class Scheduler:
         for sequence in finished:
             group.num_decodes -= 1
             group.context -= sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
-            self._retire(group, sequence, iteration)
+            self._close_ride(sequence, DECODE, iteration)
+            self._retire(group, sequence)
         return finished
 
     @property
@@ -185,7 +189,7 @@ class Scheduler:
             if not done:
                 self._admit(group, sequence)
             if sequence._group != group.index or sequence._next_ride != iteration:
-                self._close_ride(sequence, sequence._next_ride - 1)
+                self._close_ride(sequence, PREFILL, sequence._next_ride - 1)
                 sequence._group = group.index
                 sequence._first_ride = iteration
             sequence._next_ride = iteration + 1
@@ -205,21 +209,24 @@ class Scheduler:
         self.free_kv -= sequence.kv_tokens
         group.prefilling.append(sequence)
 
-    def _retire(self, group: Group, sequence: Sequence, iteration: int) -> None:
+    def _retire(self, group: Group, sequence: Sequence) -> None:
         del group.decoding[sequence]
         self.free_kv += sequence.kv_tokens
         del self._output_tokens[sequence.id]
-        self._close_ride(sequence, iteration)
 
     def _hold(self, group: Group, finished: list[Sequence], iteration: int) -> list[Sequence]:
         """Keep the finished as padding; release the whole group once all its members are done."""
         group.held += finished
+        for sequence in finished:
+            self._close_ride(sequence, DECODE, iteration)
+            sequence._first_ride = iteration + 1
         if group.prefilling or len(group.held) < group.num_decodes:
             return []
         released, group.held = group.held, []
         group.num_decodes = group.context = 0
         for sequence in released:
-            self._retire(group, sequence, iteration)
+            self._close_ride(sequence, PADDING, iteration)
+            self._retire(group, sequence)
         return released
 
     def _skip(self, group: Group, skipped: tuple[Sequence, ...]) -> int:
@@ -231,7 +238,7 @@ class Scheduler:
                 raise PolicyError(f"{sequence} does not decode in this micro-batch")
             held += self._context(group, sequence)
             group.postpone(sequence)
-            self._close_ride(sequence, iteration - 1)
+            self._close_ride(sequence, DECODE, iteration - 1)
             sequence._first_ride = iteration + 1
         return held
 
@@ -240,10 +247,11 @@ class Scheduler:
         rides_left = group.decoding[sequence] + 1 - group.iteration
         return sequence.prompt_tokens + self._output_tokens[sequence.id] - 1 - rides_left
 
-    def _close_ride(self, sequence: Sequence, last: int) -> None:
+    def _close_ride(self, sequence: Sequence, role: int, last: int) -> None:
         """Log the run of consecutive iterations that ended with ``last``, if there was one."""
-        if sequence._group >= 0 and last >= sequence._first_ride:
-            self.rides.append((sequence.id, sequence._group, sequence._first_ride, last))
+        first = sequence._first_ride
+        if sequence._group >= 0 and last >= first:
+            self.rides.append((sequence.id, role, sequence._group, first, last))
 
     def _gather(self, group: Group) -> None:
         """Take in members of the other idle groups, while there are slots."""
@@ -254,14 +262,14 @@ class Scheduler:
                 if group.size >= self.max_batch:
                     return
                 other.prefilling.remove(sequence)
-                self._close_ride(sequence, sequence._next_ride - 1)
+                self._close_ride(sequence, PREFILL, sequence._next_ride - 1)
                 sequence._group = -1
                 group.prefilling.append(sequence)
             for sequence in list(other.decoding):
                 if group.size >= self.max_batch:
                     return
                 context = self._context(other, sequence)
-                self._close_ride(sequence, other.iteration - 1)
+                self._close_ride(sequence, DECODE, other.iteration - 1)
                 sequence._group = group.index
                 sequence._first_ride = group.iteration
                 group.join(sequence, context, other.leave(sequence, context), group.iteration)

@@ -32,11 +32,13 @@ class ReplicaLog:
     """Everything that happened on one replica.
 
     ``iterations`` maps each of :data:`ITERATION_COLUMNS` to an array with one entry per
-    micro-batch, in launch order (which is the order on every stage). ``rides`` has the columns
-    request, group, first and last: the request took part in that run of the group's iterations,
-    counted within the group from 0. ``first_tokens`` has the columns request, group, iteration.
-    ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter made
-    it differ from what the iteration columns say.
+    micro-batch, in launch order (which is the order on every stage).
+
+    ``rides`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
+    the request took part in that run of the group's iterations, counted within the group from 0.
+
+    ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter
+    made it differ from what the iteration columns say.
     """
 
     layers: tuple[int, ...]
@@ -48,7 +50,6 @@ class ReplicaLog:
     kv_capacity: int
     iterations: dict[str, Floats]
     rides: Ints
-    first_tokens: Ints
     stage_s: Floats | None = None
 
     @property

@@ -182,7 +182,10 @@ class Replica:
             iterations={
                 name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ITERATION_COLUMNS)
             },
-            rides=np.array(scheduler.rides, np.int64).reshape(-1, 4),
-            first_tokens=np.array(scheduler.first_tokens, np.int64).reshape(-1, 3),
-            stage_s=np.array(self._stage_rows) if self.jitter is not None else None,
+            rides=np.array(scheduler.rides, np.int64).reshape(-1, 5),
+            stage_s=(
+                np.array(self._stage_rows).reshape(-1, len(self.layers))
+                if self.jitter is not None
+                else None
+            ),
         )

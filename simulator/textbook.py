@@ -221,6 +221,8 @@ class TextbookReplica:
         held = self.held[slot]
         finished = []
         for member in micro.decodes:
+            if member in micro.padding:
+                continue
             member.generated += 1
             if member.generated == member.request.output_tokens:
                 finished.append(member)

@@ -1,0 +1,114 @@
+"""How long a batch takes: dense tables, filled once from the regressions, looked up per batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.batch import Batch
+from simulator.quantum import QUANTUM_S, ROUNDER, quantize
+from simulator.regression import OpTimes
+
+ATTENTION_POINTS = 128
+"""Points of an attention row over the context, between which it is interpolated."""
+
+CHUNK_BLOCK = 128
+"""Chunk sizes whose rows are tabulated at a time."""
+
+
+class BundlePredictor:
+    """Times a :class:`~policies.batch.Batch` from a bundle's regressions.
+
+    One layer of a batch with M token rows takes the linear ops (fused over chunks and decodes) and
+    ``others`` of M tokens, two all-reduces of M * hidden * 2 bytes (TP > 1), the attention of each
+    chunk, and one attention of all decodes. The first stage adds the embedding of M tokens, the
+    last the LM head for the rows that yield a token. To the next stage goes M * hidden * 2 / TP
+    bytes per rank (each rank sends its slice).
+
+    ``max_tokens`` is the most token rows tabulated beforehand (more are tabulated when met),
+    ``max_length`` the longest context, ``max_batch`` the most decodes.
+    """
+
+    def __init__(
+        self,
+        ops: OpTimes,
+        *,
+        max_tokens: int,
+        max_length: int,
+        max_batch: int,
+        scope: str = "inter_node",
+        num_stages: int = 1,
+        include_head: bool = True,
+    ) -> None:
+        self.ops = ops
+        self._max_length = max_length
+        self._scope = scope
+        self._num_stages = num_stages
+        self._include_head = include_head
+        self._step = max(1, -(-max_length // ATTENTION_POINTS))
+        self._per_step = 1.0 / self._step
+        grid = np.arange(ATTENTION_POINTS + 2) * self._step
+        self._context_grid = grid
+        self._by_tokens: list[tuple[float, float, float]] = []
+        self._tabulate_tokens(max_tokens)
+        # A prompt processed whole: context 0, any chunk.
+        self._whole: list[float] = [0.0, *ops.prefill(np.arange(1, max_length + 1), 0).tolist()]
+        self._chunk_rows: dict[int, list[float]] = {}
+        sizes = np.arange(1, max_batch + 1)
+        # Row d: the time of d decodes by their mean context.
+        self._decode_rows = [[0.0] * len(grid), *ops.decode(sizes[:, None], grid).tolist()]
+        head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
+        self._head: list[float] = [0.0, *head.tolist()]
+
+    def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
+        """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
+        decodes = batch.num_decodes
+        tokens = batch.prefill_tokens + decodes
+        if tokens >= len(self._by_tokens):
+            self._tabulate_tokens(2 * tokens)
+        layer_s, first_s, send_s = self._by_tokens[tokens]
+        rows = decodes
+        for sequence, chunk, context in batch.chunks:
+            if context:
+                layer_s += self._chunk(chunk, context)
+            else:
+                layer_s += self._whole[chunk]
+            if chunk + context == sequence.prompt_tokens:
+                rows += 1  # the prompt's last token yields a token too
+        if decodes:
+            row = self._decode_rows[decodes]
+            place = batch.decode_context / decodes * self._per_step
+            low = int(place)
+            layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
+        return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
+
+    def _chunk(self, chunk: int, context: int) -> float:
+        """Attention time of a chunk with cached context, in seconds."""
+        row = self._chunk_rows.get(chunk)
+        if row is None:
+            row = self._tabulate_chunks(chunk)
+        place = context * self._per_step
+        low = int(place)
+        return row[low] + (row[low + 1] - row[low]) * (place - low)
+
+    def _tabulate_chunks(self, chunk: int) -> list[float]:
+        """Fill the rows of the block of chunk sizes around ``chunk``."""
+        first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
+        sizes = np.arange(first, first + CHUNK_BLOCK)
+        rows = self.ops.prefill(sizes[:, None], self._context_grid).tolist()
+        self._chunk_rows.update(zip(sizes.tolist(), rows, strict=True))
+        return self._chunk_rows[chunk]
+
+    def _tabulate_tokens(self, max_tokens: int) -> None:
+        """Fill what depends on the number of token rows alone: layer, embedding, transfer."""
+        ops = self.ops
+        tokens = np.arange(1, max_tokens + 1)
+        layer = sum((op(tokens) for op in ops.linear.values()), np.zeros(max_tokens))
+        activation_bytes = tokens * ops.model.hidden_size * 2
+        if ops.all_reduce is not None:
+            layer += 2 * ops.all_reduce(activation_bytes)
+        send = np.zeros(max_tokens)
+        if self._num_stages > 1:
+            send = ops.send[self._scope](activation_bytes / ops.tp)
+        first = ops.embedding(tokens) if self._include_head else np.zeros(max_tokens)
+        table = np.stack([np.maximum(layer, QUANTUM_S), quantize(first), quantize(send)])
+        self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]

@@ -1,0 +1,151 @@
+"""Shared by the tests: small systems run on the fast path and on the textbook oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from policies.batch import Batch
+from policies.orca import Orca, OrcaWorstCase
+from policies.policy import Policy
+from policies.request import Request
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.scheduler import Scheduler
+from simulator.quantum import quantize
+from simulator.records import Records
+from simulator.simulation import simulate
+from simulator.textbook import Micro, TextbookReplica, simulate_textbook
+
+POLICIES: dict[str, Policy] = {
+    "request_level": RequestLevel(),
+    "orca_unconstrained": Orca(),
+    "orca_best": Orca(max_prefills=1),
+    "orca_worst": OrcaWorstCase(),
+    "sarathi_fill": Sarathi(chunk_size=32, tile=8),
+    "sarathi_reserve": Sarathi(chunk_size=16, tile=4, chunk_rule="reserve"),
+    "sarathi_fixed": Sarathi(chunk_size=24, tile=8, chunk_rule="fixed"),
+}
+MAX_LENGTH = 128
+
+
+def predict(batch: Batch) -> tuple[float, float, float, float]:
+    """Made-up times with the right dependences, none of them a round number."""
+    layer = 1e-3 / 3 + 1e-5 * -(-batch.num_tokens // 8) * 8 + 1e-7 / 7 * batch.decode_context
+    layer += sum(1e-8 / 3 * c.tokens * (c.context + c.tokens) for c in batch.chunks)
+    first = 1e-5 / 9 * batch.num_tokens
+    last = 2e-4 / 3 * (batch.num_decodes + len(batch.chunks))
+    send = 5e-5 + 1e-6 / 3 * batch.num_tokens
+    return tuple(float(quantize(t)) for t in (layer, first, last, send))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class System:
+    """A configuration that both implementations understand."""
+
+    policy: str = "orca_best"
+    layers: tuple[int, ...] = (3, 3)
+    max_batch: int = 4
+    max_in_flight: int = 2
+    kv_sequences: int = 100
+    free_pool: bool = False
+    reserve_declared: bool = False
+    lazy: bool = False
+    blocking_send: bool = False
+    turnaround_s: float = 0.0
+    replicas: int = 1
+    requests: list[Request] = field(default_factory=list)
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "max_batch": self.max_batch,
+            "max_in_flight": self.max_in_flight,
+            "kv_capacity": self.kv_sequences * MAX_LENGTH,
+            "max_length": MAX_LENGTH,
+            "reserve_declared": self.reserve_declared,
+            "free_pool": self.free_pool,
+        }
+
+    def schedulers(self) -> list[Scheduler]:
+        policy = POLICIES[self.policy]
+        return [Scheduler(policy, **self._common()) for _ in range(self.replicas)]
+
+    def fast(self, **extra: Any) -> Records:
+        return simulate(
+            self.requests,
+            extra.pop("schedulers", None) or self.schedulers(),
+            predict,
+            self.layers,
+            lazy=self.lazy,
+            blocking_send=self.blocking_send,
+            turnaround_s=self.turnaround_s,
+            **extra,
+        )
+
+    def textbook(self) -> list[TextbookReplica]:
+        return simulate_textbook(
+            self.requests,
+            POLICIES[self.policy],
+            predict,
+            self.layers,
+            replicas=self.replicas,
+            lazy=self.lazy,
+            blocking_send=self.blocking_send,
+            turnaround_s=self.turnaround_s,
+            **self._common(),
+        )
+
+
+def make_requests(
+    count: int, *, seed: int = 0, rate: float | None = None, longest: int = MAX_LENGTH
+) -> list[Request]:
+    """Random lengths; all at t = 0, or Poisson arrivals at ``rate`` per second."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, count)) if rate else np.zeros(count)
+    requests = []
+    for i in range(count):
+        prompt = int(rng.integers(1, longest - 1))
+        output = int(rng.integers(1, min(40, longest - prompt) + 1))
+        requests.append(Request(i, float(arrivals[i]), prompt, output, MAX_LENGTH - prompt))
+    return requests
+
+
+def start_finish(micros: list[Micro]) -> tuple[np.ndarray, np.ndarray]:
+    """Start and finish on every stage of every batch, shape (batches, stages)."""
+    times = np.array([m.stages for m in micros])
+    return times[:, :, 0], times[:, :, 1]
+
+
+@st.composite
+def systems(draw: st.DrawFn) -> System:
+    """Any small system: policies, pipelines, switches, lengths and arrivals."""
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    stages = draw(st.integers(1, 4))
+    in_flight = draw(st.integers(1, 5))
+    max_batch = draw(st.integers(1, 6))
+    # Arrivals on a coarse grid, so that several fall on one instant (or on a batch's return).
+    arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
+    lengths = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 8), arrival)
+    requests = [
+        Request(i, at, prompt, output, min(output + slack, MAX_LENGTH - prompt))
+        for i, (prompt, output, slack, at) in enumerate(
+            draw(st.lists(lengths, min_size=1, max_size=25))
+        )
+    ]
+    return System(
+        policy=policy,
+        layers=tuple(draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))),
+        max_batch=max_batch,
+        max_in_flight=in_flight,
+        kv_sequences=draw(st.integers(1, 12)),
+        free_pool=policy != "request_level" and draw(st.booleans()),
+        reserve_declared=draw(st.booleans()),
+        lazy=draw(st.booleans()),
+        blocking_send=draw(st.booleans()),
+        turnaround_s=draw(st.sampled_from([0.0, 1e-3, 0.01])),
+        replicas=draw(st.integers(1, 3)),
+        requests=requests,
+    )

@@ -1,0 +1,349 @@
+"""The simulator's invariants 1 to 8 (ARCHITECTURE.md), on any small system."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies.batch import Batch
+from policies.policy import Plan, Policy, View
+from policies.request import Request, Sequence
+from policies.scheduler import Scheduler
+from simulator.ledger import IDLE, gaps, iteration_bubbles, ledger
+from simulator.metrics import iteration_table, kv_occupancy, request_table
+from simulator.records import Records, ReplicaLog
+from simulator.textbook import Micro, TextbookReplica
+from simulator.timeline import stage_times
+from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
+
+any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Audited(Scheduler):
+    """Checks the books after every step."""
+
+    def next_batch(self) -> Batch | None:
+        batch = super().next_batch()
+        self._audit()
+        return batch
+
+    def complete(self, batch: Batch) -> list[Sequence]:
+        finished = super().complete(batch)
+        self._audit()
+        return finished
+
+    def _audit(self) -> None:
+        held = [s for g in self.groups for s in [*g.prefilling, *g.decoding]]
+        assert len(set(held)) == len(held)
+        assert sum(s.kv_tokens for s in held) + self.free_kv == self.kv_capacity  # invariant 2
+        assert self.free_kv >= 0
+        for group in self.groups:
+            assert group.size <= self.max_batch
+            assert group.num_decodes == len(group.decoding)
+
+
+@any_system
+@given(systems(), st.integers(1, MAX_LENGTH))
+def test_1_every_request_completes_once_or_is_rejected(system: System, kv_tokens: int) -> None:
+    if system.reserve_declared:  # a cache so small that some requests can never fit
+        schedulers = system.schedulers()
+        for scheduler in schedulers:
+            scheduler.kv_capacity = scheduler.free_kv = kv_tokens
+    else:
+        schedulers = system.schedulers()
+    records = system.fast(schedulers=schedulers)
+    table = request_table(records)
+    rejected = table["replica"] < 0
+    assert (table["rejected"].notna() == rejected).all()
+    assert table["finish_s"].isna().equals(rejected)
+    too_long = [
+        system.reserve_declared and r.prompt_tokens + r.max_tokens > kv_tokens
+        for r in system.requests
+    ]
+    assert rejected.tolist() == too_long
+    served = table[~rejected]
+    processed = sum(
+        log.iterations["prefill_tokens"].sum()
+        + log.iterations["decodes"].sum()
+        - log.iterations["padding"].sum()
+        for log in records.replicas
+    )
+    assert processed == (served["prompt_tokens"] + served["output_tokens"] - 1).sum()
+    assert (served["ttft_s"] > 0).all()
+    assert (served["latency_s"] >= served["ttft_s"]).all()
+
+
+@any_system
+@given(systems())
+def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
+    model = system.schedulers()[0]
+    audited = [
+        Audited(
+            model.policy,
+            max_batch=model.max_batch,
+            max_in_flight=len(model.groups),
+            kv_capacity=model.kv_capacity,
+            max_length=model.max_length,
+            reserve_declared=model.reserve_declared,
+            free_pool=model.free_pool,
+        )
+        for _ in range(system.replicas)
+    ]
+    records = system.fast(schedulers=audited)
+    for number, scheduler in enumerate(audited):
+        assert scheduler.free_kv == scheduler.kv_capacity
+        assert scheduler.num_unfinished == 0
+        if records.replicas[number].num_iterations:
+            _, tokens = kv_occupancy(records, number)
+            assert tokens.min() >= 0 and tokens.max() <= scheduler.kv_capacity
+            assert tokens[-1] == 0
+
+
+@any_system
+@given(systems())
+def test_3_stages_run_in_order_one_batch_at_a_time(system: System) -> None:
+    for log in system.fast().replicas:
+        times = stage_times(log)
+        assert (np.diff(log.iterations["ready_s"]) >= 0).all()
+        assert (times.start[1:] >= times.release[:-1]).all()
+        assert (times.finish > times.start).all()
+        send = 0 if log.blocking_send else log.iterations["send_s"][:, None]
+        assert (times.start[:, 1:] >= times.release[:, :-1] + send).all()
+        assert np.array_equal(times.finish[:, -1], log.iterations["finish_s"])
+        back = log.iterations["finish_s"] + log.turnaround_s
+        for i, ready in enumerate(log.iterations["ready_s"]):
+            assert (back[:i] > ready).sum() < system.max_in_flight
+
+
+@any_system
+@given(systems(), st.sampled_from([0.0, 0.2]))
+def test_4_same_seed_same_bytes(system: System, jitter: float) -> None:
+    first, second = (system.fast(seed=7, jitter=jitter) for _ in range(2))
+    for one, other in zip(first.replicas, second.replicas, strict=True):
+        assert one.rides.tobytes() == other.rides.tobytes()
+        for name, column in one.iterations.items():
+            assert column.tobytes() == other.iterations[name].tobytes()
+
+
+@any_system
+@given(systems(), st.sampled_from([0.0, 0.2]))
+def test_5_no_stage_idles_while_a_batch_waits_for_it(system: System, jitter: float) -> None:
+    for log in system.fast(jitter=jitter).replicas:
+        times = stage_times(log)
+        before = np.vstack([np.zeros(log.num_stages), times.release[:-1]])
+        arrival = np.empty_like(times.start)
+        arrival[:, 0] = log.iterations["ready_s"]
+        send = 0 if log.blocking_send else log.iterations["send_s"][:, None]
+        arrival[:, 1:] = times.release[:, :-1] + send
+        assert np.array_equal(times.start, np.maximum(arrival, before))
+
+
+class Watched:
+    """A policy that is asked twice, and whose view must not have changed."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.holds_finished = policy.holds_finished
+        self.plans: list[object] = []
+
+    def plan(self, view: View) -> Plan | None:
+        seen = self._snapshot(view)
+        plans = [self.policy.plan(view) for _ in range(2)]
+        assert self._snapshot(view) == seen
+        first, second = (
+            None if p is None else ([(s.id, n) for s, n in p.chunks], p.skip) for p in plans
+        )
+        assert first == second
+        self.plans.append(first)
+        return plans[0]
+
+    @staticmethod
+    def _snapshot(view: View) -> object:
+        queues = (view.waiting, view.prefilling, view.decoding)
+        members = [[(s.id, s.prompt_tokens, s.max_tokens, s.prefilled) for s in q] for q in queues]
+        return members, view.num_decodes, view.max_batch, view.free_slots, view.free_kv
+
+
+@any_system
+@given(systems())
+def test_6_a_policy_is_pure(system: System) -> None:
+    schedulers = system.schedulers()
+    for scheduler in schedulers:
+        scheduler.policy = Watched(scheduler.policy)
+    system.fast(schedulers=schedulers)
+
+
+@any_system
+@given(systems())
+def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
+    """With all outputs longer, every plan is the same until the first request would finish."""
+    requests = [
+        Request(r.id, r.arrival_s, min(r.prompt_tokens, 40), r.output_tokens, 80)
+        for r in system.requests
+    ]
+    longer = [replace(r, output_tokens=r.output_tokens + 17) for r in requests]
+    logs = []
+    for variant in (requests, longer):
+        system_variant = replace(system, requests=variant, replicas=1)
+        schedulers = system_variant.schedulers()
+        schedulers[0].kv_capacity = schedulers[0].free_kv = 12 * MAX_LENGTH
+        watched = schedulers[0].policy = Watched(schedulers[0].policy)
+        records = system_variant.fast(schedulers=schedulers)
+        logs.append((watched.plans, records.replicas[0]))
+    first_finish = request_table(one_replica(logs[0][1], requests))["finish_s"].min()
+    alike = int((logs[0][1].iterations["ready_s"] < first_finish).sum())
+    for name in ("ready_s", "group", "prefill_tokens", "decodes", "decode_context"):
+        one, other = (log.iterations[name][:alike] for _, log in logs)
+        assert np.array_equal(one, other)
+
+
+def one_replica(log: ReplicaLog, requests: list[Request]) -> Records:
+    """Records of one replica that served all the requests."""
+    return Records(
+        request_id=np.array([r.id for r in requests]),
+        arrival_s=np.array([r.arrival_s for r in requests]),
+        prompt_tokens=np.array([r.prompt_tokens for r in requests]),
+        output_tokens=np.array([r.output_tokens for r in requests]),
+        replica=np.zeros(len(requests), np.int64),
+        rejections={},
+        replicas=[log],
+    )
+
+
+@any_system
+@given(systems(), st.sampled_from([0.0, 0.2]))
+def test_7_the_ledger_closes_to_the_bit(system: System, jitter: float) -> None:
+    records = system.fast(jitter=jitter)
+    rows = ledger(records)
+    parts = rows[[f"{name}_s" for name in ("busy", *IDLE)]]
+    assert (parts.to_numpy() >= 0).all()
+    assert (parts.sum(axis=1) == rows["wall_s"]).all()
+    bubbles = sum(
+        iteration_bubbles(gaps(log))["bubble"].sum()
+        for log in records.replicas
+        if log.num_iterations
+    )
+    link = 0.0 if not system.blocking_send else rows["communication_s"].sum()
+    booked = rows[[f"{n}_s" for n in ("pb1", "pb2", "pb3", "equal", "communication", "turnaround")]]
+    assert booked.to_numpy().sum() - link == bubbles
+    assert iteration_table(records)["bubble_s"].sum() == bubbles
+
+
+@any_system
+@given(systems())
+def test_7_the_ledger_agrees_with_a_naive_one(system: System) -> None:
+    rows = ledger(system.fast()).set_index(["replica", "stage"])
+    oracle = system.textbook()
+    end = max((m.returned_s for r in oracle for m in r.micros), default=0.0)
+    for number, replica in enumerate(oracle):
+        for stage in range(len(system.layers)):
+            naive = naive_ledger(system, replica, stage, end)
+            row = rows.loc[(number, stage)]
+            assert {name: row[f"{name}_s"] for name in naive} == naive
+
+
+def naive_ledger(
+    system: System, replica: TextbookReplica, stage: int, end: float
+) -> dict[str, float]:
+    """The same accounts from the oracle's log, gap by gap and instant by instant."""
+    micros = replica.micros
+    book = dict.fromkeys(("busy", *IDLE), 0.0)
+    if not micros:
+        return book | {"no_work": end}
+    sends = system.blocking_send and stage < len(system.layers) - 1
+    instants = sorted(
+        {m.ready_s for m in micros}
+        | {m.returned_s + replica.turnaround_s for m in micros}
+        | {t for m in micros for t in (m.stages[0][0], released(system, m, 0))}
+    )
+
+    def starved(t: float) -> bool:
+        flying = sum(m.ready_s <= t < m.returned_s + replica.turnaround_s for m in micros)
+        if system.lazy and any(m.stages[0][0] <= t < released(system, m, 0) for m in micros):
+            return False
+        return flying < min(system.max_in_flight, len(system.layers))
+
+    before = None
+    for micro in micros:
+        start, finish = micro.stages[stage]
+        book["busy"] += finish - start
+        book["communication"] += micro.times[3] if sends else 0.0
+        if before is None:
+            book["no_work"] += micro.ready_s
+            book["fill"] += start - micro.ready_s
+        else:
+            left, right = released(system, before, stage), start
+            if stage and not system.blocking_send:
+                wait = min(right - left, micro.times[3])
+                book["communication"] += wait
+                right -= wait
+            if not stage and any(
+                m.slot == micro.slot and m.returned_s + replica.turnaround_s == micro.ready_s
+                for m in micros[: micro.index]
+            ):
+                wait = min(right - left, replica.turnaround_s)
+                book["turnaround"] += wait
+                right -= wait
+            cuts = [left, *(t for t in instants if left < t < right), right]
+            for a, b in pairwise(cuts):
+                book["no_work" if starved(a) else pair_name(before.batch, micro.batch)] += b - a
+        before = micro
+    assert before is not None
+    done = max(m.returned_s for m in micros)
+    book["drain"] += done - released(system, before, stage)
+    book["no_work"] += end - done
+    return book
+
+
+def released(system: System, micro: Micro, stage: int) -> float:
+    finish = micro.stages[stage][1]
+    if system.blocking_send and stage < len(system.layers) - 1:
+        finish += micro.times[3]
+    return finish
+
+
+def pair_name(one: Batch, other: Batch) -> str:
+    if one.prefill_tokens and other.prefill_tokens:
+        return "equal" if one.prefill_tokens == other.prefill_tokens else "pb1"
+    if one.prefill_tokens or other.prefill_tokens:
+        return "pb2"
+    work = [(b.num_decodes, b.decode_context) for b in (one, other)]
+    return "equal" if work[0] == work[1] else "pb3"
+
+
+@any_system
+@given(systems())
+def test_8_first_come_first_served(system: System) -> None:
+    records = system.fast()
+    table = request_table(records)
+    table["begin_s"] = table["arrival_s"] + table["queueing_s"]
+    for _, served in table.sort_values(["arrival_s", "request"], kind="stable").groupby("replica"):
+        assert served["begin_s"].is_monotonic_increasing
+
+
+def test_bubble_time_of_a_request_is_the_sum_over_its_batches() -> None:
+    """Against a loop over the oracle's batches, for every policy."""
+    for policy in POLICIES:
+        system = System(
+            policy=policy,
+            layers=(1, 2, 1),
+            max_in_flight=3,
+            free_pool=policy.startswith("orca"),
+            requests=make_requests(40, seed=3, rate=60.0),
+        )
+        records = system.fast()
+        table = request_table(records).set_index("request")
+        per_batch = iteration_bubbles(gaps(records.replicas[0]))["bubble"]
+        finish = records.replicas[0].iterations["finish_s"]
+        for member in system.textbook()[0].members.values():
+            row = table.loc[member.request.id]
+            assert row["bubble_s"] == sum(per_batch[i] for i in member.iterations)
+            prompt_done = next(i for i in member.iterations if finish[i] == member.first_token_s)
+            tokens = [finish[i] for i in member.iterations if i >= prompt_done]
+            tokens = tokens[: member.request.output_tokens]
+            longest = max(np.diff(tokens), default=np.nan)
+            assert row["tbt_max_s"] == longest or np.isnan([row["tbt_max_s"], longest]).all()

@@ -1,0 +1,73 @@
+"""The fast path against the textbook oracle: every number bitwise equal."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from simulator.metrics import request_table
+from simulator.records import Records
+from simulator.textbook import TextbookReplica
+from simulator.timeline import stage_times
+from tests.simulator.oracle import POLICIES, System, make_requests, start_finish, systems
+
+
+def assert_bitwise_equal(records: Records, oracle: list[TextbookReplica]) -> None:
+    table = request_table(records).set_index("request")
+    for log, replica in zip(records.replicas, oracle, strict=True):
+        micros = replica.micros
+        assert log.num_iterations == len(micros)
+        columns = log.iterations
+        for name, of in {
+            "group": lambda m: m.slot,
+            "ready_s": lambda m: m.ready_s,
+            "finish_s": lambda m: m.returned_s,
+            "prefill_tokens": lambda m: sum(n for _, n in m.chunks),
+            "decodes": lambda m: len(m.decodes),
+            "decode_context": lambda m: m.batch.decode_context,
+            "padding": lambda m: len(m.padding),
+        }.items():
+            assert columns[name].tolist() == [of(m) for m in micros], name
+        if micros:
+            start, finish = start_finish(micros)
+            times = stage_times(log)
+            assert np.array_equal(times.start, start)
+            assert np.array_equal(times.finish, finish)
+        for member in replica.members.values():
+            row = table.loc[member.request.id]
+            assert row["finish_s"] == member.finish_s
+            assert row["ttft_s"] == member.first_token_s - row["arrival_s"]
+            first = micros[member.iterations[0]].stages[0][0]
+            assert row["queueing_s"] == first - row["arrival_s"]
+
+
+PADDED = ("request_level", True)
+# Padding needs bound micro-batches: request-level batching has no free pool.
+POOLS = [(p, free) for p in sorted(POLICIES) for free in (False, True) if (p, free) != PADDED]
+
+
+@pytest.mark.parametrize("rate", [None, 40.0])
+@pytest.mark.parametrize("stages", [1, 2, 8])
+@pytest.mark.parametrize(("policy", "free_pool"), POOLS)
+def test_every_policy(policy: str, stages: int, free_pool: bool, rate: float | None) -> None:
+    for lazy, blocking in itertools.product([False, True], repeat=2):
+        system = System(
+            policy=policy,
+            layers=(2,) * stages,
+            max_batch=5,
+            max_in_flight=stages,
+            free_pool=free_pool,
+            lazy=lazy,
+            blocking_send=blocking,
+            requests=make_requests(60, seed=stages, rate=rate),
+        )
+        assert_bitwise_equal(system.fast(), system.textbook())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(systems())
+def test_any_system(system: System) -> None:
+    assert_bitwise_equal(system.fast(), system.textbook())
