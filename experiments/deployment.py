@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
-from experiments.config import OrcaPolicy, SarathiPolicy, Scenario
+from experiments.config import SarathiPolicy, Scenario
 from experiments.errors import ConfigError
 from experiments.loading import Source
 from experiments.requests import build_requests
@@ -16,11 +17,12 @@ from policies.scheduler import Scheduler
 from profiler.device import DeviceSpec, load_device
 from profiler.model import ModelSpec, load_model
 from profiler.paths import data_dir
-from profiler.schema import Bundle, BundleError, find_bundle, load_bundle
+from profiler.schema import BundleError, find_bundle, load_bundle
 from profiler.strict import SpecError
 from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
 from simulator.predictor import BundlePredictor
 from simulator.records import Records
+from simulator.regression import OpTimes
 from simulator.simulation import simulate
 
 
@@ -37,7 +39,7 @@ class Deployment:
     layers: tuple[int, ...]
     kv_capacity: int
     requests: list[Request]
-    bundle: Bundle
+    ops: OpTimes
 
     def schedulers(self) -> list[Scheduler]:
         """One fresh scheduler per replica."""
@@ -60,16 +62,14 @@ class Deployment:
         """Times of this deployment's batches."""
         scenario = self.scenario
         assert scenario.batching.max_batch and scenario.cluster.max_length
-        max_tokens, max_chunk = _largest(scenario, self.requests)
+        cluster = scenario.cluster
         return BundlePredictor(
-            self.bundle,
-            self.model,
-            tp=scenario.cluster.tp,
-            layers=self.layers,
+            self.ops,
+            max_tokens=_rows(scenario, self.requests),
             max_length=scenario.cluster.max_length,
-            max_tokens=max_tokens,
             max_batch=scenario.batching.max_batch,
-            max_chunk=max_chunk,
+            scope=_scope(scenario, self.device),
+            num_stages=cluster.pp,
             include_head=scenario.engine.lm_head,
         )
 
@@ -100,36 +100,29 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
     model, device = _model(scenario, source), _device(scenario, source)
     layers = _stage_layers(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
+    in_flight = batching.max_in_flight or cluster.pp
     try:
         kv_capacity = kv_capacity_tokens(model, device, cluster.tp, layers, cluster.usable_memory)
-        most = max_batch(kv_capacity, max_length, cluster.pp)
+        batch = batching.max_batch or max_batch(kv_capacity, max_length, cluster.pp)
     except CapacityError as error:
         raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
-    if batching.max_batch is None and most < 1:
-        raise source.error(
-            "cluster.max_length",
-            max_length,
-            f"no batch fits: the KV cache holds {kv_capacity} tokens, which is less than one "
-            f"sequence of this length in each of {cluster.pp} micro-batches",
-        )
-    in_flight = batching.max_in_flight or cluster.pp
     _check_batch(scenario, kv_capacity, max_length, in_flight, source)
     if batching.micro_batches == "free" and scenario.policy.name == "request_level":
         problem = "must be bound: request-level batches leave together"
         raise source.error("batching.micro_batches", "free", problem)
     requests = build_requests(scenario, max_length, source)
-    bundle = _bundle(scenario, model, device, source)
+    ops = _op_times(scenario, model, device, source)
     resolved = scenario.model_copy(
         update={
             "cluster": cluster.model_copy(
                 update={"max_length": max_length, "layers_per_stage": list(layers)}
             ),
             "batching": batching.model_copy(
-                update={"max_batch": batching.max_batch or most, "max_in_flight": in_flight}
+                update={"max_batch": batch, "max_in_flight": in_flight}
             ),
         }
     )
-    return Deployment(resolved, model, device, layers, kv_capacity, requests, bundle)
+    return Deployment(resolved, model, device, layers, kv_capacity, requests, ops)
 
 
 def _model(scenario: Scenario, source: Source) -> ModelSpec:
@@ -186,29 +179,36 @@ def _check_batch(
         )
 
 
-def _bundle(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source) -> Bundle:
+def _op_times(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source) -> OpTimes:
     root = Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
     try:
-        return _load(find_bundle(root, device.name, model.name, scenario.cluster.tp))
+        path = find_bundle(root, device.name, model.name, scenario.cluster.tp)
+        ops = _load(path)
     except BundleError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+    if scenario.cluster.pp > 1 and _scope(scenario, device) not in ops.send:
+        problem = f"{path} holds no {_scope(scenario, device)} transfers, so pp must be 1"
+        raise source.error("cluster.pp", scenario.cluster.pp, problem)
+    return ops
+
+
+def _scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
+    """Which link a pipeline's stages send over."""
+    gpus = scenario.cluster.tp * scenario.cluster.pp
+    return "intra_node" if gpus <= device.gpus_per_node else "inter_node"
 
 
 @lru_cache(maxsize=8)
-def _load(path: Path) -> Bundle:
-    return load_bundle(path)
+def _load(path: Path) -> OpTimes:
+    """The regressions of one bundle; scenarios share them."""
+    return OpTimes(load_bundle(path))
 
 
-def _largest(scenario: Scenario, requests: list[Request]) -> tuple[int, int]:
-    """The most rows an iteration may have, and the longest chunk: what the predictor tabulates."""
+def _rows(scenario: Scenario, requests: list[Request]) -> int:
+    """Token rows of a typical large iteration: what the predictor tabulates beforehand."""
     batch = scenario.batching.max_batch or 1
+    if isinstance(scenario.policy, SarathiPolicy):
+        return max(scenario.policy.chunk_size, scenario.policy.tile) + 2 * batch
     limit = scenario.cluster.max_length or 1
-    prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= limit]
-    longest = max(prompts, default=1)
-    policy = scenario.policy
-    if isinstance(policy, SarathiPolicy):
-        chunk = max(policy.chunk_size, policy.tile)
-        return chunk + 2 * batch, min(longest, chunk)
-    if isinstance(policy, OrcaPolicy) and policy.case == "best":
-        return longest + batch, longest
-    return sum(sorted(prompts, reverse=True)[:batch]) + batch, longest
+    fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= limit)
+    return max(fitting, default=1) + batch

@@ -1,0 +1,133 @@
+"""Figures drawn from the tables of one or several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from experiments.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    line_styles,
+)
+
+_MOST_POINTS = 1000
+_SIZE = (7.0, 4.6)
+
+# Account of the ledger -> colour and name; the order in which they are stacked.
+ACCOUNTS = {
+    "busy_s": ("#d9d9d9", "busy"),
+    "pb1_s": (BLUE, "PB1: prefills of different length"),
+    "pb2_s": (VERMILION, "PB2: prefill next to decodes"),
+    "pb3_s": (ORANGE, "PB3: decodes of different context"),
+    "equal_s": (YELLOW, "equal work on both sides"),
+    "communication_s": (PURPLE, "communication"),
+    "turnaround_s": (GREEN, "scheduler turn-around"),
+    "fill_drain_s": (SKY, "pipeline fill and drain"),
+    "no_work_s": (BLACK, "no work to be had"),
+}
+
+
+def bubble_cdf(requests: Mapping[str, pd.DataFrame]) -> Figure:
+    """CDF over requests of the bubble time each one saw, one line per scenario."""
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes = figure.subplots()
+    positive = []
+    for style, (name, table) in zip(line_styles(), requests.items(), strict=False):
+        bubble = np.sort(table["bubble_s"].dropna().to_numpy())
+        if not len(bubble):
+            continue
+        median = np.quantile(bubble, 0.5)
+        label = f"{name}: median {median:.3g} s" if bubble[-1] > 0 else f"{name}: none"
+        axes.plot(*_steps(bubble, np.arange(1, len(bubble) + 1) / len(bubble)), label=label, **style)
+        positive.append(bubble[bubble > 0])
+    values = np.concatenate([*positive, [1.0]]) if positive else np.ones(1)
+    if sum(map(len, positive)):
+        values = values[:-1]
+    # Bubbles differ by orders of magnitude between schedulers; the first percentile bounds the
+    # axis, because a few requests meet next to none.
+    left = float(np.quantile(values, 0.01))
+    axes.set_xscale("log")
+    axes.set_xlim(max(left / 2, 1e-6), max(float(values.max()) * 1.5, left * 2))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("bubble time of a request (s, log scale)")
+    axes.set_ylabel("share of requests")
+    axes.legend(loc="best")
+    return figure
+
+
+def completions(requests: Mapping[str, pd.DataFrame]) -> Figure:
+    """Requests completed over time, one line per scenario."""
+    figure = Figure(figsize=_SIZE, layout="constrained")
+    axes = figure.subplots()
+    for style, (name, table) in zip(line_styles(), requests.items(), strict=False):
+        finish = np.sort(table["finish_s"].dropna().to_numpy())
+        if not len(finish):
+            continue
+        x, y = _steps(finish, np.arange(1, len(finish) + 1))
+        axes.plot(x, y, label=f"{name}: all after {finish[-1]:,.0f} s", **style)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel("requests completed")
+    axes.legend(loc="best")
+    return figure
+
+
+def ledger_bars(ledgers: Mapping[str, pd.DataFrame]) -> Figure:
+    """Where each stage's time went in percent of the run, averaged over replicas."""
+    shares = {name: _shares(table) for name, table in ledgers.items()}
+    stages = [len(share) for share in shares.values()]
+    heights = [max(count, 1.6) for count in stages]
+    figure = Figure(figsize=(8.4, 2.2 + 0.27 * sum(heights) + 0.25 * len(heights)), layout="constrained")
+    panels = figure.subplots(
+        len(shares), 1, sharex=True, squeeze=False, height_ratios=heights
+    ).ravel()
+    used = [key for key in ACCOUNTS if any(share[key].max() > 5e-5 for share in shares.values())]
+    for axes, (name, share) in zip(panels, shares.items(), strict=True):
+        left = np.zeros(len(share))
+        for key in used:
+            colour, label = ACCOUNTS[key]
+            width = 100 * share[key].to_numpy()
+            axes.barh(share.index, width, 0.86, left, color=colour, label=label)
+            left += width
+        replicas = ledgers[name]["replica"].nunique()
+        where = f", mean of {replicas} replicas" if replicas > 1 else ""
+        axes.set_title(f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy")
+        axes.set_yticks(share.index)
+        axes.set_ylim(len(share) - 0.45, -0.55)
+        axes.tick_params(axis="y", length=0, labelsize=10)
+        axes.grid(False, axis="y")
+        axes.set_ylabel("stage")
+    panels[-1].set_xlim(0, 100)
+    panels[-1].set_xlabel("share of the run (%)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=11)
+    return figure
+
+
+def _shares(ledger: pd.DataFrame) -> pd.DataFrame:
+    """Accounts as shares of the wall clock, by stage."""
+    table = ledger.assign(fill_drain_s=ledger["fill_s"] + ledger["drain_s"])
+    mean = table.groupby("stage")[[*ACCOUNTS, "wall_s"]].mean()
+    return mean[list(ACCOUNTS)].div(mean["wall_s"].where(mean["wall_s"] > 0, 1.0), axis=0)
+
+
+def _steps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """The curve from zero, thinned to what a figure can show."""
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))
+    return np.concatenate([x[:1], x[keep]]), np.concatenate([[0.0], y[keep]])

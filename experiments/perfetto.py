@@ -1,0 +1,78 @@
+"""A window of a run in Chrome's trace format, which ui.perfetto.dev opens."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.slices import KINDS, StageSlices, Window, bubble_name, stage_slices
+from simulator.records import Records
+
+# Perfetto's reserved colour names.
+_COLOURS = {"prefill": "thread_state_runnable", "decode": "rail_response", "mixed": "good"}
+
+
+def trace_events(records: Records, window: Window) -> dict[str, Any]:
+    """Replicas as processes, stages as threads, micro-batches and bubbles as slices (in us)."""
+    events: list[dict[str, Any]] = []
+    named = set()
+    for stage in stage_slices(records, window):
+        if stage.replica not in named:
+            named.add(stage.replica)
+            events.append(_name("process_name", stage.replica, 0, f"replica {stage.replica}"))
+        events.append(_name("thread_name", stage.replica, stage.stage, f"stage {stage.stage}"))
+        events += _stage_events(records, stage)
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def write_trace(records: Records, window: Window, path: Path) -> None:
+    """Write the trace; ``path`` ends in ``.json.gz``. The same run gives the same bytes."""
+    text = json.dumps(trace_events(records, window), separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _name(event: str, replica: int, stage: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": event, "pid": replica, "tid": stage, "args": {"name": name}}
+
+
+def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]:
+    columns = records.replicas[slices.replica].iterations
+    place = {"ph": "X", "pid": slices.replica, "tid": slices.stage}
+    events: list[dict[str, Any]] = []
+    for i, row in enumerate(slices.row.tolist()):
+        start, finish = float(slices.start[i]), float(slices.finish[i])
+        if slices.bubble_s[i] > 0:
+            began = float(slices.bubble_start[i])
+            events.append(
+                {
+                    **place,
+                    "name": f"bubble {bubble_name(int(slices.bubble_kind[i]))}",
+                    "cat": "bubble",
+                    "cname": "terrible",
+                    **_span(began, start),
+                }
+            )
+        kind = KINDS[slices.kind[i]]
+        counts = {
+            name: int(columns[name][row])
+            for name in ("group", "prefill_tokens", "prefill_context", "decodes", "decode_context")
+        }
+        events.append(
+            {
+                **place,
+                "name": f"{kind} {counts['prefill_tokens']}+{counts['decodes']}",
+                "cat": kind,
+                "cname": _COLOURS[kind],
+                **_span(start, finish),
+                "args": {"iteration": row, **counts},
+            }
+        )
+    return events
+
+
+def _span(start_s: float, finish_s: float) -> dict[str, float]:
+    # Both ends rounded to nanoseconds, so that neighbours still touch and never overlap.
+    start, finish = round(1e9 * start_s), round(1e9 * finish_s)
+    return {"ts": start / 1000, "dur": (finish - start) / 1000}

@@ -1,0 +1,221 @@
+"""Run an experiment: check everything, simulate every scenario, write the folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import yaml
+
+from experiments.config import Ratio
+from experiments.deployment import Deployment, deploy
+from experiments.errors import ConfigError
+from experiments.loading import Experiment
+from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
+from simulator.ledger import ledger
+from simulator.metrics import iteration_table, request_table, summarize
+from simulator.records import Records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from experiments.slices import Window
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is to do."""
+
+
+@dataclass(frozen=True)
+class ScenarioRun:
+    """One simulated scenario: what was deployed, the records, and the tables made of them."""
+
+    deployment: Deployment
+    records: Records
+    requests: pd.DataFrame
+    iterations: pd.DataFrame
+    ledger: pd.DataFrame
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All scenarios of an experiment, and the ratios its ``compare`` section asks for."""
+
+    experiment: Experiment
+    runs: dict[str, ScenarioRun]
+    ratios: dict[str, float]
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}}``."""
+        scenarios = {name: run.summary for name, run in self.runs.items()}
+        cleaned: dict[str, Any] = to_json({"scenarios": scenarios, "ratios": self.ratios})
+        return cleaned
+
+
+def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
+    """Every scenario, checked against model, device, profiles and workload."""
+    return {
+        name: deploy(scenario, experiment.sources[name])
+        for name, scenario in experiment.scenarios.items()
+    }
+
+
+def simulate_all(experiment: Experiment, progress: Progress | None = None) -> Outcome:
+    """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
+    runs = {}
+    for name, deployment in deploy_all(experiment).items():
+        runs[name] = _run(name, deployment, progress)
+    ratios = {
+        name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
+    }
+    return Outcome(experiment, runs, ratios)
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    *,
+    figures: bool = True,
+    trace: bool = False,
+    window: Window | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Simulate every scenario and write the result folder ``out``, whole or not at all.
+
+    ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
+    the middle of the run), which is also what the stage timeline shows. Raises ConfigError, before
+    anything is simulated, for whatever the user can get wrong.
+    """
+    check_replaceable(out)
+    outcome = simulate_all(experiment, progress)
+    with result_folder(out) as folder:
+        _write_tables(outcome, folder)
+        if trace or figures:
+            from experiments.slices import default_window
+
+            window = window or default_window([run.records for run in outcome.runs.values()])
+            if trace:
+                from experiments.perfetto import write_trace
+
+                for name, run in outcome.runs.items():
+                    write_trace(run.records, window, folder / name / "timeline.json.gz")
+            if figures:
+                _write_figures(outcome, window, folder / "figures", progress)
+    return outcome
+
+
+def draw_tables(tables: Mapping[str, Tables], folder: Path) -> list[Path]:
+    """The figures that need no more than the tables; returns what was written."""
+    from experiments import figures
+
+    requests = {name: table.requests for name, table in tables.items()}
+    drawn = {
+        "bubble_cdf": lambda: figures.bubble_cdf(requests),
+        "completions": lambda: figures.completions(requests),
+        "ledger": lambda: figures.ledger_bars({n: t.ledger for n, t in tables.items()}),
+    }
+    return _draw(drawn, folder, None)
+
+
+def _run(name: str, deployment: Deployment, progress: Progress | None) -> ScenarioRun:
+    total = len(deployment.requests)
+    report = None
+    if progress is not None:
+        progress(name, 0, total)
+        report = lambda done: progress(name, done, total)  # noqa: E731
+    records = deployment.simulate(report)
+    requests = request_table(records)
+    tp = deployment.scenario.cluster.tp
+    summary = summarize(records, requests, deployment.model, deployment.device, tp)
+    return ScenarioRun(
+        deployment, records, requests, iteration_table(records), ledger(records), summary
+    )
+
+
+def _ratio(
+    experiment: Experiment, name: str, ratio: Ratio, runs: Mapping[str, ScenarioRun]
+) -> float:
+    above, below = (
+        _metric(experiment, name, ratio.metric, runs[scenario].summary) for scenario in ratio.over
+    )
+    return above / below if below else float("nan")
+
+
+def _metric(experiment: Experiment, name: str, path: str, summary: Mapping[str, Any]) -> float:
+    node: Any = summary
+    for part in path.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            allowed = ", ".join(node) if isinstance(node, Mapping) else "nothing below a number"
+            raise ConfigError(
+                f"{experiment.file}: compare.{name}.metric: value {path!r}: {part} is not one of "
+                f"{allowed}"
+            )
+        node = node[part]
+    if not isinstance(node, int | float):
+        raise ConfigError(
+            f"{experiment.file}: compare.{name}.metric: value {path!r}: is not a number; "
+            f"one of {', '.join(f'{path}.{key}' for key in node)}"
+        )
+    return float(node)
+
+
+def _write_tables(outcome: Outcome, folder: Path) -> None:
+    experiment = outcome.experiment
+    resolved = {
+        "name": experiment.name,
+        "description": experiment.description,
+        "scenarios": {
+            name: run.deployment.scenario.model_dump() for name, run in outcome.runs.items()
+        },
+        "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
+    }
+    _write(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+    reference = {name: r.paper for name, r in experiment.compare.items() if r.paper is not None}
+    content = {"format": FORMAT, "name": experiment.name, **outcome.summary()}
+    content["reference"] = reference
+    _write(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
+    for name, run in outcome.runs.items():
+        (folder / name).mkdir()
+        run.requests.to_parquet(folder / name / "requests.parquet", index=False)
+        run.iterations.to_parquet(folder / name / "iterations.parquet", index=False)
+        run.ledger.to_csv(folder / name / "ledger.csv", index=False)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _write_figures(
+    outcome: Outcome, window: Window, folder: Path, progress: Progress | None
+) -> None:
+    from experiments import figures
+    from experiments.gantt import stage_timeline
+
+    runs = outcome.runs
+    requests = {name: run.requests for name, run in runs.items()}
+    drawn = {
+        "bubble_cdf": lambda: figures.bubble_cdf(requests),
+        "completions": lambda: figures.completions(requests),
+        "timeline": lambda: stage_timeline({n: run.records for n, run in runs.items()}, window),
+        "ledger": lambda: figures.ledger_bars({n: run.ledger for n, run in runs.items()}),
+    }
+    _draw(drawn, folder, progress)
+
+
+def _draw(
+    drawn: Mapping[str, Callable[[], Figure]], folder: Path, progress: Progress | None
+) -> list[Path]:
+    from experiments.style import save, styled
+
+    folder.mkdir(exist_ok=True)
+    written = []
+    for done, (name, draw) in enumerate(drawn.items()):
+        if progress is not None:
+            progress("figures", done, len(drawn))
+        with styled():
+            written += save(draw(), folder, name)
+    return written

@@ -1,0 +1,100 @@
+"""What every stage did in a window of time: the rows of a timeline picture or trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.ledger import BUBBLES, gaps
+from simulator.records import Floats, Ints, Records
+
+KINDS = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True)
+class StageSlices:
+    """One stage of one replica within a window; times in seconds, one entry per micro-batch.
+
+    ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
+    :data:`KINDS`. ``bubble_start`` is where the idle time before it began, ``bubble_s`` how much of
+    that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
+    :data:`~simulator.ledger.BUBBLES`.
+    """
+
+    replica: int
+    stage: int
+    row: Ints
+    kind: Ints
+    start: Floats
+    finish: Floats
+    bubble_start: Floats
+    bubble_s: Floats
+    bubble_kind: Ints
+
+
+@dataclass(frozen=True)
+class Window:
+    """A span of simulated time, in seconds."""
+
+    start_s: float
+    length_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.length_s
+
+
+def default_window(runs: list[Records]) -> Window:
+    """From the middle of the shortest run, as long as four passes through the slowest pipeline."""
+    ends = [records.end_s for records in runs if records.end_s > 0]
+    passes = [
+        float(np.median(log.iterations["finish_s"] - log.iterations["ready_s"]))
+        for records in runs
+        for log in records.replicas
+        if log.num_iterations
+    ]
+    if not ends:
+        return Window(0.0, 1.0)
+    return Window(min(ends) / 2, min(4 * max(passes), min(ends)))
+
+
+def stage_slices(records: Records, window: Window) -> list[StageSlices]:
+    """All stages of all replicas, in order."""
+    found = []
+    for number, log in enumerate(records.replicas):
+        if not log.num_iterations:
+            empty, none = np.zeros(0), np.zeros(0, np.int64)
+            found += [
+                StageSlices(number, stage, none, none, empty, empty, empty, empty, none)
+                for stage in range(log.num_stages)
+            ]
+            continue
+        split = gaps(log)
+        columns, times = log.iterations, split.times
+        has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
+        kind = np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
+        bubble = split.bubble + split.communication + split.turnaround
+        for stage in range(log.num_stages):
+            start, finish = times.start[:, stage], times.finish[:, stage]
+            released = np.concatenate([start[:1], times.release[:-1, stage]])
+            rows = np.flatnonzero((released < window.end_s) & (finish > window.start_s))
+            found.append(
+                StageSlices(
+                    number,
+                    stage,
+                    rows,
+                    kind[rows],
+                    start[rows],
+                    finish[rows],
+                    released[rows],
+                    bubble[rows, stage],
+                    np.asarray(split.kind[rows], np.int64),
+                )
+            )
+    return found
+
+
+def bubble_name(kind: int) -> str:
+    """How a bubble is called, as in the ledger."""
+    return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
