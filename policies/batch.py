@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from policies.request import Sequence
 
 if TYPE_CHECKING:
     from policies.group import Group
-    from policies.request import Sequence
 
-
-class Chunk(NamedTuple):
-    """``tokens`` prompt tokens of ``sequence``, of which ``context`` tokens are cached already."""
-
-    sequence: Sequence
-    tokens: int
-    context: int
+Chunk = tuple[Sequence, int, int]
+"""A sequence, how many of its prompt tokens are processed, and how many are cached already."""
 
 
 class Batch:

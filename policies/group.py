@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+from policies.policy import View
 from policies.request import Sequence
 
 
@@ -25,9 +28,10 @@ class Group:
         "iteration",
         "num_decodes",
         "prefilling",
+        "view",
     )
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, waiting: deque[Sequence], max_batch: int) -> None:
         self.index = index
         self.iteration = 0
         self.prefilling: list[Sequence] = []
@@ -38,6 +42,7 @@ class Group:
         # Finished, but kept as padding until all are: each still computes a token an iteration,
         # against the context it ended with.
         self.held: list[Sequence] = []
+        self.view = View(waiting, self.prefilling, self.decoding.keys(), max_batch)
 
     @property
     def size(self) -> int:

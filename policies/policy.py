@@ -31,13 +31,20 @@ class View:
         "waiting",
     )
 
-    waiting: deque[Sequence]
-    prefilling: list[Sequence]
-    decoding: KeysView[Sequence]
-    num_decodes: int
-    max_batch: int
-    free_slots: int
-    free_kv: int
+    def __init__(
+        self,
+        waiting: deque[Sequence],
+        prefilling: list[Sequence],
+        decoding: KeysView[Sequence],
+        max_batch: int,
+    ) -> None:
+        self.waiting = waiting
+        self.prefilling = prefilling
+        self.decoding = decoding
+        self.max_batch = max_batch
+        self.num_decodes = 0
+        self.free_slots = 0
+        self.free_kv = 0
 
     def next_waiting(self) -> Sequence | None:
         """The oldest waiting sequence if it can be admitted now, else None.

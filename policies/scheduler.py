@@ -16,7 +16,7 @@ from collections import deque
 
 from policies.batch import Batch, Chunk
 from policies.group import Group
-from policies.policy import Policy, View
+from policies.policy import Plan, Policy
 from policies.request import Request, Sequence
 
 PREFILL, DECODE, PADDING = 0, 1, 2
@@ -69,14 +69,11 @@ class Scheduler:
         self.free_pool = free_pool
         self.free_kv = kv_capacity
         self.waiting: deque[Sequence] = deque()
-        self.groups = [Group(index) for index in range(max_in_flight)]
+        self.groups = [Group(i, self.waiting, max_batch) for i in range(max_in_flight)]
+        self.idle = list(self.groups)  # not in flight, in the order in which they returned
         # Request, what it does, group, first and last iteration. Those of one request in order.
         self.rides: list[tuple[int, int, int, int, int]] = []
-        self._idle = list(self.groups)  # in the order in which they returned
         self._output_tokens: dict[int, int] = {}
-        self._view = View()
-        self._view.waiting = self.waiting
-        self._view.max_batch = max_batch
 
     def refusal(self, request: Request) -> str | None:
         """Why the request could never be served, or None if it can."""
@@ -110,16 +107,19 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """Form the next micro-batch that has something to do, or None if none has."""
-        idle = self._idle
+        idle = self.idle
         for position, group in enumerate(idle):
             if self.free_pool and len(idle) > 1:
                 self._gather(group)
-            elif not (group.num_decodes or group.prefilling or self.waiting):
-                continue
-            batch = self._form(group)
-            if batch is not None:
+            decodes = group.num_decodes
+            view = group.view
+            view.num_decodes = decodes
+            view.free_slots = self.max_batch - len(group.prefilling) - decodes
+            view.free_kv = self.free_kv
+            plan = self.policy.plan(view)
+            if plan is not None:
                 del idle[position]
-                return batch
+                return self._form(group, plan)
         return None
 
     def complete(self, batch: Batch) -> list[Sequence]:
@@ -137,7 +137,7 @@ class Scheduler:
                     self._close_ride(sequence, PREFILL, iteration)
                     sequence._first_ride = iteration + 1
         group.iteration = iteration + 1
-        self._idle.append(group)
+        self.idle.append(group)
         finished = group.due.pop(iteration, None)
         if finished is None:
             return []
@@ -160,16 +160,8 @@ class Scheduler:
             return request.prompt_tokens + request.max_tokens
         return self.max_length
 
-    def _form(self, group: Group) -> Batch | None:
-        view = self._view
-        view.prefilling = group.prefilling
-        view.decoding = group.decoding.keys()
-        view.num_decodes = group.num_decodes
-        view.free_slots = self.max_batch - len(group.prefilling) - group.num_decodes
-        view.free_kv = self.free_kv
-        plan = self.policy.plan(view)
-        if plan is None:
-            return None
+    def _form(self, group: Group, plan: Plan) -> Batch:
+        """Carry out a plan: admit, skip, and put the batch together."""
         decodes = group.num_decodes
         context = group.context
         if plan.skip:
@@ -179,7 +171,7 @@ class Scheduler:
             if not decodes:
                 raise PolicyError("the plan is empty: return None when there is nothing to do")
             return Batch(group, (), 0, decodes, context, len(group.held), plan.skip)
-        chunks = []
+        chunks: list[Chunk] = []
         prefill_tokens = 0
         iteration = group.iteration
         for sequence, tokens in plan.chunks:
@@ -193,7 +185,7 @@ class Scheduler:
                 sequence._group = group.index
                 sequence._first_ride = iteration
             sequence._next_ride = iteration + 1
-            chunks.append(Chunk(sequence, tokens, done))
+            chunks.append((sequence, tokens, done))
             prefill_tokens += tokens
         return Batch(
             group, tuple(chunks), prefill_tokens, decodes, context, len(group.held), plan.skip
@@ -255,7 +247,7 @@ class Scheduler:
 
     def _gather(self, group: Group) -> None:
         """Take in members of the other idle groups, while there are slots."""
-        for other in self._idle:
+        for other in self.idle:
             if other is group:
                 continue
             for sequence in list(other.prefilling):

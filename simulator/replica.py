@@ -8,6 +8,7 @@ the last stage can therefore be computed when it is launched, and only that retu
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -78,20 +79,19 @@ class Replica:
     def _dispatch(self, _: Moment | None = None) -> None:
         """Form and launch batches for as long as there is one to form."""
         self._wake_at = -1.0
-        if self.lazy:
-            if self._free[0] > self.env.now:
-                return  # stage 0 wakes us when it is free
-            batch = self.scheduler.next_batch()
-            if batch is not None:
-                self._launch(batch)
-                self._wake(self._free[0])
-            return
-        while (batch := self.scheduler.next_batch()) is not None:
-            self._launch(batch)
-
-    def _launch(self, batch: Batch) -> None:
-        """Send a batch down the pipeline, and come back when the last stage finishes it."""
         now = self.env.now
+        scheduler = self.scheduler
+        while scheduler.idle:
+            if self.lazy and self._free[0] > now:
+                self._wake(self._free[0])
+                return
+            batch = scheduler.next_batch()
+            if batch is None:
+                return
+            self._launch(batch, now)
+
+    def _launch(self, batch: Batch, now: float) -> None:
+        """Send a batch down the pipeline, and come back when the last stage finishes it."""
         layer_s, first_s, last_s, send_s = self.predict(batch)
         layers = self.layers
         if self._even:
@@ -127,8 +127,8 @@ class Replica:
 
         chunks = batch.chunks
         context = 0
-        for chunk in chunks:
-            context += chunk[2]
+        for _, _, cached in chunks:
+            context += cached
         self._rows.append(
             (
                 batch.group.index,
@@ -167,9 +167,8 @@ class Replica:
     def log(self) -> ReplicaLog:
         """What happened, as columns."""
         width = len(ITERATION_COLUMNS)
-        table = np.fromiter(
-            (value for row in self._rows for value in row), float, width * len(self._rows)
-        ).reshape(-1, width)
+        values = chain.from_iterable(self._rows)
+        table = np.fromiter(values, float, width * len(self._rows)).reshape(-1, width)
         scheduler = self.scheduler
         return ReplicaLog(
             layers=self.layers,

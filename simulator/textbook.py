@@ -18,7 +18,7 @@ from typing import Any
 
 import simpy
 
-from policies.batch import Batch, Chunk
+from policies.batch import Batch
 from policies.group import Group
 from policies.policy import Policy, View
 from policies.request import Request, Sequence
@@ -150,12 +150,13 @@ class TextbookReplica:
                             members.append(member)
         prefilling = [m for m in members if not m.generated]
         decoding = [m for m in members if m.generated]
-        view = View()
-        view.waiting = self.waiting
-        view.prefilling = [m.sequence for m in prefilling]
-        view.decoding = {m.sequence: None for m in decoding}.keys()
+        view = View(
+            self.waiting,
+            [m.sequence for m in prefilling],
+            {m.sequence: None for m in decoding}.keys(),
+            self.max_batch,
+        )
         view.num_decodes = len(decoding)
-        view.max_batch = self.max_batch
         view.free_slots = self.max_batch - len(members)
         view.free_kv = self.free_kv
         plan = self.policy.plan(view)
@@ -169,8 +170,8 @@ class TextbookReplica:
                 self.free_kv -= member.sequence.kv_tokens
         running = [m for m in decoding if m.sequence not in plan.skip]
         batch = Batch(
-            Group(slot),
-            tuple(Chunk(m.sequence, n, m.sequence.prefilled) for m, n in chunks),
+            Group(slot, self.waiting, self.max_batch),
+            tuple((m.sequence, n, m.sequence.prefilled) for m, n in chunks),
             sum(n for _, n in chunks),
             len(running),
             sum(m.context for m in running),
