@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from policies.batch import Batch
 from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
-from policies.scheduler import Scheduler
+from policies.scheduler import PADDING, Scheduler
 from simulator.ledger import IDLE, gaps, iteration_bubbles, ledger
 from simulator.metrics import iteration_table, kv_occupancy, request_table
-from simulator.records import Records, ReplicaLog
+from simulator.rides import Rides
 from simulator.textbook import Micro, TextbookReplica
 from simulator.timeline import stage_times
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
@@ -180,7 +180,7 @@ def test_6_a_policy_is_pure(system: System) -> None:
 @any_system
 @given(systems())
 def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
-    """With all outputs longer, every plan is the same until the first request would finish."""
+    """With all outputs longer, every plan is the same until the first one's last token."""
     requests = [
         Request(r.id, r.arrival_s, min(r.prompt_tokens, 40), r.output_tokens, 80)
         for r in system.requests
@@ -194,24 +194,21 @@ def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
         watched = schedulers[0].policy = Watched(schedulers[0].policy)
         records = system_variant.fast(schedulers=schedulers)
         logs.append((watched.plans, records.replicas[0]))
-    first_finish = request_table(one_replica(logs[0][1], requests))["finish_s"].min()
-    alike = int((logs[0][1].iterations["ready_s"] < first_finish).sum())
+    log = logs[0][1]
+    done = {
+        request: (group, last) for request, role, group, _, last in log.rides if role != PADDING
+    }
+    row = {
+        (group, number): i
+        for i, (group, number) in enumerate(
+            zip(log.iterations["group"], Rides(log).number, strict=True)
+        )
+    }
+    first_done = min(log.iterations["finish_s"][row[place]] for place in done.values())
+    alike = int((log.iterations["ready_s"] < first_done).sum())
     for name in ("ready_s", "group", "prefill_tokens", "decodes", "decode_context"):
         one, other = (log.iterations[name][:alike] for _, log in logs)
         assert np.array_equal(one, other)
-
-
-def one_replica(log: ReplicaLog, requests: list[Request]) -> Records:
-    """Records of one replica that served all the requests."""
-    return Records(
-        request_id=np.array([r.id for r in requests]),
-        arrival_s=np.array([r.arrival_s for r in requests]),
-        prompt_tokens=np.array([r.prompt_tokens for r in requests]),
-        output_tokens=np.array([r.output_tokens for r in requests]),
-        replica=np.zeros(len(requests), np.int64),
-        rejections={},
-        replicas=[log],
-    )
 
 
 @any_system

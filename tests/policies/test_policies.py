@@ -1,0 +1,137 @@
+"""What each policy plans, on views written out by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.orca import Orca, OrcaWorstCase
+from policies.policy import View
+from policies.request import Request, Sequence
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+
+
+def waiting(*prompts: int, kv: int = 10) -> deque[Sequence]:
+    return deque(Sequence(i, prompt, 50, kv) for i, prompt in enumerate(prompts))
+
+
+def view(
+    queue: deque[Sequence],
+    *,
+    decodes: int = 0,
+    prefilling: tuple[Sequence, ...] = (),
+    max_batch: int = 4,
+    free_kv: int = 1000,
+) -> View:
+    decoding = {Sequence(100 + i, 5, 50, 10): None for i in range(decodes)}
+    seen = View(queue, list(prefilling), decoding.keys(), max_batch)
+    seen.num_decodes = decodes
+    seen.free_slots = max_batch - decodes - len(prefilling)
+    seen.free_kv = free_kv
+    return seen
+
+
+def chunks(plan: object) -> list[tuple[int, int]] | None:
+    return None if plan is None else [(s.id, n) for s, n in plan.chunks]  # type: ignore[attr-defined]
+
+
+def test_orca_best_case_admits_one_whole_prompt() -> None:
+    orca = Orca(max_prefills=1)
+    assert chunks(orca.plan(view(waiting(7, 8), decodes=2))) == [(0, 7)]
+    assert chunks(orca.plan(view(waiting(7, 8), decodes=4))) == []  # no slot: decodes only
+    assert chunks(orca.plan(view(waiting(7), decodes=1, free_kv=9))) == []  # no KV
+    assert orca.plan(view(waiting(7), free_kv=9)) is None
+    assert orca.plan(view(waiting())) is None
+
+
+def test_orca_unconstrained_admits_all_that_fit() -> None:
+    assert chunks(Orca().plan(view(waiting(7, 8, 9, 6, 5), decodes=1))) == [(0, 7), (1, 8), (2, 9)]
+    assert chunks(Orca().plan(view(waiting(7, 8, 9), free_kv=25))) == [(0, 7), (1, 8)]
+    assert chunks(Orca(max_prefills=2).plan(view(waiting(7, 8, 9)))) == [(0, 7), (1, 8)]
+
+
+def test_a_request_that_does_not_fit_is_not_overtaken() -> None:
+    queue = waiting(7, 8)
+    queue[0].kv_tokens = 500
+    for policy in (Orca(), Orca(max_prefills=1), OrcaWorstCase(), RequestLevel(), Sarathi()):
+        assert policy.plan(view(queue, free_kv=100)) is None
+
+
+@pytest.mark.parametrize("policy", [OrcaWorstCase(), RequestLevel()])
+def test_requests_begin_together(policy: OrcaWorstCase) -> None:
+    assert chunks(policy.plan(view(waiting(7, 8, 9, 6, 5)))) == [(0, 7), (1, 8), (2, 9), (3, 6)]
+    assert chunks(policy.plan(view(waiting(7), decodes=1))) == []
+    assert policy.plan(view(waiting())) is None
+    assert policy.holds_finished == isinstance(policy, RequestLevel)
+
+
+def test_sarathi_sends_one_chunk_and_cuts_it_to_the_tile() -> None:
+    sarathi = Sarathi(chunk_size=256, tile=128)
+    assert chunks(sarathi.plan(view(waiting(1000, 1000), max_batch=27))) == [(0, 256)]
+    assert chunks(sarathi.plan(view(waiting(1000), decodes=26, max_batch=27))) == [(0, 230)]
+    begun = Sequence(9, 1000, 50, 10)
+    begun.prefilled = 900
+    # The one that has begun goes first, and its last chunk is what is left of it.
+    both = view(waiting(1000), decodes=3, prefilling=(begun,), max_batch=27)
+    assert chunks(sarathi.plan(both)) == [(9, 100)]
+    assert chunks(sarathi.plan(view(waiting(1000), decodes=27, max_batch=27))) == []
+    assert sarathi.plan(view(waiting())) is None
+
+
+def test_sarathi_chunk_rules() -> None:
+    """Section 4.4: with C = 256, tile 128 and batch B the chunk is 256 - (B - 1)."""
+    assert Sarathi(256, 128, "reserve").chunk_tokens(decodes=3, max_batch=18) == 256 - 17
+    assert Sarathi(256, 128, "fill").chunk_tokens(decodes=3, max_batch=18) == 253
+    assert Sarathi(256, 128, "fixed").chunk_tokens(decodes=3, max_batch=18) == 256
+    # 320 is not a multiple of the tile: the fused rows are cut to 256.
+    assert Sarathi(320, 128, "fill").chunk_tokens(decodes=20, max_batch=21) == 236
+    assert Sarathi(320, 1, "fill").chunk_tokens(decodes=20, max_batch=21) == 300
+    assert Sarathi(64, 128, "fill").chunk_tokens(decodes=20, max_batch=21) == 44
+
+
+@given(
+    st.integers(1, 600),
+    st.integers(1, 256),
+    st.integers(0, 700),
+    st.sampled_from(["fill", "reserve"]),
+)
+def test_sarathi_always_makes_progress(chunk: int, tile: int, decodes: int, rule: str) -> None:
+    tokens = Sarathi(chunk, tile, rule).chunk_tokens(decodes, max_batch=decodes + 1)  # type: ignore[arg-type]
+    assert tokens >= 1
+    if chunk >= tile or decodes >= chunk:
+        assert (tokens + decodes) % tile == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk_size": 0}, "at least 1"),
+        ({"tile": -1}, "at least 1"),
+        ({"chunk_rule": "most"}, "fill, reserve or fixed"),
+    ],
+)
+def test_sarathi_refuses_nonsense(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sarathi(**arguments)  # type: ignore[arg-type]
+
+
+def test_orca_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Orca(max_prefills=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0.0, 0, 1, 5), "at least 1"),
+        ((0, 0.0, 4, 0, 5), "at least 1"),
+        ((3, 0.0, 4, 6, 5), "request 3: generates 6 tokens but declares at most 5"),
+    ],
+)
+def test_requests_are_checked(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Request(*arguments)  # type: ignore[arg-type]

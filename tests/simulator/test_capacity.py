@@ -1,0 +1,58 @@
+"""Memory: the paper's batch sizes, and what does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler.device import load_device
+from profiler.model import load_model
+from simulator.capacity import (
+    CapacityError,
+    kv_capacity_tokens,
+    max_batch,
+    stage_layers,
+    stage_weight_bytes,
+)
+
+A100, A6000 = load_device("a100-80g-sxm"), load_device("a6000")
+GPT3 = load_model("gpt3-175b")
+
+
+def test_the_papers_batch_sizes_for_gpt3() -> None:
+    """Section 5.3: 27 with TP 8 and PP 8, 11 with TP 8 alone, lengths up to 4K."""
+    assert max_batch(kv_capacity_tokens(GPT3, A100, 8, stage_layers(96, 8)), 4096, 8) == 27
+    assert max_batch(kv_capacity_tokens(GPT3, A100, 8, (96,)), 4096) == 11
+
+
+def test_capacity_by_hand() -> None:
+    """Llama-2-7b on one A40: 0.9 * 48e9 bytes, less 13.48e9 of weights, at 512 KiB a token."""
+    model, device = load_model("llama-2-7b"), load_device("a40")
+    weights = 2 * (model.num_parameters - model.hidden_size)  # the final norm is not counted
+    assert stage_weight_bytes(model, (32,), 0) == weights
+    expected = int((0.9 * device.memory_bytes - weights) // (512 * 1024))
+    assert kv_capacity_tokens(model, device, 1, (32,)) == expected
+
+
+def test_replicated_kv_heads_take_their_bytes() -> None:
+    model = load_model("llama-2-70b")  # 8 KV heads
+    at_8 = kv_capacity_tokens(model, A100, 8, (80,), usable_memory=0.9)
+    at_16 = kv_capacity_tokens(model, A100, 16, (80,), usable_memory=0.9)
+    weights = stage_weight_bytes(model, (80,), 0)
+    per_token = model.kv_bytes_per_token()
+    assert at_8 == int((0.9 * 8 * 80e9 - weights) // per_token)
+    assert at_16 == int((0.9 * 16 * 80e9 - weights) // (2 * per_token))
+
+
+def test_layers_are_spread_evenly() -> None:
+    assert stage_layers(96, 8) == (12,) * 8
+    assert stage_layers(10, 4) == (3, 3, 2, 2)
+    for pp in (0, 11):
+        with pytest.raises(CapacityError, match="10 layers"):
+            stage_layers(10, pp)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(CapacityError, match=r"gpt3-175b does not fit: stage 0 of 1 .*usable"):
+        kv_capacity_tokens(GPT3, A100, 1, (96,))
+    with pytest.raises(CapacityError, match="holds 2 sequences of 4096 tokens, too few for 8"):
+        max_batch(9000, 4096, 8)

@@ -1,0 +1,126 @@
+"""Routers, arrivals, jitter and theory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.batch import Batch
+from policies.orca import Orca
+from policies.policy import Plan, View
+from policies.request import Request
+from policies.scheduler import Scheduler
+from simulator.jitter import Jitter
+from simulator.metrics import request_table, summarize
+from simulator.quantum import HORIZON_S, QUANTUM_S, quantize
+from simulator.records import Records
+from simulator.simulation import Router, SimulationError, simulate
+
+SERVICE_S = 2.0**-7
+
+
+def constant(batch: Batch) -> tuple[float, float, float, float]:
+    return SERVICE_S, 0.0, 0.0, 0.0
+
+
+def serve(
+    requests: list[Request], replicas: int = 1, router: Router = "round_robin", max_batch: int = 1
+) -> Records:
+    schedulers = [
+        Scheduler(Orca(), max_batch=max_batch, kv_capacity=10_000, max_length=100)
+        for _ in range(replicas)
+    ]
+    return simulate(requests, schedulers, constant, (1,), router=router)
+
+
+def test_single_server_queue_agrees_with_lindley_and_with_m_d_1() -> None:
+    """Batch 1, one iteration a request: waiting times follow Lindley's recursion exactly, and
+    their mean is rho * s / (2 (1 - rho))."""
+    load = 0.6
+    arrivals = np.cumsum(np.random.default_rng(5).exponential(SERVICE_S / load, 40_000))
+    table = request_table(serve([Request(i, float(t), 1, 1, 9) for i, t in enumerate(arrivals)]))
+    wait, waits = 0.0, []
+    at = quantize(arrivals)
+    for i in range(len(at)):
+        waits.append(wait)
+        if i + 1 < len(at):
+            wait = max(0.0, wait + SERVICE_S - (at[i + 1] - at[i]))
+    assert table["queueing_s"].tolist() == waits
+    # Waits are correlated over some 1 / (1 - rho)^2 requests: the standard error is about 3 %.
+    assert np.mean(waits) == pytest.approx(load * SERVICE_S / (2 * (1 - load)), rel=0.09)
+
+
+def test_round_robin_takes_turns() -> None:
+    records = serve([Request(i, i * 1.0, 4, 2, 9) for i in range(7)], replicas=3)
+    assert records.replica.tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_least_tokens_avoids_the_loaded_replica() -> None:
+    lengths = [50, 5, 5, 5, 5, 50]
+    requests = [Request(i, 0.0, p, 2, 10) for i, p in enumerate(lengths)]
+    # 60 | 15 | 15; then 30, 30, and the tie between the two goes to the first of them.
+    records = serve(requests, replicas=3, router="least_tokens")
+    assert records.replica.tolist() == [0, 1, 2, 1, 2, 1]
+
+
+def test_least_tokens_sees_what_has_finished_by_the_instant_of_arrival() -> None:
+    # Request 0 finishes exactly when request 2 arrives.
+    requests = [Request(0, 0.0, 4, 1, 9), Request(1, 0.0, 4, 9, 9)]
+    requests.append(Request(2, SERVICE_S, 4, 1, 9))
+    assert serve(requests, replicas=2, router="least_tokens").replica.tolist() == [0, 1, 0]
+
+
+def test_arrivals_at_the_instant_of_a_return_are_in_the_next_batch() -> None:
+    requests = [Request(0, 0.0, 4, 3, 9), Request(1, SERVICE_S, 4, 1, 9)]
+    table = request_table(serve(requests, max_batch=2))
+    assert table["queueing_s"].tolist() == [0.0, 0.0]
+
+
+def test_jitter_does_not_depend_on_how_it_is_drawn() -> None:
+    seed = np.random.SeedSequence(3)
+    drawn = np.array([Jitter(0.1, 2, seed).factors() for _ in range(1)])
+    source = Jitter(0.1, 2, seed)
+    factors = np.array([source.factors() for _ in range(5000)])
+    assert (factors[0] == drawn[0]).all()
+    assert factors.mean() == pytest.approx(1.0, abs=0.005)
+    assert factors.std() == pytest.approx(0.1, rel=0.03)
+    with pytest.raises(ValueError, match="between 0 and 10"):
+        Jitter(-1, 2, seed)
+
+
+def test_a_policy_that_stops_planning_is_an_error() -> None:
+    class Idle:
+        holds_finished = False
+
+        def plan(self, view: View) -> Plan | None:
+            return None
+
+    scheduler = Scheduler(Idle(), max_batch=1, kv_capacity=100, max_length=100)
+    with pytest.raises(SimulationError, match="1 of 1 requests were never finished"):
+        simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
+
+
+def test_arrivals_must_lie_within_the_horizon() -> None:
+    for late in (-1.0, HORIZON_S):
+        with pytest.raises(SimulationError, match="arrivals must lie between"):
+            serve([Request(0, late, 4, 2, 9)])
+
+
+def test_no_requests_at_all() -> None:
+    from profiler.device import load_device
+    from profiler.model import load_model
+
+    records = serve([])
+    summary = summarize(
+        records, request_table(records), load_model("llama-2-7b"), load_device("a40"), 1
+    )
+    assert summary["requests"] == 0 and summary["makespan_s"] == 0.0
+
+
+def test_quanta() -> None:
+    assert quantize(QUANTUM_S * 0.4) == 0.0
+    assert quantize(QUANTUM_S * 0.6) == QUANTUM_S
+    times = np.random.default_rng(0).uniform(0, 1e5, 1000)
+    whole = quantize(times) / QUANTUM_S
+    assert (whole == np.round(times / QUANTUM_S)).all()
+    assert np.abs(quantize(times) - times).max() <= QUANTUM_S / 2
