@@ -72,9 +72,9 @@ class PhysicalSurface:
         """Times in seconds, of the broadcast shape of ``a`` and ``b``."""
         x, y = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
         place = self._place(x, y)
-        correction = self._nearest(place)
+        correction = np.reshape(self._nearest(place), x.shape)
         if self._between is not None:
-            inside = self._between(place)
+            inside = np.reshape(self._between(place), x.shape)
             correction = np.where(np.isnan(inside), correction, inside)
         return np.asarray((self._terms(x, y) @ self.coefficients) * correction)
 

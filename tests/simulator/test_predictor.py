@@ -1,0 +1,181 @@
+"""From a bundle's points to a batch's time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.batch import Batch
+from policies.group import Group
+from policies.request import Sequence
+from profiler.model import load_model
+from profiler.paths import data_dir
+from profiler.schema import Bundle, BundleMeta, find_bundle, list_bundles, load_bundle
+from simulator.predictor import BundlePredictor
+from simulator.quantum import QUANTUM_S
+from simulator.regression import OpTimes, PhysicalSurface, PiecewiseLinear
+
+GPT3 = load_model("gpt3-175b")
+LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
+
+
+def simple_bundle(tp: int = 2) -> Bundle:
+    """Times of a made-up device: every layer op 10 + M us, attention linear in its pairs."""
+    tokens = [1, 128, 129, 1024]
+    linear = pd.DataFrame(
+        [(op, m, 10.0 + m) for op in (*LAYER_OPS, "embedding", "lm_head") for m in tokens],
+        columns=["op", "num_tokens", "time_us"],
+    )
+    prefill = [
+        (n, c, 5 + 1e-3 * n * (c + (n + 1) / 2))
+        for n in (1, 64, 256, 1024)
+        for c in (0, 128, 512, 1024)
+    ]
+    decode = [(b, c, 3 + 0.01 * b * c) for b in (1, 2, 4, 8) for c in (1, 256, 1024)]
+    meta = BundleMeta(
+        device="made-up",
+        model="gpt3-175b",
+        model_spec=GPT3,
+        tp=tp,
+        source="measured",
+        created="2026-01-01",
+        generator="test",
+    )
+    return Bundle(
+        meta,
+        linear,
+        pd.DataFrame(prefill, columns=["chunk_tokens", "context_tokens", "time_us"]),
+        pd.DataFrame(decode, columns=["batch_size", "context_tokens", "time_us"]),
+        pd.DataFrame([(1, 7.0), (10**9, 7.0)], columns=["num_bytes", "time_us"]),
+        pd.DataFrame(
+            [(0, "inter_node", 20.0), (10**9, "inter_node", 20.0 + 1e5)],
+            columns=["num_bytes", "scope", "time_us"],
+        ),
+    )
+
+
+def batch(
+    *chunks: tuple[int, int, int], decodes: int = 0, context: int = 0, max_batch: int = 8
+) -> Batch:
+    """Chunks are (prompt, tokens, cached)."""
+    made = tuple((Sequence(i, p, 1, 1), n, c) for i, (p, n, c) in enumerate(chunks))
+    group = Group(0, None, max_batch)  # type: ignore[arg-type]
+    return Batch(group, made, sum(n for _, n, _ in chunks), decodes, context)
+
+
+def predictor(bundle: Bundle, **options: object) -> BundlePredictor:
+    settings = {"max_tokens": 512, "max_length": 1024, "max_batch": 8, "num_stages": 2}
+    return BundlePredictor(OpTimes(bundle), **(settings | options))  # type: ignore[arg-type]
+
+
+def test_a_mixed_batch_by_hand() -> None:
+    """100 prompt tokens after 256 cached ones, and 4 decodes with 300 tokens of context each."""
+    predict = predictor(simple_bundle())
+    layer, first, last, send = predict(batch((356, 100, 256), decodes=4, context=1200))
+    linear = 5 * (10 + 104) + 2 * 7
+    attention = 5 + 1e-3 * 100 * (256 + 50.5) + 3 + 0.01 * 1200
+    assert layer == pytest.approx((linear + attention) * 1e-6, rel=1e-4)
+    assert first == pytest.approx((10 + 104) * 1e-6, abs=QUANTUM_S)
+    assert last == pytest.approx((10 + 5) * 1e-6, abs=QUANTUM_S)  # 4 decodes and a finished prompt
+    sent = 104 * GPT3.hidden_size * 2 / 2  # each of the 2 ranks sends its half
+    assert send == pytest.approx((20 + sent * 1e-4) * 1e-6, abs=QUANTUM_S)
+    # The same chunk in the middle of its prompt needs no logits.
+    assert predict(batch((900, 100, 256), decodes=4, context=1200))[2] < last
+
+
+def test_without_head_and_with_one_stage() -> None:
+    predict = predictor(simple_bundle(), include_head=False, num_stages=1)
+    assert predict(batch((100, 100, 0)))[1:] == (0.0, 0.0, 0.0)
+
+
+def test_all_reduce_only_with_tensor_parallelism() -> None:
+    chunk = batch((100, 100, 0))
+    alone = dataclasses.replace(simple_bundle().meta, tp=1)
+    with_two = predictor(simple_bundle())(chunk)[0]
+    with_one = predictor(dataclasses.replace(simple_bundle(), meta=alone))(chunk)[0]
+    assert with_two - with_one == pytest.approx(14e-6, abs=2 * QUANTUM_S)
+
+
+def test_more_tokens_than_tabulated() -> None:
+    small, large = (predictor(simple_bundle(), max_tokens=n) for n in (16, 4096))
+    for tokens in (17, 1000, 3000):
+        many = batch(*[(tokens // 4, tokens // 4, 0)] * 4)
+        assert small(many) == large(many)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_every_time_is_a_positive_whole_quantum(data: st.DataObject) -> None:
+    bundle = load_bundle(find_bundle(data_dir() / "profiles", "a100-80g-sxm", "gpt3-175b", 8))
+    predict = predictor(bundle, max_length=4096, max_batch=27)
+    for _ in range(20):
+        prompt = data.draw(st.integers(1, 4000))
+        cached = data.draw(st.integers(0, prompt - 1))
+        tokens = data.draw(st.integers(1, prompt - cached))
+        decodes = data.draw(st.integers(0, 26))
+        context = data.draw(st.integers(0, 4095)) * decodes
+        times = predict(batch((prompt, tokens, cached), decodes=decodes, context=context))
+        assert times[0] > 0 and min(times) >= 0
+        assert all((t / QUANTUM_S).is_integer() for t in times)
+
+
+@pytest.mark.parametrize(("device", "model", "tp"), list_bundles(data_dir() / "profiles"))
+def test_tables_agree_with_the_regressions(device: str, model: str, tp: int) -> None:
+    """Between the points of a row the tables interpolate: within 1 % of the regression itself."""
+    bundle = load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
+    ops = OpTimes(bundle)
+    predict = BundlePredictor(ops, max_tokens=1024, max_length=4096, max_batch=32)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tokens, cached = int(rng.integers(1, 600)), int(rng.integers(0, 3400))
+        decodes, mean = int(rng.integers(1, 32)), int(rng.integers(1, 4000))
+        layer = predict(
+            batch((4096, tokens, cached), decodes=decodes, context=mean * decodes, max_batch=64)
+        )[0]
+        exact = sum(op(tokens + decodes) for op in ops.linear.values())
+        if ops.all_reduce is not None:
+            exact += 2 * ops.all_reduce((tokens + decodes) * ops.model.hidden_size * 2)
+        exact += ops.prefill(tokens, cached) + ops.decode(decodes, mean)
+        assert layer == pytest.approx(float(exact), rel=0.01)
+
+
+@pytest.mark.parametrize(("device", "model", "tp"), list_bundles(data_dir() / "profiles"))
+def test_regressions_go_through_the_points_of_the_bundle(device: str, model: str, tp: int) -> None:
+    bundle = load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
+    ops = OpTimes(bundle)
+    for op, rows in bundle.linear.groupby("op"):
+        found = (ops.linear | {"embedding": ops.embedding, "lm_head": ops.lm_head})[str(op)]
+        assert np.allclose(found(rows["num_tokens"]), rows["time_us"] * 1e-6)
+    prefill, decode = bundle.attn_prefill, bundle.attn_decode
+    surface = ops.prefill(prefill["chunk_tokens"], prefill["context_tokens"])
+    assert np.allclose(surface, prefill["time_us"] * 1e-6)
+    surface = ops.decode(decode["batch_size"], decode["context_tokens"])
+    assert np.allclose(surface, decode["time_us"] * 1e-6)
+
+
+def test_piecewise_linear() -> None:
+    line = PiecewiseLinear([10, 20, 40], [1.0, 3.0, 4.0])
+    assert line([5, 10, 15, 30, 40, 80]).tolist() == [1.0, 1.0, 2.0, 3.5, 4.0, 8.0]
+
+
+def test_a_surface_recovers_what_it_is_made_of() -> None:
+    """Physical terms with known coefficients come back, inside the points and beyond them."""
+
+    def terms(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.stack([np.ones_like(a), a, a * b], axis=-1)
+
+    def place(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.stack([a, b], axis=-1)
+
+    a, b = (x.ravel() for x in np.meshgrid(np.arange(1.0, 6), np.arange(1.0, 6)))
+    surface = PhysicalSurface(a, b, 2 + 0.5 * a + 0.25 * a * b, terms, place)
+    assert surface.coefficients == pytest.approx([2, 0.5, 0.25])
+    assert surface([2.5, 20.0], [3.5, 30.0]) == pytest.approx([3.25 + 2.1875, 12 + 150])
+    # All points on one line: no triangulation, and still the fitted terms.
+    line = PhysicalSurface(a[:5], b[:5], 2 + 0.5 * a[:5], terms, place)
+    assert line([3.0], [1.0]) == pytest.approx([3.5])
