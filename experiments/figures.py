@@ -13,7 +13,6 @@ from experiments.style import (
     BLACK,
     BLUE,
     GREEN,
-    GREY,
     ORANGE,
     PURPLE,
     SKY,
@@ -21,6 +20,7 @@ from experiments.style import (
     YELLOW,
     line_styles,
 )
+from simulator.records import Floats
 
 _MOST_POINTS = 1000
 _SIZE = (7.0, 4.6)
@@ -43,26 +43,27 @@ def bubble_cdf(requests: Mapping[str, pd.DataFrame]) -> Figure:
     """CDF over requests of the bubble time each one saw, one line per scenario."""
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.subplots()
-    positive = []
+    positive = [np.zeros(0)]
     for style, (name, table) in zip(line_styles(), requests.items(), strict=False):
         bubble = np.sort(table["bubble_s"].dropna().to_numpy())
         if not len(bubble):
             continue
+        positive.append(bubble[bubble > 0])
         median = np.quantile(bubble, 0.5)
         label = f"{name}: median {median:.3g} s" if bubble[-1] > 0 else f"{name}: none"
-        axes.plot(*_steps(bubble, np.arange(1, len(bubble) + 1) / len(bubble)), label=label, **style)
-        positive.append(bubble[bubble > 0])
-    values = np.concatenate([*positive, [1.0]]) if positive else np.ones(1)
-    if sum(map(len, positive)):
-        values = values[:-1]
-    # Bubbles differ by orders of magnitude between schedulers; the first percentile bounds the
-    # axis, because a few requests meet next to none.
-    left = float(np.quantile(values, 0.01))
-    axes.set_xscale("log")
-    axes.set_xlim(max(left / 2, 1e-6), max(float(values.max()) * 1.5, left * 2))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        share = np.arange(1, len(bubble) + 1) / len(bubble)
+        axes.plot(*_steps(bubble, share), label=label, **style)
+    values = np.concatenate(positive)
+    unit = "s"
+    if len(values):
+        # Bubbles differ by orders of magnitude between schedulers. The axis begins at the first
+        # percentile, because a few requests meet next to none.
+        unit = "s, log scale"
+        axes.set_xscale("log")
+        axes.set_xlim(float(np.quantile(values, 0.01)) / 2, float(values.max()) * 1.5)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.set_ylim(0, 1.02)
-    axes.set_xlabel("bubble time of a request (s, log scale)")
+    axes.set_xlabel(f"bubble time of a request ({unit})")
     axes.set_ylabel("share of requests")
     axes.legend(loc="best")
     return figure
@@ -76,7 +77,7 @@ def completions(requests: Mapping[str, pd.DataFrame]) -> Figure:
         finish = np.sort(table["finish_s"].dropna().to_numpy())
         if not len(finish):
             continue
-        x, y = _steps(finish, np.arange(1, len(finish) + 1))
+        x, y = _steps(finish, np.arange(1.0, len(finish) + 1))
         axes.plot(x, y, label=f"{name}: all after {finish[-1]:,.0f} s", **style)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -93,7 +94,8 @@ def ledger_bars(ledgers: Mapping[str, pd.DataFrame]) -> Figure:
     shares = {name: _shares(table) for name, table in ledgers.items()}
     stages = [len(share) for share in shares.values()]
     heights = [max(count, 1.6) for count in stages]
-    figure = Figure(figsize=(8.4, 2.2 + 0.27 * sum(heights) + 0.25 * len(heights)), layout="constrained")
+    height = 2.2 + 0.27 * sum(heights) + 0.25 * len(heights)
+    figure = Figure(figsize=(8.4, height), layout="constrained")
     panels = figure.subplots(
         len(shares), 1, sharex=True, squeeze=False, height_ratios=heights
     ).ravel()
@@ -127,7 +129,7 @@ def _shares(ledger: pd.DataFrame) -> pd.DataFrame:
     return mean[list(ACCOUNTS)].div(mean["wall_s"].where(mean["wall_s"] > 0, 1.0), axis=0)
 
 
-def _steps(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """The curve from zero, thinned to what a figure can show."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).round().astype(int))
     return np.concatenate([x[:1], x[keep]]), np.concatenate([[0.0], y[keep]])

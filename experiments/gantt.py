@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +16,12 @@ from experiments.style import KIND_COLOURS, VERMILION
 from simulator.records import Floats, Records
 
 _MOST_ROWS = 16
-_BUBBLE = {"facecolor": "#fdeee6", "edgecolor": VERMILION, "hatch": "////", "linewidth": 0.0}
+_BUBBLE: dict[str, Any] = {
+    "facecolor": "#fdeee6",
+    "edgecolor": VERMILION,
+    "hatch": "////",
+    "linewidth": 0.0,
+}
 
 
 def stage_timeline(runs: Mapping[str, Records], window: Window) -> Figure:
@@ -23,7 +29,8 @@ def stage_timeline(runs: Mapping[str, Records], window: Window) -> Figure:
     panels = {name: stage_slices(records, window) for name, records in runs.items()}
     rows = [min(len(stages), _MOST_ROWS) for stages in panels.values()]
     heights = [max(count, 2) for count in rows]
-    figure = Figure(figsize=(10, 1.5 + 0.27 * sum(heights) + 0.35 * len(rows)), layout="constrained")
+    height = 1.5 + 0.27 * sum(heights) + 0.35 * len(rows)
+    figure = Figure(figsize=(10, height), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
     for axes, (name, stages) in zip(grid, panels.items(), strict=True):
         _panel(axes, name, stages)
@@ -60,14 +67,16 @@ def _panel(axes: Axes, name: str, stages: list[StageSlices]) -> None:
     axes.add_collection(bubbles)
     pipeline = len({s.stage for s in stages}) > 1
     one_replica = len({s.replica for s in stages}) == 1
-    labels = [
-        str(s.stage) if one_replica else str(s.replica) if not pipeline else f"{s.replica}:{s.stage}"
-        for s in shown
-    ]
+    if one_replica:
+        row_name, labels = "stage", [str(s.stage) for s in shown]
+    elif pipeline:
+        row_name, labels = "replica:stage", [f"{s.replica}:{s.stage}" for s in shown]
+    else:
+        row_name, labels = "replica", [str(s.replica) for s in shown]
     hidden = len(stages) - len(shown)
     more = f" (first {len(shown)} of {len(stages)} rows)" if hidden else ""
     axes.set_title(name + more)
-    axes.set_ylabel("stage" if one_replica else "replica" if not pipeline else "replica:stage")
+    axes.set_ylabel(row_name)
     axes.set_yticks(range(len(shown)), labels, fontsize=10)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(shown) - 0.4, -0.6)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.errors import ConfigError
 from simulator.ledger import BUBBLES, gaps
 from simulator.records import Floats, Ints, Records
 
@@ -98,3 +99,18 @@ def stage_slices(records: Records, window: Window) -> list[StageSlices]:
 def bubble_name(kind: int) -> str:
     """How a bubble is called, as in the ledger."""
     return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
+
+
+def parse_window(text: str) -> Window:
+    """``START:LENGTH`` in seconds. Raises ConfigError."""
+    start, colon, length = text.partition(":")
+    try:
+        window = Window(float(start), float(length))
+    except ValueError:
+        window = Window(-1.0, 0.0)
+    if not (colon and 0 <= window.start_s < 1e9 and 0 < window.length_s < 1e9):
+        raise ConfigError(
+            f"--window {text}: expected START:LENGTH in seconds, as in 120:1.5; "
+            "START must be at least 0 and LENGTH more than 0"
+        )
+    return window

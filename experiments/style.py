@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, YELLOW, BLACK, GREY = "#E69F00", "#56B4E9", "#F0E442", "#000000", "#999999"
+ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
 
 # A prompt is blue, a decode yellow; a batch of both is what blue and yellow mix to.
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
@@ -28,7 +29,7 @@ _LINES = (
     (BLACK, ":"),
 )
 
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "font.size": 13,  # legible when the figure is shown at half its size
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -41,7 +42,7 @@ _SETTINGS = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "lines.linewidth": 2.4,
-    "hatch.linewidth": 1.2,
+    "hatch.linewidth": 0.9,
     "hatch.color": VERMILION,
     "svg.hashsalt": "sarathi-sim",  # element ids that do not change from run to run
     "path.simplify_threshold": 0.3,
@@ -51,11 +52,11 @@ _SETTINGS = {
 @contextmanager
 def styled() -> Iterator[None]:
     """The settings all figures are drawn and written with."""
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_SETTINGS):  # type: ignore[arg-type]
         yield
 
 
-def line_styles() -> Iterator[dict[str, object]]:
+def line_styles() -> Iterator[dict[str, Any]]:
     """Colour and dash of one line after the other, without end."""
     for colour, dash in cycle(_LINES):
         yield {"color": colour, "linestyle": dash}
@@ -64,6 +65,9 @@ def line_styles() -> Iterator[dict[str, object]]:
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``name.png`` and ``name.svg``; returns their paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    # Lay out once for both files: it costs as much as drawing.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     figure.savefig(paths[0], dpi=150, metadata={"Software": None})
     figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
     return paths

@@ -96,12 +96,10 @@ def _tokens(path: Path, header: list[str], rows: list[list[str]], names: tuple[s
 
 
 def _arrivals(path: Path, header: list[str], rows: list[list[str]]) -> Floats | None:
-    for name, unit_s in ARRIVAL.items():
-        if name in header:
-            break
-    else:
+    name = next((known for known in ARRIVAL if known in header), None)
+    if name is None:
         return None
-    column = header.index(name)
+    unit_s, column = ARRIVAL[name], header.index(name)
     texts = pd.Series([row[column].strip() for row in rows[1:]], dtype=str)
     if unit_s is None:
         times = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
@@ -119,4 +117,4 @@ def _arrivals(path: Path, header: list[str], rows: list[list[str]]) -> Floats | 
     if falls.any():
         row = int(falls.argmax()) + 3
         raise WorkloadError(f"{path}: row {row}: {name} is earlier than in the row before")
-    return seconds - seconds[0]
+    return np.asarray(seconds - seconds[0])

@@ -1,0 +1,5 @@
+"""``python -m experiments`` is ``sarathi-sim``."""
+
+from experiments.cli import main
+
+main()

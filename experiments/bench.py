@@ -1,0 +1,154 @@
+"""How fast the event loop is, as a multiple of a textbook SimPy simulation in the same process.
+
+Absolute times depend on the machine and on what else it does; the ratio of two loops timed in turn
+hardly does.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from experiments.deployment import Deployment, deploy
+from experiments.errors import ConfigError
+from experiments.loading import Experiment
+from policies.scheduler import Scheduler
+from simulator.predictor import BundlePredictor
+from simulator.simulation import simulate
+from simulator.textbook import simulate_textbook
+from simulator.workload import at_once, make_requests
+
+BATCHES = (8, 32, 128, 512)
+SCENARIOS = {"orca": "orca_pp", "sarathi": "sarathi_pp"}
+
+Progress = Callable[[str, int, int], None]
+
+
+def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[str, Any]:
+    """Time both schedulers on the experiment's workload; medians over ``repeats``.
+
+    Returns ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle``,
+    ``stage_executions_per_s``, ``iteration_us`` (by batch), ``peak_rss_mb`` (of this process,
+    before the textbook simulation ran) and ``peak_rss_with_oracle_mb``.
+    """
+    for name in SCENARIOS.values():
+        if name not in experiment.scenarios:
+            raise ConfigError(f"{experiment.file}: scenarios: bench times {name}, which is missing")
+    deployments = {
+        policy: deploy(experiment.scenarios[name], experiment.sources[name])
+        for policy, name in SCENARIOS.items()
+    }
+    predictors = {policy: d.predictor() for policy, d in deployments.items()}
+    # The first pass warms the predictor's tables, and counts what there is to do.
+    executions = {}
+    for policy, deployment in deployments.items():
+        records = _fast(deployment, predictors[policy])
+        executions[policy] = sum(r.num_iterations * r.num_stages for r in records.replicas)
+        del records
+    iteration_us = {policy: _by_batch(d, progress) for policy, d in deployments.items()}
+    lean_mb = _peak_rss_mb()
+
+    loop: dict[str, list[float]] = {policy: [] for policy in SCENARIOS}
+    oracle: dict[str, list[float]] = {policy: [] for policy in SCENARIOS}
+    for repeat in range(repeats):
+        for number, (policy, deployment) in enumerate(deployments.items()):
+            progress("against textbook SimPy", repeat * len(SCENARIOS) + number, 2 * repeats)
+            predict = predictors[policy]
+            loop[policy].append(_timed(_fast, deployment, predict))
+            oracle[policy].append(_timed(_textbook, deployment, predict))
+    loop_s = {policy: median(times) for policy, times in loop.items()}
+    oracle_s = {policy: median(times) for policy, times in oracle.items()}
+    return {
+        "loop_s": loop_s,
+        "oracle_s": oracle_s,
+        "speedup_vs_oracle": {policy: oracle_s[policy] / loop_s[policy] for policy in loop_s},
+        "stage_executions_per_s": {p: executions[p] / loop_s[p] for p in loop_s},
+        "iteration_us": iteration_us,
+        "peak_rss_mb": lean_mb,
+        "peak_rss_with_oracle_mb": _peak_rss_mb(),
+        "repeats": repeats,
+    }
+
+
+def _fast(deployment: Deployment, predict: BundlePredictor) -> Any:
+    return simulate(deployment.requests, deployment.schedulers(), predict, deployment.layers)
+
+
+def _textbook(deployment: Deployment, predict: BundlePredictor) -> Any:
+    scenario = deployment.scenario
+    return simulate_textbook(
+        deployment.requests,
+        scenario.policy.build(),
+        predict,
+        deployment.layers,
+        max_batch=scenario.batching.max_batch,
+        max_in_flight=scenario.batching.max_in_flight,
+        kv_capacity=deployment.kv_capacity,
+        max_length=scenario.cluster.max_length,
+    )
+
+
+def _by_batch(deployment: Deployment, progress: Progress) -> dict[str, float]:
+    """Microseconds per iteration with micro-batches of each size in :data:`BATCHES`.
+
+    Prompts are short and outputs long, so that the micro-batches are full nearly all the time;
+    memory is not what limits them here.
+    """
+    prompt, output = 16, 4096
+    length = prompt + output
+    groups = deployment.scenario.cluster.pp
+    found = {}
+    for number, batch in enumerate(BATCHES):
+        progress(f"{deployment.scenario.policy.name} by batch", number, len(BATCHES))
+        count = batch * groups
+        requests = make_requests(
+            at_once(count), np.full(count, prompt), np.full(count, output), max_length=length
+        )
+        scheduler = Scheduler(
+            deployment.scenario.policy.build(),
+            max_batch=batch,
+            max_in_flight=groups,
+            kv_capacity=batch * groups * length,
+            max_length=length,
+        )
+        scenario = deployment.scenario
+        wide = scenario.model_copy(
+            update={
+                "batching": scenario.batching.model_copy(update={"max_batch": batch}),
+                "cluster": scenario.cluster.model_copy(update={"max_length": length}),
+            }
+        )
+        predict = replace(deployment, scenario=wide, requests=requests).predictor()
+        gc.collect()
+        began = time.perf_counter()
+        records = simulate(requests, [scheduler], predict, deployment.layers)
+        took = time.perf_counter() - began
+        found[str(batch)] = 1e6 * took / records.replicas[0].num_iterations
+    return found
+
+
+def _timed(
+    work: Callable[[Deployment, BundlePredictor], Any],
+    deployment: Deployment,
+    predict: BundlePredictor,
+) -> float:
+    gc.collect()
+    began = time.perf_counter()
+    result = work(deployment, predict)
+    took = time.perf_counter() - began
+    del result
+    return took
+
+
+def _peak_rss_mb() -> float:
+    """Largest resident size of this process so far, in units of 2**20 bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

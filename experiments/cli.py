@@ -1,0 +1,192 @@
+"""The command line: thin commands over the package, imported when they run.
+
+``sarathi-sim --help`` must be quick, hence nothing heavy is imported at the top.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.cli_base import Commands, consoles, report_written
+from experiments.cli_data import add_data_commands
+
+if TYPE_CHECKING:
+    from experiments.slices import Window
+
+app = typer.Typer(
+    cls=Commands,
+    name="sarathi-sim",
+    help="Simulate LLM inference serving: which scheduler, chunk size, batch and TP x PP layout, "
+    "and where does the time go?",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
+]
+
+
+@app.command()
+def run(
+    config: ConfigArgument,
+    assignments: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table.")
+    ] = False,
+    timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also write a trace of the window for Perfetto.")
+    ] = False,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START:LENGTH",
+            help="Seconds that the stage timeline and the trace show, as in 120:1.5.  "
+            "[default: a while in the middle of the run]",
+        ),
+    ] = None,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+) -> None:
+    """Simulate every scenario of CONFIG; write tables and figures to a folder.
+
+    \b
+    Examples:
+      sarathi-sim run gpt3_pp
+      sarathi-sim run my.yaml --set seed=3 --set cluster.pp=4 --out runs/pp4
+      sarathi-sim run gpt3_pp --no-figures --json | jq .ratios
+      sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
+    """
+    from experiments.loading import load_experiment
+    from experiments.report import ProgressBar, ratios_table, results_table
+    from experiments.run import run_experiment
+
+    stdout, stderr = consoles()
+    experiment = load_experiment(config, assignments or [])
+    folder = out or Path("runs") / experiment.name
+    with ProgressBar(stderr, enabled=not quiet) as progress:
+        outcome = run_experiment(
+            experiment,
+            folder,
+            figures=figures,
+            trace=timeline,
+            window=_window(window),
+            progress=progress,
+        )
+    if json:
+        _print_json(outcome.summary())
+    if quiet:
+        return
+    console = stderr if json else stdout
+    if experiment.description:
+        console.print(experiment.description, markup=False, highlight=False)
+    console.print(results_table(outcome))
+    ratios = ratios_table(outcome)
+    if ratios is not None:
+        console.print(ratios)
+    report_written(console, folder, "figures" if figures else None)
+
+
+@app.command()
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results of runs.")],
+    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("runs/plot"),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+) -> None:
+    """Draw the scenarios of several runs into the same figures.
+
+    \b
+    Examples:
+      sarathi-sim plot runs/gpt3_pp
+      sarathi-sim plot runs/pp4 runs/pp8 --out runs/pp4_and_pp8
+    """
+    from experiments.plot import plot_results
+
+    plot_results(folders, out)
+    if not quiet:
+        report_written(consoles()[0], out, "figures")
+
+
+@app.command()
+def check(config: ConfigArgument, assignments: SetOption = None) -> None:
+    """Check CONFIG against models, devices, profiles and memory, and say what would run.
+
+    \b
+    Examples:
+      sarathi-sim check my.yaml
+      sarathi-sim check gpt3_pp --set cluster.usable_memory=0.95
+    """
+    from experiments.loading import load_experiment
+    from experiments.report import deployments_table
+    from experiments.run import deploy_all
+
+    experiment = load_experiment(config, assignments or [])
+    table = deployments_table(deploy_all(experiment))
+    stdout, _ = consoles()
+    stdout.print(f"{experiment.file}: good", highlight=False, markup=False)
+    stdout.print(table)
+
+
+@app.command()
+def bench(
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers as JSON.")
+    ] = None,
+    config: Annotated[str, typer.Option(help="Whose orca_pp and sarathi_pp to time.")] = "gpt3_pp",
+    assignments: SetOption = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
+) -> None:
+    """Time the event loop against a textbook SimPy simulation in the same process.
+
+    \b
+    Examples:
+      sarathi-sim bench
+      sarathi-sim bench --json bench.json
+    """
+    from experiments.bench import benchmark
+    from experiments.loading import load_experiment
+    from experiments.report import ProgressBar, bench_table
+
+    stdout, stderr = consoles()
+    experiment = load_experiment(config, assignments or [])
+    with ProgressBar(stderr, enabled=True) as progress:
+        numbers = benchmark(experiment, repeats, progress)
+    stdout.print(bench_table(numbers))
+    if json is not None:
+        from json import dumps
+
+        json.write_text(dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+def _window(text: str | None) -> Window | None:
+    if text is None:
+        return None
+    from experiments.slices import parse_window
+
+    return parse_window(text)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    from json import dumps
+
+    typer.echo(dumps(value, indent=2, allow_nan=False))
+
+
+add_data_commands(app)
+
+
+def main() -> None:
+    """The ``sarathi-sim`` command."""
+    app()

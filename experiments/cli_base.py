@@ -1,0 +1,60 @@
+"""What all commands share: consoles, and user errors as one message with exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Commands(TyperGroup):
+    """Commands whose user errors end in one message on stderr and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if not _is_user_error(error):
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+
+
+def _is_user_error(error: Exception) -> bool:
+    if isinstance(error, BrokenPipeError):
+        return False
+    from experiments.errors import ConfigError
+
+    # A full disk, a folder one may not write to, a file that is not there.
+    if isinstance(error, ConfigError | OSError):
+        return True
+    from profiler.schema import BundleError
+    from profiler.strict import SpecError
+    from simulator.capacity import CapacityError
+    from simulator.simulation import SimulationError
+
+    return isinstance(error, SpecError | BundleError | CapacityError | SimulationError)
+
+
+def consoles() -> tuple[Console, Console]:
+    """stdout and stderr. Away from a terminal tables get the width they need, up to a point."""
+    from rich.console import Console
+
+    def wide(console: Console) -> Console:
+        if not console.is_terminal:
+            console.width = 120
+        return console
+
+    return wide(Console()), wide(Console(stderr=True))
+
+
+def report_written(console: Console, folder: Path, figures: str | None) -> None:
+    """Say where the result is."""
+    console.print(f"written: {folder}", highlight=False, markup=False, soft_wrap=True)
+    if figures is not None:
+        console.print(f"figures: {folder / figures}", highlight=False, markup=False, soft_wrap=True)

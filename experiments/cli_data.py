@@ -1,0 +1,202 @@
+"""The commands about models, devices, policies and profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli_base import consoles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def add_data_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(models)
+    app.command()(devices)
+    app.command()(policies)
+    app.command("make-bundle")(make_bundle)
+    app.command()(calibrate)
+
+
+def models() -> None:
+    """List the models that ship with the package.
+
+    \b
+    Example:
+      sarathi-sim models
+    """
+    from profiler.model import list_models, load_model
+
+    rows = []
+    for name in list_models():
+        spec = load_model(name)
+        rows.append(
+            (
+                name,
+                f"{spec.num_parameters / 1e9:.2f}",
+                str(spec.num_layers),
+                str(spec.hidden_size),
+                f"{spec.num_heads}/{spec.num_kv_heads}",
+                str(spec.max_position_embeddings),
+                f"{spec.kv_bytes_per_token() / 1024:.0f}",
+            )
+        )
+    columns = (
+        "model",
+        "10^9 parameters",
+        "layers",
+        "hidden",
+        "heads/KV",
+        "context",
+        "KV KiB/token",
+    )
+    _print_table(columns, rows)
+
+
+def devices() -> None:
+    """List the devices that ship with the package.
+
+    \b
+    Example:
+      sarathi-sim devices
+    """
+    from profiler.device import list_devices, load_device
+
+    rows = []
+    for name in list_devices():
+        spec = load_device(name)
+        rows.append(
+            (
+                name,
+                f"{spec.memory_bytes / 1e9:.0f}",
+                f"{spec.peak_flops / 1e12:.0f}",
+                f"{spec.memory_bandwidth / 1e9:.0f}",
+                str(spec.gpus_per_node),
+                "calibrated" if spec.fitted else "specifications only",
+            )
+        )
+    _print_table(("device", "GB", "peak TFLOP/s", "GB/s", "GPUs a node", "op times"), rows)
+
+
+def policies() -> None:
+    """List the scheduling policies and their keys, as a config's `policy` section takes them.
+
+    \b
+    Example:
+      sarathi-sim policies
+    """
+    from typing import get_args
+
+    from experiments.config import PolicyConfig
+
+    rows = []
+    for policy in get_args(PolicyConfig):
+        fields = policy.model_fields
+        name = get_args(fields["name"].annotation)[0]
+        keys = [f"{key}={field.default}" for key, field in fields.items() if key != "name"]
+        rows.append((name, ", ".join(keys) or "-", " ".join((policy.__doc__ or "").split())))
+    _print_table(("name", "keys and defaults", "what it does"), rows)
+
+
+def make_bundle(
+    device: Annotated[str, typer.Option(help="A calibrated device.")],
+    model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    out: Annotated[
+        Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
+    ] = Path("profiles"),
+) -> None:
+    """Make a profile bundle from a device's calibrated model, without the GPU.
+
+    \b
+    Example:
+      sarathi-sim make-bundle --device a100-80g-sxm --model llama-2-70b --tp 2 --out profiles
+      sarathi-sim run my.yaml --set profiles=profiles
+    """
+    from experiments.errors import ConfigError
+    from profiler.device import load_device
+    from profiler.model import load_model
+    from profiler.modelled import make_bundle as make
+    from profiler.schema import bundle_path, write_bundle
+
+    spec, gpu = load_model(model), load_device(device)
+    path = bundle_path(out, gpu.name, spec.name, tp)
+    try:
+        write_bundle(make(gpu.name, spec, tp), path)
+    except ValueError as error:  # a tp that fits neither the model nor the node
+        raise ConfigError(str(error)) from None
+    consoles()[0].print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def calibrate(
+    device: Annotated[str | None, typer.Option(help="One device; all by default.")] = None,
+    datasets: Annotated[
+        Path | None,
+        typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print the stored errors instead of fitting anew.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Store the fit in the shipped device files.")
+    ] = False,
+) -> None:
+    """Fit device models to public measurements; print the error on rows held out of the fit.
+
+    \b
+    Examples:
+      sarathi-sim calibrate --report
+      sarathi-sim calibrate --device a6000 --datasets measurements
+      SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
+    """
+    from experiments.errors import ConfigError
+    from profiler import calibrate as fitting
+    from profiler.paths import public_datasets
+    from profiler.studies import STUDIES
+
+    if report:
+        if write:
+            raise ConfigError("--write: does not go with --report, which fits nothing")
+        _print_errors(fitting.report_from_yaml(device), fitting.structure_from_yaml(device))
+        return
+    folder = public_datasets(datasets)
+    _, stderr = consoles()
+    for name in [device] if device else list(STUDIES):
+        result = fitting.calibrate(
+            name, folder, lambda step: stderr.print(step, style="dim", highlight=False)
+        )
+        _print_errors(result.report(), result.structure())
+        if write:
+            for path in result.write():
+                typer.echo(f"written: {path}")
+
+
+def _print_errors(report: pd.DataFrame, structure: pd.DataFrame) -> None:
+    typer.echo("Error of predicted times on rows held out of the fit, in percent")
+    _print_frame(report)
+    typer.echo("Where the errors are: by range, at tile edges, and on other sources' rows")
+    _print_frame(structure)
+
+
+def _print_frame(frame: pd.DataFrame) -> None:
+    rows = [
+        tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row)
+        for row in frame.itertuples(index=False)
+    ]
+    _print_table(tuple(str(column) for column in frame.columns), rows)
+
+
+def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    consoles()[0].print(table, markup=False, highlight=False)

@@ -1,0 +1,176 @@
+"""What a run prints: progress while it lasts, tables at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from experiments.deployment import Deployment
+from experiments.run import Outcome
+
+# Row of the table -> unit, and where the number is in the summary.
+_ROWS: dict[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
+    "makespan": ("s", lambda s: s["makespan_s"]),
+    "requests a second": ("1/s", lambda s: s["requests_per_s"]),
+    "tokens a second": ("1/s", lambda s: s["tokens_per_s"]),
+    "model FLOPs utilisation": ("%", lambda s: _percent(s["mfu"])),
+    "mean batch": ("", lambda s: s["mean_batch"]),
+    "time to first token, median": ("s", lambda s: s["ttft_s"]["p50"]),
+    "time between tokens, median": ("s", lambda s: s["tbt_s"]["p50"]),
+    "time between tokens, p99": ("s", lambda s: s["tbt_s"]["p99"]),
+    "latency, median": ("s", lambda s: s["latency_s"]["p50"]),
+    "bubble time of a request, median": ("s", lambda s: s["bubble_s"]["p50"]),
+    "bubbles, share of the stages' time": ("%", lambda s: _percent(s["bubble_share"])),
+    "rejected requests": ("", lambda s: s["rejected"] or None),
+}
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def results_table(outcome: Outcome) -> Table:
+    """The scenarios side by side."""
+    summaries = outcome.summary()["scenarios"]
+    table = Table(title=outcome.experiment.name, title_justify="left", title_style="bold")
+    table.add_column("")
+    table.add_column("unit")
+    for name in summaries:
+        table.add_column(name, justify="right")
+    for label, (unit, pick) in _ROWS.items():
+        values = [pick(summary) for summary in summaries.values()]
+        if any(value is not None for value in values):
+            table.add_row(label, unit, *map(_number, values))
+    return table
+
+
+def ratios_table(outcome: Outcome) -> Table | None:
+    """The ratios of the ``compare`` section beside the paper's, or None if there are none."""
+    compare = outcome.experiment.compare
+    if not compare:
+        return None
+    ratios = outcome.summary()["ratios"]
+    stated = any(ratio.paper is not None for ratio in compare.values())
+    table = Table()
+    table.add_column("ratio")
+    table.add_column("of what")
+    for heading in ("simulated", "paper", "difference")[: 3 if stated else 1]:
+        table.add_column(heading, justify="right")
+    for name, ratio in compare.items():
+        value = ratios[name]
+        label = ratio.label or f"{ratio.metric}, {ratio.over[0]} / {ratio.over[1]}"
+        cells = [name, label, _number(value)]
+        if stated:
+            known = ratio.paper is not None and value is not None
+            off = f"{100 * (value / ratio.paper - 1):+.0f} %" if known else ""
+            cells += [_number(ratio.paper), off]
+        table.add_row(*cells)
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value and abs(value) < 0.01:
+        return f"{value:.2g}"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    return f"{value:,.{digits}f}"
+
+
+class ProgressBar:
+    """Shows what is being done and how long it will take, once it has taken a second.
+
+    Use as a context manager, and call it with what is done, how much of it, and of how much.
+    """
+
+    def __init__(self, console: Console, enabled: bool) -> None:
+        # Escape sequences in a log file help nobody.
+        self._enabled = enabled and console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._began = time.monotonic()
+        self._shown = False
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._enabled:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done)
+        if not self._shown and time.monotonic() - self._began > 1:
+            self._shown = True
+            self._progress.start()
+
+
+def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
+    """What each scenario would run on."""
+    table = Table()
+    for column in ("scenario", "model", "device", "policy"):
+        table.add_column(column)
+    for column in ("TP x PP x replicas", "max batch", "in flight", "KV tokens", "requests"):
+        table.add_column(column, justify="right")
+    for name, deployment in deployments.items():
+        scenario = deployment.scenario
+        cluster, batching = scenario.cluster, scenario.batching
+        table.add_row(
+            name,
+            deployment.model.name,
+            deployment.device.name,
+            scenario.policy.name,
+            f"{cluster.tp} x {cluster.pp} x {cluster.replicas}",
+            str(batching.max_batch),
+            str(batching.max_in_flight),
+            f"{deployment.kv_capacity:,}",
+            f"{len(deployment.requests):,}",
+        )
+    return table
+
+
+def bench_table(numbers: Mapping[str, Any]) -> Table:
+    """The benchmark's numbers."""
+    table = Table(caption=f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB")
+    table.add_column("")
+    policies = list(numbers["loop_s"])
+    for policy in policies:
+        table.add_column(policy, justify="right")
+    rows = {
+        "event loop (s)": ("loop_s", "{:.3f}"),
+        "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
+        "times faster": ("speedup_vs_oracle", "{:.1f}"),
+        "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
+    }
+    for label, (key, form) in rows.items():
+        table.add_row(label, *(form.format(numbers[key][policy]) for policy in policies))
+    for batch in numbers["iteration_us"][policies[0]]:
+        cells = (f"{numbers['iteration_us'][policy][batch]:.2f}" for policy in policies)
+        table.add_row(f"us an iteration at batch {batch}", *cells)
+    return table
