@@ -38,7 +38,9 @@ class FittedOp:
 
     ``source`` names the measurements, ``origin`` their repository and commit, ``rows`` how many
     were used, ``hold_out`` how rows were held out for ``held_out`` (physics with the learned
-    residual) and ``roofline_only`` (physics alone). ``constants`` are the physics form's.
+    residual) and ``roofline_only`` (physics alone). ``structure`` splits ``held_out`` by ranges of
+    the inputs. ``checks`` are rows of another source that no fit used. ``constants`` are the
+    physics form's.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -52,7 +54,9 @@ class FittedOp:
     roofline_only: ErrorStats
     date: str
     constants: dict[str, float]
-    residual: bool = False
+    residual: bool
+    structure: dict[str, ErrorStats]
+    checks: dict[str, ErrorStats]
     notes: str = ""
 
 

@@ -69,7 +69,10 @@ class BundlePredictor:
         rows = decodes
         for sequence, chunk, context in batch.chunks:
             if context:
-                layer_s += self._chunk(chunk, context)
+                row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
+                place = context * self._per_step
+                low = int(place)
+                layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
             else:
                 layer_s += self._whole[chunk]
             if chunk + context == sequence.prompt_tokens:
@@ -80,15 +83,6 @@ class BundlePredictor:
             low = int(place)
             layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
-
-    def _chunk(self, chunk: int, context: int) -> float:
-        """Attention time of a chunk with cached context, in seconds."""
-        row = self._chunk_rows.get(chunk)
-        if row is None:
-            row = self._tabulate_chunks(chunk)
-        place = context * self._per_step
-        low = int(place)
-        return row[low] + (row[low + 1] - row[low]) * (place - low)
 
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
