@@ -25,7 +25,9 @@ class SpecError(ValueError):
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` when ``allowed`` has something close to ``name``, else ``""``."""
-    close = difflib.get_close_matches(name, list(allowed), n=1)
+    choices = list(allowed)
+    close = [c for c in choices if c.startswith(name)] if name else []
+    close = close or difflib.get_close_matches(name, choices, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
