@@ -127,20 +127,10 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
     path = tuple(where.strip().split("."))
     if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected KEY.PATH=VALUE, as in --set seed=3")
-    parsed = parse_yaml(value, f"--set {text}")
-    target = raw
-    for depth, key in enumerate(path[:-1]):
-        child = target.setdefault(key, {})
-        if child is None:
-            child = target[key] = {}
-        if not isinstance(child, dict):
-            held = ".".join(path[: depth + 1])
-            raise ConfigError(f"--set {text}: {held} is {child!r}, which has no keys below it")
-        target = child
-    # The same rule as for scenarios: another kind replaces the mapping.
-    if isinstance(parsed, dict) and isinstance(target.get(path[-1]), dict):
-        parsed = _merge(target[path[-1]], parsed)
-    target[path[-1]] = parsed
+    change = parse_yaml(value, f"--set {text}")
+    for key in reversed(path):
+        change = {key: change}
+    raw.update(_merge(raw, change))
     return path
 
 
@@ -181,12 +171,15 @@ def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, An
     merged = dict(base)
     for key, value in override.items():
         below = merged.get(key)
-        if isinstance(value, dict) and isinstance(below, dict):
-            differs = any(t in value and t in below and value[t] != below[t] for t in _TAGS)
-            merged[key] = value if differs else _merge(below, value)
-        else:
-            merged[key] = value
+        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
+            value = _merge(below, value)
+        merged[key] = value
     return merged
+
+
+def _same_kind(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    pairs = [(below.get(tag), above.get(tag)) for tag in _TAGS]
+    return all(a == b for a, b in pairs if isinstance(a, str) and isinstance(b, str))
 
 
 def _has(tree: Mapping[str, Any], key: KeyPath) -> bool:

@@ -16,8 +16,7 @@ from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
-from simulator.ledger import ledger
-from simulator.metrics import iteration_table, request_table, summarize
+from simulator.metrics import Analysis
 from simulator.records import Records
 
 if TYPE_CHECKING:
@@ -128,12 +127,9 @@ def _run(name: str, deployment: Deployment, progress: Progress | None) -> Scenar
         progress(name, 0, total)
         report = lambda done: progress(name, done, total)  # noqa: E731
     records = deployment.simulate(report)
-    requests = request_table(records)
-    tp = deployment.scenario.cluster.tp
-    summary = summarize(records, requests, deployment.model, deployment.device, tp)
-    return ScenarioRun(
-        deployment, records, requests, iteration_table(records), ledger(records), summary
-    )
+    found = Analysis(records)
+    summary = found.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
+    return ScenarioRun(deployment, records, found.requests, found.iterations, found.ledger, summary)
 
 
 def _ratio(

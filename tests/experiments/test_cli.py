@@ -1,0 +1,176 @@
+"""The commands: what goes to stdout, what to stderr, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from tests.experiments.small_config import SMALL
+
+COMMANDS = (
+    "run",
+    "plot",
+    "check",
+    "models",
+    "devices",
+    "policies",
+    "make-bundle",
+    "calibrate",
+    "bench",
+)
+ROOT = Path(__file__).resolve().parents[2]
+Write = Callable[[str], Path]
+
+
+def test_run_prints_tables(write_config: Write, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = CliRunner().invoke(app, ["run", str(write_config(SMALL)), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    for expected in ("Two schedulers on a small load.", "makespan", "speedup", "1.50", str(out)):
+        assert expected in done.stdout
+    assert (out / "figures" / "timeline.svg").is_file()
+
+
+def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path) -> None:
+    config = str(write_config(SMALL))
+    options = ["--out", str(tmp_path / "run"), "--no-figures", "--json"]
+    done = CliRunner().invoke(app, ["run", config, *options])
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert list(printed) == ["scenarios", "ratios"]
+    assert list(printed["scenarios"]) == ["orca", "sarathi"]
+    assert list(printed["ratios"]) == ["speedup"]
+    assert "makespan" in done.stderr
+    assert not (tmp_path / "run" / "figures").exists()
+
+
+def test_quiet(write_config: Write, tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path / "run"), "--no-figures", "--quiet"]
+    done = CliRunner().invoke(app, ["run", str(write_config(SMALL)), *options])
+    assert (done.exit_code, done.output) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "CONFIG", "--set", "cluster.pp=0"], "--set cluster.pp: value 0: must be at least"),
+        (["run", "absent.yaml"], "absent.yaml: no such file"),
+        (["run", "CONFIG", "--window", "x"], "--window x: expected START:LENGTH"),
+        (["check", "CONFIG", "--set", "model=gpt4"], "--set model: unknown model 'gpt4'"),
+        (["plot", "absent"], "absent: no such folder"),
+        (["make-bundle", "--device", "h200", "--model", "llama-13b"], "specifications only"),
+        (["make-bundle", "--device", "a6000", "--model", "llama-14b"], "did you mean 'llama-13b'"),
+        (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
+        (["calibrate", "--report", "--write"], "--write: does not go with --report"),
+        (["bench", "--config", "CONFIG"], "bench times orca_pp, which is missing"),
+        (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
+    ],
+)
+def test_user_errors(
+    write_config: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    expected: str,
+) -> None:
+    config = str(write_config(SMALL))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [config if a == "CONFIG" else a for a in arguments])
+    assert done.exit_code == 2, done.output
+    assert expected in " ".join(done.stderr.split())
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_says_what_would_run(write_config: Write) -> None:
+    done = CliRunner().invoke(app, ["check", str(write_config(SMALL))])
+    assert done.exit_code == 0
+    assert "small.yaml: good" in done.stdout
+    assert "8 x 8 x 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("models", "gpt3-175b"),
+        ("devices", "a100-80g-sxm"),
+        ("policies", "chunk_size=256, tile=128, chunk_rule=fill"),
+    ],
+)
+def test_lists(command: str, expected: str) -> None:
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 0
+    assert expected in done.stdout
+
+
+def test_make_bundle_feeds_a_run(write_config: Write, tmp_path: Path) -> None:
+    profiles = str(tmp_path / "profiles")
+    options = ["--device", "a6000", "--model", "tiny-llama-40m", "--out", profiles]
+    done = CliRunner().invoke(app, ["make-bundle", *options])
+    assert done.exit_code == 0, done.output
+    changes = ["profiles=" + profiles, "device=a6000", "model=tiny-llama-40m", "cluster.tp=1"]
+    sets = [part for change in changes for part in ("--set", change)]
+    done = CliRunner().invoke(app, ["check", str(write_config(SMALL)), *sets])
+    assert done.exit_code == 0, done.output
+
+
+def test_calibrate_report_needs_no_datasets() -> None:
+    done = CliRunner().invoke(app, ["calibrate", "--report", "--device", "a6000"])
+    assert done.exit_code == 0, done.output
+    assert "median_pct" in done.stdout
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for command in COMMANDS:
+        done = CliRunner().invoke(app, [command, "--help"])
+        assert done.exit_code == 0
+        assert "Example" in done.stdout, command
+        assert f"sarathi-sim {command}" in done.stdout, command
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; import experiments.cli; "
+        "heavy = {'numpy', 'pandas', 'simpy', 'matplotlib', 'pydantic', 'scipy', 'yaml'}; "
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_the_bench_file(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--set", "workload.requests=200", "--repeats", "1", "--json", str(file)]
+    done = CliRunner().invoke(app, ["bench", *options])
+    assert done.exit_code == 0, done.output
+    numbers = json.loads(file.read_text())
+    for key in ("loop_s", "oracle_s", "speedup_vs_oracle", "stage_executions_per_s"):
+        assert set(numbers[key]) == {"orca", "sarathi"}
+        assert all(value > 0 for value in numbers[key].values())
+    assert numbers["peak_rss_mb"] > 0
+    for policy, costs in numbers["iteration_us"].items():
+        assert list(costs) == ["8", "32", "128", "512"], policy
+
+
+def test_module_runs_like_the_command() -> None:
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0
+    assert "make-bundle" in done.stdout
+    assert time.perf_counter() - began < 5  # 0.1 s; far below what importing everything takes

@@ -1,0 +1,226 @@
+"""Every mistake in a configuration gives one message with file, key, value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.config import Scenario
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment, shipped_configs
+from experiments.run import deploy_all
+from tests.experiments.small_config import SMALL
+
+Write = Callable[[str], Path]
+
+
+def message(path: Path, *assignments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        deploy_all(load_experiment(path, assignments))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("seed: 7", "sede: 7", "small.yaml: sede: unknown key (did you mean seed?)"),
+        ("seed: 7", "seed: -1", "small.yaml: seed: value -1: must be at least 0"),
+        ("seed: 7", "seed: true", "small.yaml: seed: value True: must be a whole number"),
+        ("seed: 7", "seed: 7.5", "small.yaml: seed: value 7.5: must be a whole number"),
+        ("pd_ratio: 5", "pd_ratio: .nan", "workload.pd_ratio: value nan: must be a finite number"),
+        ("pd_ratio: 5", "pd_ratio: .inf", "workload.pd_ratio: value inf: must be a finite number"),
+        ("pd_ratio: 5", "pd_ratio: five", "workload.pd_ratio: value 'five': must be a number"),
+        ("  pd_ratio: 5\n", "", "workload.pd_ratio: this key is missing"),
+        ("  requests: 60\n", "", "workload.requests: this key is missing"),
+        ("requests: 60", "requests: 0", "workload.requests: value 0: must be at least 1"),
+        ("min: 200", "mni: 200", "workload.lengths.mni: unknown key (did you mean min?)"),
+        ("kind: uniform", "kind: zipff", "workload.lengths.kind: value 'zipff': one of zipf, "),
+        ("kind: uniform, ", "", "workload.lengths.kind: this key is missing; one of zipf, "),
+        ("max: 600", "max: 100", "workload.lengths.max: value 100: must be at least min"),
+        ("max: 600", "max: 2000", "cluster.max_length: value 1024: request"),
+        ("max_batch: 4", "max_batch: 0", "batching.max_batch: value 0: must be at least 1"),
+        ("max_batch: 4", "max_batch: 500", "batching.max_batch: value 500: does not fit: must be"),
+        ("case: best", "case: bset", "policy.case: value 'bset': one of best, worst, uncon"),
+        ("case: best", "case: bset", "(did you mean best?)"),
+        ("chunk_size: 256", "chunk_size: 0", "scenarios.sarathi.policy.chunk_size: value 0: must"),
+        (
+            "chunk_size",
+            "chunksize",
+            "scenarios.sarathi.policy.chunksize: unknown key (did you mean",
+        ),
+        ("name: sarathi,", "name: sarathy,", "scenarios.sarathi.policy.name: value 'sarathy': one"),
+        ("  orca: {}", "  orca: 3", "scenarios.orca: value 3: expected keys and values"),
+        ("  orca: {}", "  ../orca: {}", "scenarios: value '../orca': a name is 1 to 64 letters"),
+        ("  orca: {}", "  figures: {}", "scenarios: value 'figures': this name is taken"),
+        ("name: small", "name: a/b", "small.yaml: name: value 'a/b': must be 1 to 64 letters"),
+        ("[orca, sarathi]", "[orca, sarathu]", "compare.speedup.over: value 'sarathu': one of"),
+        ("pp: 8", "pp: 97", "cluster.pp: value 97: must be at most 96, the layers of gpt3-175b"),
+        ("tp: 8", "tp: 7", "cluster.tp: value 7: gpt3-175b: tp 7 does not divide num_heads (96)"),
+        ("tp: 8, pp: 8", "tp: 1, pp: 1", "cluster: gpt3-175b does not fit: stage 0 of 1 holds"),
+        ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175'; did you mean"),
+        ("a100-80g-sxm", "a100", "small.yaml: device: unknown device 'a100'"),
+        ("a100-80g-sxm", "h100-80g-sxm", "sarathi-sim make-bundle --device h100-80g-sxm"),
+        ("pp: 8,", "pp: 8, layers_per_stage: [96],", "layers_per_stage: value [96]: must be 8 num"),
+        ("seed: 7", "seed: 7\nseed: 8", "small.yaml: line 4: key 'seed' is given twice"),
+        ("seed: 7", "seed: &a 7\nprofiles: *a", "line 4: aliases (*name) are not allowed"),
+        ("seed: 7", "seed: [7", "small.yaml: line "),
+        ("seed: 7", "7: seed", "small.yaml: line 3: key 7: keys must be text"),
+        ("seed: 7", "seed: !!python/name:os.system", "not valid YAML: could not determine a cons"),
+        (SMALL, "- a\n- b\n", "small.yaml: expected keys and values"),
+        (SMALL, "[" * 5000, "small.yaml: not valid YAML: nested too deeply"),
+    ],
+)
+def test_one_message(write_config: Write, old: str, new: str, expected: str) -> None:
+    assert old in SMALL
+    text = message(write_config(SMALL.replace(old, new)))
+    assert expected in text
+    assert "Traceback" not in text
+
+
+def test_a_mistake_at_the_top_is_said_once(write_config: Write) -> None:
+    text = message(write_config(SMALL.replace("pp: 8", "pp: 0")))
+    assert text.count("cluster.pp") == 1
+    assert len(text.splitlines()) == 1
+
+
+def test_all_mistakes_are_said_at_once(write_config: Write) -> None:
+    text = message(write_config(SMALL.replace("pp: 8", "pp: 0").replace("seed: 7", "seed: x")))
+    assert len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("cluster.ppp=3", "--set cluster.ppp: unknown key (did you mean pp?)"),
+        ("clutser.pp=3", "--set clutser: unknown key (did you mean cluster?)"),
+        ("cluster.pp=x", "--set cluster.pp: value 'x': must be a whole number"),
+        ("seed", "--set seed: expected KEY.PATH=VALUE"),
+        ("=3", "--set =3: expected KEY.PATH=VALUE"),
+        ("seed.x=3", "--set seed: value {'x': 3}: must be a whole number"),
+        ("cluster.pp=[", "--set cluster.pp=[: "),
+        ("scenarios.sarathi.policy.chunk_size=0", "policy.chunk_size: value 0: must be at least"),
+    ],
+)
+def test_set_errors(write_config: Write, assignment: str, expected: str) -> None:
+    assert expected in message(write_config(SMALL), assignment)
+
+
+def test_set_that_every_scenario_overrides_is_an_error(write_config: Write) -> None:
+    text = SMALL.replace("  orca: {}", "  orca: {seed: 1}").replace(
+        "  sarathi: {", "  sarathi: {seed: 2, "
+    )
+    found = message(write_config(text), "seed=3")
+    assert "--set seed: value 3: has no effect" in found
+    assert "--set scenarios.orca.seed=..." in found
+
+
+def test_set_changes_values_in_order(write_config: Write) -> None:
+    experiment = load_experiment(
+        write_config(SMALL),
+        ["seed=1", "seed=2", "engine.turnaround_s=5e-3", "scenarios.orca.cluster.pp=4"],
+    )
+    orca, sarathi = experiment.scenarios["orca"], experiment.scenarios["sarathi"]
+    assert (orca.seed, sarathi.seed) == (2, 2)
+    assert orca.engine.turnaround_s == 0.005
+    assert (orca.cluster.pp, sarathi.cluster.pp) == (4, 8)
+    assert orca.cluster.tp == 8, "the rest of the mapping stays"
+
+
+def test_another_kind_replaces_the_mapping(write_config: Write) -> None:
+    path = write_config(SMALL)
+    experiment = load_experiment(path, ["workload.lengths={kind: fixed, prompt: 9, decode: 3}"])
+    lengths = experiment.scenarios["orca"].workload.lengths
+    assert lengths.model_dump(exclude_none=True) == {"kind": "fixed", "prompt": 9, "decode": 3}
+    experiment = load_experiment(
+        path, ["workload.arrivals.kind=gamma", "workload.arrivals={rate: 2, cv: 3}"]
+    )
+    assert experiment.scenarios["orca"].workload.arrivals.model_dump() == {
+        "kind": "gamma",
+        "rate": 2.0,
+        "cv": 3.0,
+    }
+
+
+def test_a_file_without_scenarios_is_one(write_config: Write) -> None:
+    text = SMALL[: SMALL.index("scenarios:")]
+    assert list(load_experiment(write_config(text)).scenarios) == ["small"]
+
+
+def test_every_key_has_a_bound_or_a_choice() -> None:
+    """A number without bounds would let a typo ask for a simulation that never ends."""
+
+    def walk(node: dict[str, object], path: str) -> None:
+        options = node.get("anyOf", [node])
+        assert isinstance(options, list)
+        for option in options:
+            if option.get("type") in ("integer", "number"):
+                keys = option.keys()
+                assert keys & {"minimum", "exclusiveMinimum"}, path
+                assert keys & {"maximum", "exclusiveMaximum"}, path
+
+    schema = Scenario.model_json_schema()
+    for name, definition in {**schema["$defs"], "Scenario": schema}.items():
+        for key, node in definition["properties"].items():
+            walk(node, f"{name}.{key}")
+
+
+def test_no_file_and_unknown_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such file, nor a shipped configuration \(.*gpt3_pp"):
+        load_experiment(tmp_path / "absent.yaml")
+
+
+def test_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "it is not UTF-8 text" in message(path)
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_configs_are_good(name: str) -> None:
+    experiment = load_experiment(name)
+    if name == "azure_trace":
+        with pytest.raises(ConfigError, match=r"AzureLLMInferenceTrace_conv\.csv: No such file"):
+            deploy_all(experiment)
+    else:
+        deploy_all(experiment)
+
+
+def test_the_demo_reproduces_the_papers_batch_sizes() -> None:
+    deployments = deploy_all(load_experiment("gpt3_pp", ["workload.requests=10"]))
+    found = {name: d.scenario.batching.max_batch for name, d in deployments.items()}
+    assert found == {"orca_pp": 27, "sarathi_pp": 27, "orca_tp": 11}
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=5,
+)
+KEYS = [*Scenario.model_fields, "name", "scenarios", "compare", "description"]
+
+
+@given(st.text(max_size=100))
+def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"fuzz\.yaml"):
+        load_experiment(path)
+
+
+@given(st.sampled_from(KEYS), trees)
+def test_no_value_breaks_the_checks(
+    tmp_path_factory: pytest.TempPathFactory, key: str, value: object
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.yaml"
+    content = {**yaml.safe_load(SMALL), key: value}
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    try:
+        deploy_all(load_experiment(path))
+    except ConfigError as error:
+        assert str(path) in str(error)

@@ -1,0 +1,222 @@
+"""A run's folder: complete, the same bytes every time, and there only if the run succeeded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.plot import plot_results
+from experiments.results import FORMAT
+from experiments.run import run_experiment, simulate_all
+from experiments.slices import Window, parse_window, stage_slices
+from simulator.ledger import IDLE
+from tests.experiments.small_config import SMALL
+
+FIGURES = ("bubble_cdf", "completions", "ledger", "timeline")
+Write = Callable[[str], Path]
+
+
+def test_the_folder_is_complete(result: Path) -> None:
+    found = {str(path.relative_to(result)) for path in result.rglob("*") if path.is_file()}
+    tables = ("requests.parquet", "iterations.parquet", "ledger.csv", "timeline.json.gz")
+    assert found == {
+        "config.yaml",
+        "summary.json",
+        *(f"{name}/{table}" for name in ("orca", "sarathi") for table in tables),
+        *(f"figures/{name}.{kind}" for name in FIGURES for kind in ("png", "svg")),
+    }
+
+
+def test_the_summary_says_what_the_tables_say(result: Path) -> None:
+    summary = json.loads((result / "summary.json").read_text())
+    assert summary["format"] == FORMAT
+    for name, scenario in summary["scenarios"].items():
+        requests = pd.read_parquet(result / name / "requests.parquet")
+        iterations = pd.read_parquet(result / name / "iterations.parquet")
+        assert scenario["requests"] == scenario["finished"] == len(requests) == 60
+        assert scenario["makespan_s"] == requests["finish_s"].max()
+        assert scenario["iterations"] == len(iterations)
+        # Every token once: the prompt, and a decode for each output token but the first.
+        assert iterations["prefill_tokens"].sum() == requests["prompt_tokens"].sum()
+        assert iterations["decodes"].sum() == (requests["output_tokens"] - 1).sum()
+        ledger = pd.read_csv(result / name / "ledger.csv")
+        accounts = ledger[[f"{account}_s" for account in ("busy", *IDLE)]].sum(axis=1)
+        assert np.array_equal(accounts, ledger["wall_s"])
+    orca, sarathi = (summary["scenarios"][name]["makespan_s"] for name in ("orca", "sarathi"))
+    assert summary["ratios"] == {"speedup": orca / sarathi}
+    assert summary["reference"] == {"speedup": 1.5}
+
+
+def test_the_resolved_config_gives_the_same_result(result: Path, tmp_path: Path) -> None:
+    again = load_experiment(result / "config.yaml")
+    assert again.scenarios["orca"].batching.max_in_flight == 8
+    run_experiment(again, tmp_path / "again", figures=False)
+    for name in ("summary.json", "config.yaml", "orca/requests.parquet", "sarathi/ledger.csv"):
+        assert (tmp_path / "again" / name).read_bytes() == (result / name).read_bytes(), name
+
+
+def test_same_seed_same_bytes(write_config: Write, result: Path, tmp_path: Path) -> None:
+    run_experiment(load_experiment(write_config(SMALL)), tmp_path / "again", trace=True)
+    for path in sorted(result.rglob("*")):
+        if path.is_file():
+            again = tmp_path / "again" / path.relative_to(result)
+            assert again.read_bytes() == path.read_bytes(), path.name
+
+
+def test_another_seed_gives_another_result(write_config: Write) -> None:
+    config = write_config(SMALL)
+    first, second = (
+        simulate_all(load_experiment(config, [f"seed={seed}"])).summary() for seed in (1, 2)
+    )
+    assert first != second
+
+
+def test_jitter_follows_the_seed(write_config: Write) -> None:
+    config = write_config(SMALL)
+    runs = [
+        simulate_all(load_experiment(config, ["engine.jitter=0.1", f"seed={seed}"])).summary()
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_requests_that_are_too_long_are_rejected(write_config: Write) -> None:
+    config = write_config(SMALL)
+    outcome = simulate_all(
+        load_experiment(config, ["cluster.max_length=400", "workload.too_long=reject"])
+    )
+    run = outcome.runs["orca"]
+    too_long = run.requests["prompt_tokens"] + run.requests["output_tokens"] > 400
+    assert 0 < too_long.sum() < 60
+    assert run.summary["rejected"] == too_long.sum()
+    assert (run.requests["rejected"].notna() == too_long).all()
+
+
+def test_a_run_that_fails_leaves_nothing(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = load_experiment(write_config(SMALL))
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "out" / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.style.save", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            run_experiment(experiment, out)
+    assert list(out.parent.iterdir()) == []
+
+    # The same over an earlier result: it stays as it was.
+    run_experiment(experiment, out, figures=False)
+    before = (out / "summary.json").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("experiments.style.save", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            run_experiment(experiment, out)
+    assert [path.name for path in out.parent.iterdir()] == ["run"]
+    assert (out / "summary.json").read_bytes() == before
+
+
+def test_an_earlier_result_is_replaced_whole(write_config: Write, tmp_path: Path) -> None:
+    config, out = write_config(SMALL), tmp_path / "run"
+    run_experiment(load_experiment(config), out, figures=False)
+    (out / "stale").write_text("from before")
+    run_experiment(load_experiment(config), out, figures=False)
+    assert not (out / "stale").exists()
+
+
+def test_what_is_not_ours_is_not_replaced(write_config: Write, tmp_path: Path) -> None:
+    out = tmp_path / "precious"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match="exists and is not an earlier result"):
+        run_experiment(load_experiment(write_config(SMALL)), out)
+    assert [path.name for path in out.iterdir()] == ["thesis.tex"]
+
+
+def test_unknown_metric_names_what_there_is(write_config: Write) -> None:
+    for metric, expected in (
+        ("makespan", "makespan is not one of requests, finished"),
+        ("bubble_s", r"is not a number; one of bubble_s\.mean"),
+        ("bubble_s.p51", "p51 is not one of mean, p50"),
+    ):
+        config = write_config(SMALL.replace("metric: makespan_s", f"metric: {metric}"))
+        with pytest.raises(ConfigError, match=expected):
+            simulate_all(load_experiment(config))
+
+
+def test_figures_show_something(result: Path) -> None:
+    for name in FIGURES:
+        with Image.open(result / "figures" / f"{name}.png") as image:
+            assert image.width > 800
+            assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
+        root = ElementTree.parse(result / "figures" / f"{name}.svg").getroot()
+        assert root.tag.endswith("svg")
+        assert sum(1 for element in root.iter() if element.tag.endswith("path")) > 20
+
+
+def test_the_trace_is_one_that_perfetto_reads(result: Path) -> None:
+    trace = json.loads(gzip.decompress((result / "orca" / "timeline.json.gz").read_bytes()))
+    events = trace["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    named = {event["tid"] for event in events if event["name"] == "thread_name"}
+    assert named == {event["tid"] for event in slices} == set(range(8))
+    assert {"prefill", "decode", "mixed", "bubble"} >= {event["cat"] for event in slices}
+    for stage in named:
+        mine = sorted((e["ts"], e["dur"]) for e in slices if e["tid"] == stage)
+        ends = [round(1000 * (ts + dur)) for ts, dur in mine]
+        starts = [round(1000 * ts) for ts, _ in mine]
+        assert all(dur >= 0 for _, dur in mine)
+        assert all(a <= b for a, b in zip(ends, starts[1:], strict=False)), "slices overlap"
+
+
+def test_slices_of_a_window(write_config: Write) -> None:
+    run = simulate_all(load_experiment(write_config(SMALL))).runs["orca"]
+    whole = stage_slices(run.records, Window(0, run.records.end_s))
+    assert [len(stage.row) for stage in whole] == [run.summary["iterations"]] * 8
+    busy = sum((stage.finish - stage.start).sum() for stage in whole)
+    assert busy == pytest.approx(run.ledger["busy_s"].sum(), rel=1e-12)
+    bubbles = sum(stage.bubble_s.sum() for stage in whole)
+    parts = ["pb1_s", "pb2_s", "pb3_s", "equal_s", "communication_s", "turnaround_s"]
+    assert bubbles == pytest.approx(run.ledger[parts].to_numpy().sum(), rel=1e-12)
+    some = stage_slices(run.records, Window(run.records.end_s / 2, 0.01))
+    assert 0 < sum(len(stage.row) for stage in some) < 100
+
+
+@pytest.mark.parametrize("text", ["1", "1:", ":1", "-1:2", "1:0", "1:-2", "a:b", "nan:1", "1:inf"])
+def test_bad_windows(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected START:LENGTH"):
+        parse_window(text)
+
+
+def test_window() -> None:
+    assert parse_window("120:1.5") == Window(120.0, 1.5)
+
+
+def test_plot_joins_runs(result: Path, tmp_path: Path) -> None:
+    plot_results([result], tmp_path / "one")
+    plot_results([result, result], tmp_path / "one")  # its own result may be replaced
+    names = {path.name for path in (tmp_path / "one" / "figures").iterdir()}
+    assert names == {f"{n}.{k}" for n in FIGURES[:3] for k in ("png", "svg")}
+
+
+def test_plot_errors(result: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the result of a run"):
+        plot_results([tmp_path], tmp_path / "out")
+    with pytest.raises(ConfigError, match="no such folder"):
+        plot_results([tmp_path / "absent"], tmp_path / "out")
+    with pytest.raises(ConfigError, match="is one of the results to plot"):
+        plot_results([result], result)
+    assert not (tmp_path / "out").exists()
