@@ -25,6 +25,7 @@ and is booked there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,22 +139,23 @@ def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]
     return found
 
 
-def ledger(records: Records) -> pd.DataFrame:
+def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
     """One row per replica and stage: seconds spent in each of the ledger's accounts.
+
+    ``splits`` are the :func:`gaps` of the replicas.
 
     Columns: replica, stage, ``wall_s`` (0 until the last replica is done), ``busy_s``, and the
     accounts of :data:`IDLE` with the suffix ``_s``. The accounts add up to the wall exactly.
     """
     end = records.end_s
     rows = []
-    for number, log in enumerate(records.replicas):
-        split = gaps(log) if log.num_iterations else None
+    for number, (log, split) in enumerate(zip(records.replicas, splits, strict=True)):
         for stage in range(log.num_stages):
             row = dict.fromkeys((f"{name}_s" for name in ("busy", *IDLE)), 0.0)
-            if split is None:
-                row["no_work_s"] = end
-            else:
+            if log.num_iterations:
                 row |= _stage_row(log, split, stage, end)
+            else:
+                row["no_work_s"] = end
             rows.append({"replica": number, "stage": stage, "wall_s": end, **row})
     return pd.DataFrame(rows)
 

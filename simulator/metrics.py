@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
-from simulator.ledger import BUBBLES, IDLE, gaps, iteration_bubbles, ledger
+from simulator.ledger import BUBBLES, IDLE, Gaps, gaps, iteration_bubbles, ledger
 from simulator.records import Floats, Records
 from simulator.rides import Rides
 
@@ -18,169 +19,173 @@ QUANTILES = (0.5, 0.9, 0.99)
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
 
-def request_table(records: Records) -> pd.DataFrame:
-    """One row per request, by id; times in seconds, NaN where it was rejected.
+class Analysis:
+    """The views of one finished run, each computed when first asked for and then kept.
 
-    Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival until
-    its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the first; NaN
-    for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s, pb2_s, pb3_s,
-    equal_s, communication_s, turnaround_s, and rejected (the reason, or None).
+    ``requests``, ``iterations`` and ``ledger`` are data frames; :meth:`summary` is the run in
+    numbers. Nothing here changes ``records``.
     """
-    table = pd.DataFrame(
-        {
-            "request": records.request_id,
-            "replica": records.replica,
-            "arrival_s": records.arrival_s,
-            "prompt_tokens": records.prompt_tokens,
-            "output_tokens": records.output_tokens,
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    @cached_property
+    def rides(self) -> list[Rides]:
+        """The rides of every replica."""
+        return [Rides(log) for log in self.records.replicas]
+
+    @cached_property
+    def gaps(self) -> list[Gaps]:
+        """The idle time before every micro-batch of every replica."""
+        return [gaps(log) for log in self.records.replicas]
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request, by id; times in seconds, NaN where it was rejected.
+
+        Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
+        until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
+        first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
+        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, and rejected (the reason, or None).
+        """
+        records = self.records
+        parts = ("bubble", *BUBBLES, "communication", "turnaround")
+        found = {
+            name: np.full(len(records.request_id), np.nan)
+            for name in ("start", "first_token", "finish", "tbt_max", *parts)
         }
-    )
-    parts = ("bubble", *BUBBLES, "communication", "turnaround")
-    found = {
-        name: np.full(len(table), np.nan)
-        for name in ("start", "first_token", "finish", "tbt_max", *parts)
-    }
-    for log in records.replicas:
-        if not log.num_iterations:
-            continue
-        rides, split = Rides(log), gaps(log)
-        row = np.searchsorted(records.request_id, rides.requests)
-        found["start"][row] = split.times.start[rides.first_row(), 0]
-        found["first_token"][row] = rides.first_token_s()
-        found["finish"][row] = rides.finish_s()
-        found["tbt_max"][row] = rides.longest_token_gap()
-        for name, per_iteration in iteration_bubbles(split).items():
-            found[name][row] = rides.total(per_iteration)
-    arrival = records.arrival_s
-    later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
-    table["queueing_s"] = found["start"] - arrival
-    table["ttft_s"] = found["first_token"] - arrival
-    table["tpot_s"] = (found["finish"] - found["first_token"]) / later
-    table["tbt_max_s"] = found["tbt_max"]
-    table["finish_s"] = found["finish"]
-    table["latency_s"] = found["finish"] - arrival
-    for name in parts:
-        table[f"{name}_s"] = found[name]
-    table["rejected"] = [records.rejections.get(int(i)) for i in records.request_id]
-    return table
-
-
-def iteration_table(records: Records) -> pd.DataFrame:
-    """One row per micro-batch, by replica and in launch order; times in seconds.
-
-    Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed), ready_s,
-    start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens, prefill_context,
-    decodes, decode_context, padding, layer_s, first_s, last_s, send_s, and bubble_s (idle time
-    before it, summed over the stages).
-    """
-    tables = []
-    for number, log in enumerate(records.replicas):
-        if not log.num_iterations:
-            continue
-        columns, split = log.iterations, gaps(log)
-        prefill, decodes = columns["prefill_tokens"] > 0, columns["decodes"] > 0
-        kind = np.select([prefill & decodes, prefill], ["mixed", "prefill"], "decode")
-        tables.append(
-            pd.DataFrame(
-                {
-                    "replica": np.full(log.num_iterations, number),
-                    "group": columns["group"].astype(np.int64),
-                    "iteration": Rides(log).number,
-                    "kind": pd.Categorical(kind, categories=["prefill", "decode", "mixed"]),
-                    "ready_s": columns["ready_s"],
-                    "start_s": split.times.start[:, 0],
-                    "finish_s": columns["finish_s"],
-                    **{name: columns[name].astype(np.int64) for name in COUNTS},
-                    **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
-                    "bubble_s": iteration_bubbles(split)["bubble"],
-                }
-            )
+        for log, rides, split in zip(records.replicas, self.rides, self.gaps, strict=True):
+            if not log.num_iterations:
+                continue
+            row = np.searchsorted(records.request_id, rides.requests)
+            found["start"][row] = split.times.start[rides.first_row(), 0]
+            found["first_token"][row] = rides.first_token_s()
+            found["finish"][row] = rides.finish_s()
+            found["tbt_max"][row] = rides.longest_token_gap()
+            for name, per_iteration in iteration_bubbles(split).items():
+                found[name][row] = rides.total(per_iteration)
+        arrival = records.arrival_s
+        later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
+        return pd.DataFrame(
+            {
+                "request": records.request_id,
+                "replica": records.replica,
+                "arrival_s": arrival,
+                "prompt_tokens": records.prompt_tokens,
+                "output_tokens": records.output_tokens,
+                "queueing_s": found["start"] - arrival,
+                "ttft_s": found["first_token"] - arrival,
+                "tpot_s": (found["finish"] - found["first_token"]) / later,
+                "tbt_max_s": found["tbt_max"],
+                "finish_s": found["finish"],
+                "latency_s": found["finish"] - arrival,
+                **{f"{name}_s": found[name] for name in parts},
+                "rejected": [records.rejections.get(int(i)) for i in records.request_id],
+            }
         )
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """One row per micro-batch, by replica and in launch order; times in seconds.
 
-def tbt_quantiles(records: Records, quantiles: Sequence[float] = QUANTILES) -> list[float]:
-    """Quantiles of the time between successive tokens, over all tokens of all requests.
+        Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
+        ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
+        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s, and
+        bubble_s (idle time before it, summed over the stages).
+        """
+        tables = []
+        logs = zip(self.records.replicas, self.rides, self.gaps, strict=True)
+        for number, (log, rides, split) in enumerate(logs):
+            columns = log.iterations
+            prefill, decodes = columns["prefill_tokens"] > 0, columns["decodes"] > 0
+            kind = np.select([prefill & decodes, prefill], ["mixed", "prefill"], "decode")
+            table = {
+                "replica": np.full(log.num_iterations, number),
+                "group": columns["group"].astype(np.int64),
+                "iteration": rides.number,
+                "kind": pd.Categorical(kind, categories=["prefill", "decode", "mixed"]),
+                "ready_s": columns["ready_s"],
+                "start_s": split.times.start[:, 0],
+                "finish_s": columns["finish_s"],
+                **{name: columns[name].astype(np.int64) for name in COUNTS},
+                **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
+                "bubble_s": iteration_bubbles(split)["bubble"],
+            }
+            tables.append(pd.DataFrame(table))
+        return pd.concat(tables, ignore_index=True)
 
-    The smallest gap such that at least that share of all gaps is no longer. NaN without any.
-    """
-    found = [Rides(log).token_gaps() for log in records.replicas if log.num_iterations]
-    if not found or not sum(len(values) for values, _ in found):
-        return [float("nan")] * len(quantiles)
-    values, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(values, kind="stable")
-    share = np.cumsum(weights[order]) / weights.sum()
-    places = np.searchsorted(share, np.asarray(quantiles) - 1e-12)
-    return [float(values[order][i]) for i in np.minimum(places, len(values) - 1)]
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """One row per replica and stage: see :func:`simulator.ledger.ledger`."""
+        return ledger(self.records, self.gaps)
 
+    def tbt_quantiles(self, quantiles: Sequence[float] = QUANTILES) -> list[float]:
+        """Quantiles of the time between successive tokens, over all tokens of all requests.
 
-def kv_occupancy(records: Records, replica: int) -> tuple[Floats, Floats]:
-    """KV tokens written on one replica over time: times in seconds, and the tokens from then on.
+        The smallest gap such that at least that share of all gaps is no longer. NaN without any.
+        """
+        found = [rides.token_gaps() for rides in self.rides]
+        values, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        if not len(values):
+            return [float("nan")] * len(quantiles)
+        order = np.argsort(values, kind="stable")
+        share = np.cumsum(weights[order]) / weights.sum()
+        places = np.searchsorted(share, np.asarray(quantiles) - 1e-12)
+        return [float(values[order][i]) for i in np.minimum(places, len(values) - 1)]
 
-    A micro-batch's tokens count from when it is formed; those of requests that finish in it go
-    when it returns.
-    """
-    log = records.replicas[replica]
-    columns, rides = log.iterations, Rides(log)
-    grown = columns["prefill_tokens"] + columns["decodes"] - columns["padding"]
-    held = np.searchsorted(records.request_id, rides.requests)
-    gone = records.prompt_tokens[held] + records.output_tokens[held] - 1
-    when = np.concatenate([columns["ready_s"], rides.finish_s()])
-    change = np.concatenate([grown, -gone.astype(float)])
-    order = np.lexsort((change, when))
-    return when[order], np.cumsum(change[order])
+    def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
+        """KV tokens written on one replica: times in seconds, and the tokens from then on.
 
+        A micro-batch's tokens count from when it is formed; those of requests that finish in it
+        go when it returns.
+        """
+        records, rides = self.records, self.rides[replica]
+        columns = records.replicas[replica].iterations
+        grown = columns["prefill_tokens"] + columns["decodes"] - columns["padding"]
+        held = np.searchsorted(records.request_id, rides.requests)
+        gone = records.prompt_tokens[held] + records.output_tokens[held] - 1
+        when = np.concatenate([columns["ready_s"], rides.finish_s()])
+        change = np.concatenate([grown, -gone.astype(float)])
+        order = np.lexsort((change, when))
+        return when[order], np.cumsum(change[order])
 
-def summarize(
-    records: Records, requests: pd.DataFrame, model: ModelSpec, device: DeviceSpec, tp: int
-) -> dict[str, Any]:
-    """The run in numbers, JSON-able; ``requests`` is :func:`request_table` of it.
-
-    Tokens per second count prompt and output tokens of finished requests. MFU counts their linear,
-    LM-head and attention FLOPs (never padding) over the GPUs' dense peak times the makespan.
-    """
-    done = requests[requests["replica"] >= 0]
-    first_arrival = float(requests["arrival_s"].min()) if len(requests) else 0.0
-    makespan = records.end_s - first_arrival if len(done) else 0.0
-    prompt, output = done["prompt_tokens"].to_numpy(), done["output_tokens"].to_numpy()
-    tokens = int(prompt.sum() + output.sum())
-    gpus = tp * sum(log.num_stages for log in records.replicas)
-    iterations = sum(log.num_iterations for log in records.replicas)
-    carried = sum(
-        float(log.iterations["decodes"].sum() + log.iterations["chunks"].sum())
-        for log in records.replicas
-    )
-    accounts = ledger(records)
-    totals = {name: float(accounts[f"{name}_s"].sum()) for name in ("wall", "busy", *IDLE)}
-    bubble = sum(totals[name] for name in (*BUBBLES, "communication", "turnaround"))
-    peaks = [
-        float(kv_occupancy(records, i)[1].max()) / log.kv_capacity
-        for i, log in enumerate(records.replicas)
-        if log.num_iterations
-    ]
-    rate = 1 / makespan if makespan else float("nan")
-    return {
-        "requests": len(requests),
-        "finished": len(done),
-        "rejected": len(requests) - len(done),
-        "makespan_s": makespan,
-        "requests_per_s": len(done) * rate,
-        "tokens_per_s": tokens * rate,
-        "output_tokens_per_s": int(output.sum()) * rate,
-        "mfu": _useful_flops(model, prompt, output) * rate / (device.peak_flops * gpus),
-        "gpus": gpus,
-        "iterations": iterations,
-        "stage_executions": sum(log.num_iterations * log.num_stages for log in records.replicas),
-        "mean_batch": carried / iterations if iterations else float("nan"),
-        "kv_peak_share": max(peaks, default=0.0),
-        "tbt_s": _named(tbt_quantiles(records)),
-        **{
-            name: _named(done[name].quantile(list(QUANTILES)).tolist(), done[name].mean())
-            for name in ("queueing_s", "ttft_s", "tpot_s", "latency_s", "bubble_s")
-        },
-        "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
-        "ledger_s": totals,
-    }
+    def summary(self, model: ModelSpec, device: DeviceSpec, tp: int) -> dict[str, Any]:
+        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
+        records, logs = self.records, self.records.replicas
+        done = self.requests[self.requests["replica"] >= 0]
+        makespan = records.end_s - float(records.arrival_s.min()) if len(done) else 0.0
+        prompt, output = done["prompt_tokens"].to_numpy(), done["output_tokens"].to_numpy()
+        gpus = tp * sum(log.num_stages for log in logs)
+        iterations = sum(log.num_iterations for log in logs)
+        carried = sum(
+            float((c["decodes"] + c["chunks"]).sum()) for c in (x.iterations for x in logs)
+        )
+        totals = {n: float(self.ledger[f"{n}_s"].sum()) for n in ("wall", "busy", *IDLE)}
+        bubble = sum(totals[name] for name in (*BUBBLES, "communication", "turnaround"))
+        peaks = (self.kv_occupancy(i)[1].max(initial=0) / x.kv_capacity for i, x in enumerate(logs))
+        rate = 1 / makespan if makespan else float("nan")
+        return {
+            "requests": len(records.request_id),
+            "finished": len(done),
+            "rejected": len(records.rejections),
+            "makespan_s": makespan,
+            "requests_per_s": len(done) * rate,
+            "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
+            "output_tokens_per_s": int(output.sum()) * rate,
+            "mfu": _useful_flops(model, prompt, output) * rate / (device.peak_flops * gpus),
+            "gpus": gpus,
+            "iterations": iterations,
+            "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
+            "mean_batch": carried / iterations if iterations else float("nan"),
+            "kv_peak_share": float(max(peaks)),
+            "tbt_s": _named(self.tbt_quantiles()),
+            **{
+                name: _named(done[name].quantile(list(QUANTILES)).tolist(), done[name].mean())
+                for name in ("queueing_s", "ttft_s", "tpot_s", "latency_s", "bubble_s")
+            },
+            "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
+            "ledger_s": totals,
+        }
 
 
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:

@@ -28,7 +28,7 @@ class Rides:
         self.first: Ints = offset[ride_group] + first  # positions in by_group
         self.last: Ints = offset[ride_group] + last
         self.requests, self.starts = np.unique(request, return_index=True)
-        self.ends: Ints = np.append(self.starts[1:], len(request)) - 1
+        self.ends: Ints = np.append(self.starts, len(request))[1:] - 1
         self._finish: Floats = log.iterations["finish_s"][self.by_group]
 
     def finish_s(self) -> Floats:

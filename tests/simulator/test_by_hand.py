@@ -15,8 +15,7 @@ from policies.policy import Policy
 from policies.request import Request
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
-from simulator.ledger import ledger
-from simulator.metrics import request_table, tbt_quantiles
+from simulator.metrics import Analysis
 from simulator.records import Records
 from simulator.simulation import simulate
 from simulator.timeline import stage_times
@@ -43,7 +42,7 @@ def spans(records: Records) -> list[list[tuple[float, float]]]:
 
 
 def accounts(records: Records) -> list[dict[str, float]]:
-    rows = ledger(records).drop(columns=["replica", "stage"]) / UNIT
+    rows = Analysis(records).ledger.drop(columns=["replica", "stage"]) / UNIT
     return [
         {name.removesuffix("_s"): value for name, value in row.items() if value}
         for row in rows.to_dict("records")
@@ -63,7 +62,7 @@ def test_orca_best_case() -> None:
         {"wall": 35, "busy": 23, "pb1": 2, "pb2": 5, "drain": 5},
         {"wall": 35, "busy": 23, "pb1": 6, "pb2": 2, "fill": 4},
     ]
-    table = request_table(records)
+    table = Analysis(records).requests
     assert (table["finish_s"] / UNIT).tolist() == [34, 27, 34, 35]
     assert (table["ttft_s"] / UNIT).tolist() == [8, 10, 24, 27]
     assert (table["queueing_s"] / UNIT).tolist() == [0, 4, 8, 16]
@@ -71,7 +70,12 @@ def test_orca_best_case() -> None:
     assert (table["bubble_s"] / UNIT).tolist() == [15, 0, 15, 0]
     assert (table["tbt_max_s"] / UNIT).tolist() == [16, 17, 10, 8]
     # Gaps between tokens: A 16 and 10, B 17, C 10, D 8.
-    assert [q / UNIT for q in tbt_quantiles(records, (0.2, 0.6, 0.8, 1.0))] == [8, 10, 16, 17]
+    assert [q / UNIT for q in Analysis(records).tbt_quantiles((0.2, 0.6, 0.8, 1.0))] == [
+        8,
+        10,
+        16,
+        17,
+    ]
 
 
 def test_orca_unconstrained() -> None:
@@ -87,7 +91,7 @@ def test_orca_unconstrained() -> None:
         # 24-26: A and B are done, so only one micro-batch is left: no work, not a bubble.
         {"wall": 30, "busy": 21, "pb1": 2, "pb3": 1, "fill": 4, "no_work": 2},
     ]
-    table = request_table(records)
+    table = Analysis(records).requests
     assert (table["finish_s"] / UNIT).tolist() == [24, 18, 30, 30]
     assert (table["bubble_s"] / UNIT).tolist() == [0, 0, 8, 8]
 
@@ -107,7 +111,7 @@ def test_sarathi_has_equal_work_and_no_bubble() -> None:
         max_length=16,
     )
     records = simulate(requests, [scheduler], two_units, (1, 1))
-    totals = ledger(records)
+    totals = Analysis(records).ledger
     assert totals[["pb1_s", "pb2_s", "pb3_s", "equal_s"]].to_numpy().sum() == 0
     # A A C+a C | c for one micro-batch, the same for the other: 5 iterations of 2 units each.
     assert totals["busy_s"].tolist() == [20 * UNIT, 20 * UNIT]
@@ -123,7 +127,7 @@ def test_one_request_alone(stages: int) -> None:
     records = simulate([Request(0, 0.0, prompt, output, 8)], [scheduler], predict, (1,) * stages)
     work = prompt + sum((prompt + i) // 2 for i in range(output - 1))
     assert records.end_s == stages * work * UNIT
-    rows = ledger(records)
+    rows = Analysis(records).ledger
     assert (rows["busy_s"] == work * UNIT).all()
     idle = rows["fill_s"] + rows["drain_s"] + rows["no_work_s"]
     assert (idle == (stages - 1) * work * UNIT).all()
@@ -140,6 +144,6 @@ def test_pipeline_of_equal_batches_has_no_bubbles() -> None:
     scheduler = Scheduler(Orca(), max_batch=1, max_in_flight=stages, kv_capacity=64, max_length=16)
     records = simulate(requests, [scheduler], constant, (1,) * stages)
     assert records.end_s == (stages * output + stages - 1) * 3 * UNIT
-    rows = ledger(records)
+    rows = Analysis(records).ledger
     assert (rows["busy_s"] == stages * output * 3 * UNIT).all()
     assert rows[["pb1_s", "pb2_s", "pb3_s", "equal_s", "no_work_s"]].to_numpy().sum() == 0

@@ -13,8 +13,8 @@ from policies.batch import Batch
 from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
 from policies.scheduler import PADDING, Scheduler
-from simulator.ledger import IDLE, gaps, iteration_bubbles, ledger
-from simulator.metrics import iteration_table, kv_occupancy, request_table
+from simulator.ledger import IDLE, gaps, iteration_bubbles
+from simulator.metrics import Analysis
 from simulator.rides import Rides
 from simulator.textbook import Micro, TextbookReplica
 from simulator.timeline import stage_times
@@ -56,7 +56,7 @@ def test_1_every_request_completes_once_or_is_rejected(system: System, kv_tokens
     else:
         schedulers = system.schedulers()
     records = system.fast(schedulers=schedulers)
-    table = request_table(records)
+    table = Analysis(records).requests
     rejected = table["replica"] < 0
     assert (table["rejected"].notna() == rejected).all()
     assert table["finish_s"].isna().equals(rejected)
@@ -98,7 +98,7 @@ def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
         assert scheduler.free_kv == scheduler.kv_capacity
         assert scheduler.num_unfinished == 0
         if records.replicas[number].num_iterations:
-            _, tokens = kv_occupancy(records, number)
+            _, tokens = Analysis(records).kv_occupancy(number)
             assert tokens.min() >= 0 and tokens.max() <= scheduler.kv_capacity
             assert tokens[-1] == 0
 
@@ -215,7 +215,7 @@ def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
 @given(systems(), st.sampled_from([0.0, 0.2]))
 def test_7_the_ledger_closes_to_the_bit(system: System, jitter: float) -> None:
     records = system.fast(jitter=jitter)
-    rows = ledger(records)
+    rows = Analysis(records).ledger
     parts = rows[[f"{name}_s" for name in ("busy", *IDLE)]]
     assert (parts.to_numpy() >= 0).all()
     assert (parts.sum(axis=1) == rows["wall_s"]).all()
@@ -227,13 +227,13 @@ def test_7_the_ledger_closes_to_the_bit(system: System, jitter: float) -> None:
     link = 0.0 if not system.blocking_send else rows["communication_s"].sum()
     booked = rows[[f"{n}_s" for n in ("pb1", "pb2", "pb3", "equal", "communication", "turnaround")]]
     assert booked.to_numpy().sum() - link == bubbles
-    assert iteration_table(records)["bubble_s"].sum() == bubbles
+    assert Analysis(records).iterations["bubble_s"].sum() == bubbles
 
 
 @any_system
 @given(systems())
 def test_7_the_ledger_agrees_with_a_naive_one(system: System) -> None:
-    rows = ledger(system.fast()).set_index(["replica", "stage"])
+    rows = Analysis(system.fast()).ledger.set_index(["replica", "stage"])
     oracle = system.textbook()
     end = max((m.returned_s for r in oracle for m in r.micros), default=0.0)
     for number, replica in enumerate(oracle):
@@ -316,7 +316,7 @@ def pair_name(one: Batch, other: Batch) -> str:
 @given(systems())
 def test_8_first_come_first_served(system: System) -> None:
     records = system.fast()
-    table = request_table(records)
+    table = Analysis(records).requests
     table["begin_s"] = table["arrival_s"] + table["queueing_s"]
     for _, served in table.sort_values(["arrival_s", "request"], kind="stable").groupby("replica"):
         assert served["begin_s"].is_monotonic_increasing
@@ -333,7 +333,7 @@ def test_bubble_time_of_a_request_is_the_sum_over_its_batches() -> None:
             requests=make_requests(40, seed=3, rate=60.0),
         )
         records = system.fast()
-        table = request_table(records).set_index("request")
+        table = Analysis(records).requests.set_index("request")
         per_batch = iteration_bubbles(gaps(records.replicas[0]))["bubble"]
         finish = records.replicas[0].iterations["finish_s"]
         for member in system.textbook()[0].members.values():

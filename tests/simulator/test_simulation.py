@@ -11,7 +11,7 @@ from policies.policy import Plan, View
 from policies.request import Request
 from policies.scheduler import Scheduler
 from simulator.jitter import Jitter
-from simulator.metrics import request_table, summarize
+from simulator.metrics import Analysis
 from simulator.quantum import HORIZON_S, QUANTUM_S, quantize
 from simulator.records import Records
 from simulator.simulation import Router, SimulationError, simulate
@@ -38,7 +38,8 @@ def test_single_server_queue_agrees_with_lindley_and_with_m_d_1() -> None:
     their mean is rho * s / (2 (1 - rho))."""
     load = 0.6
     arrivals = np.cumsum(np.random.default_rng(5).exponential(SERVICE_S / load, 40_000))
-    table = request_table(serve([Request(i, float(t), 1, 1, 9) for i, t in enumerate(arrivals)]))
+    records = serve([Request(i, float(t), 1, 1, 9) for i, t in enumerate(arrivals)])
+    table = Analysis(records).requests
     wait, waits = 0.0, []
     at = quantize(arrivals)
     for i in range(len(at)):
@@ -72,7 +73,7 @@ def test_least_tokens_sees_what_has_finished_by_the_instant_of_arrival() -> None
 
 def test_arrivals_at_the_instant_of_a_return_are_in_the_next_batch() -> None:
     requests = [Request(0, 0.0, 4, 3, 9), Request(1, SERVICE_S, 4, 1, 9)]
-    table = request_table(serve(requests, max_batch=2))
+    table = Analysis(serve(requests, max_batch=2)).requests
     assert table["queueing_s"].tolist() == [0.0, 0.0]
 
 
@@ -110,10 +111,7 @@ def test_no_requests_at_all() -> None:
     from profiler.device import load_device
     from profiler.model import load_model
 
-    records = serve([])
-    summary = summarize(
-        records, request_table(records), load_model("llama-2-7b"), load_device("a40"), 1
-    )
+    summary = Analysis(serve([])).summary(load_model("llama-2-7b"), load_device("a40"), 1)
     assert summary["requests"] == 0 and summary["makespan_s"] == 0.0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from simulator.metrics import request_table
+from simulator.metrics import Analysis
 from simulator.records import Records
 from simulator.textbook import TextbookReplica
 from simulator.timeline import stage_times
@@ -16,7 +16,7 @@ from tests.simulator.oracle import POLICIES, System, make_requests, start_finish
 
 
 def assert_bitwise_equal(records: Records, oracle: list[TextbookReplica]) -> None:
-    table = request_table(records).set_index("request")
+    table = Analysis(records).requests.set_index("request")
     for log, replica in zip(records.replicas, oracle, strict=True):
         micros = replica.micros
         assert log.num_iterations == len(micros)
