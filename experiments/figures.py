@@ -55,6 +55,7 @@ def bubble_cdf(requests: Mapping[str, pd.DataFrame]) -> Figure:
         axes.plot(*_steps(bubble, share), label=label, **style)
     values = np.concatenate(positive)
     unit = "s"
+    axes.set_xlim(0, 1)
     if len(values):
         # Bubbles differ by orders of magnitude between schedulers. The axis begins at the first
         # percentile, because a few requests meet next to none.
@@ -110,11 +111,12 @@ def ledger_bars(ledgers: Mapping[str, pd.DataFrame]) -> Figure:
         replicas = ledgers[name]["replica"].nunique()
         where = f", mean of {replicas} replicas" if replicas > 1 else ""
         axes.set_title(f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy")
-        axes.set_yticks(share.index)
+        few = len(share) < 3  # too low a panel for a label beside it
+        axes.set_yticks(share.index, [f"stage {s}" if few else str(s) for s in share.index])
         axes.set_ylim(len(share) - 0.45, -0.55)
         axes.tick_params(axis="y", length=0, labelsize=10)
         axes.grid(False, axis="y")
-        axes.set_ylabel("stage")
+        axes.set_ylabel("" if few else "stage")
     panels[-1].set_xlim(0, 100)
     panels[-1].set_xlabel("share of the run (%)")
     handles, labels = panels[0].get_legend_handles_labels()

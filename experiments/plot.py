@@ -29,7 +29,7 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
     tables: dict[str, Tables] = {}
     for folder in folders:
         for name, table in read_tables(folder).items():
-            label = name if len(folders) == 1 else f"{_label(folder, folders)}: {name}"
+            label = name if len(folders) == 1 else f"{_label(folder, folders)}/{name}"
             tables[label] = table
     with result_folder(out) as scratch:
         content = {"format": FORMAT, "plotted": sorted(tables), "scenarios": {}}

@@ -47,17 +47,19 @@ class Window:
 
 
 def default_window(runs: list[Records]) -> Window:
-    """From the middle of the shortest run, as long as four passes through the slowest pipeline."""
+    """From the middle of the shortest run, four passes through the slowest pipeline long.
+
+    Where there is no pipeline it is forty iterations of the slowest replica.
+    """
     ends = [records.end_s for records in runs if records.end_s > 0]
-    passes = [
-        float(np.median(log.iterations["finish_s"] - log.iterations["ready_s"]))
-        for records in runs
-        for log in records.replicas
-        if log.num_iterations
-    ]
     if not ends:
         return Window(0.0, 1.0)
-    return Window(min(ends) / 2, min(4 * max(passes), min(ends)))
+    pipelines, single = [0.0], [0.0]
+    for log in (log for records in runs for log in records.replicas if log.num_iterations):
+        took = float(np.median(log.iterations["finish_s"] - log.iterations["ready_s"]))
+        (pipelines if log.num_stages > 1 else single).append(took)
+    length = 4 * max(pipelines) or 40 * max(single)
+    return Window(min(ends) / 2, min(length, min(ends)))
 
 
 def stage_slices(records: Records, window: Window) -> list[StageSlices]:
