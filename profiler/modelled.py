@@ -62,11 +62,14 @@ def make_bundle(
 
 
 def token_grid(most: int) -> Array:
-    """Token counts to sample up to ``most``: all to 64, every 8 to 512, both sides of every tile to
-    4096, then ever coarser (times are all but linear there)."""
-    counts = {*range(1, 65), *range(64, 513, 8)}
-    for edge in range(TILE, 4097, TILE):
-        counts |= {edge - TILE // 2, edge, edge + 1}
+    """Token counts to sample up to ``most``.
+
+    Every one to 64, every 8 to 512 and 32 to 1024, both sides of every half tile to 4096, then ever
+    coarser, where times are all but linear.
+    """
+    counts = {*range(1, 65), *range(64, 513, 8), *range(512, 1025, 32)}
+    for edge in range(TILE // 2, 4097, TILE // 2):
+        counts |= {edge, edge + 1}
     counts |= set(range(4096, 8193, 512)) | set(range(8192, 32769, 2048))
     counts |= {32768 * 2**i + half for i in range(12) for half in (0, 16384 * 2**i)}
     return _upto(counts, most)
@@ -102,23 +105,20 @@ def _grid(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def _prefill(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
-    small = {1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256}
-    large = {320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048, 3072, 4096, 6144}
-    chunk, context = _grid(
-        _upto(small | large, most),
-        _upto({0, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144}, most),
-    )
+    # Both sides of the kernels' row blocks (64 and 128); in the context, of having one at all.
+    edges = {*range(64, 1025, 64), *range(1152, 2049, 128)}
+    chunks = {1, 16, 32, 48, 96, 160, 224, 3072, 4096, 6144} | edges | {e + 1 for e in edges}
+    contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144}
+    chunk, context = _grid(_upto(chunks, most), _upto(contexts, most))
     time = times.attn_prefill(chunk, context, model, tp)
     columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": _rounded(time)})
 
 
 def _decode(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
-    batches = {*range(1, 13), *range(14, 33, 2), 40, 48, 64, 96, 128, 192, 256, 384}
-    batch, context = _grid(
-        _upto(batches, 512),
-        _upto({16, 64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144}, most),
-    )
+    batches = {*range(1, 33), 40, 48, 56, 64, 80, 96, 128, 192, 256, 384}
+    contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144}
+    batch, context = _grid(_upto(batches, 512), _upto(contexts, most))
     time = times.attn_decode(batch, context, model, tp)
     columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": _rounded(time)})
