@@ -344,3 +344,20 @@ def test_bubble_time_of_a_request_is_the_sum_over_its_batches() -> None:
             tokens = tokens[: member.request.output_tokens]
             longest = max(np.diff(tokens), default=np.nan)
             assert row["tbt_max_s"] == longest or np.isnan([row["tbt_max_s"], longest]).all()
+
+
+@any_system
+@given(systems(), st.integers(1, 20))
+def test_times_between_tokens_against_a_list_of_them_all(system: System, twentieths: int) -> None:
+    gaps_seen = []
+    for replica in system.textbook():
+        for member in replica.members.values():
+            at = [replica.micros[i].returned_s for i in member.iterations]
+            tokens = [t for t in at if t >= member.first_token_s]
+            gaps_seen += np.diff(tokens[: member.request.output_tokens]).tolist()
+    (found,) = Analysis(system.fast()).tbt_quantiles([twentieths / 20])
+    if gaps_seen:
+        rank = -(-twentieths * len(gaps_seen) // 20)
+        assert found == sorted(gaps_seen)[rank - 1]
+    else:
+        assert np.isnan(found)

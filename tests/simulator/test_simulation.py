@@ -65,8 +65,8 @@ def test_least_tokens_avoids_the_loaded_replica() -> None:
 
 
 def test_least_tokens_sees_what_has_finished_by_the_instant_of_arrival() -> None:
-    # Request 0 finishes exactly when request 2 arrives.
-    requests = [Request(0, 0.0, 4, 1, 9), Request(1, 0.0, 4, 9, 9)]
+    # Request 0, the larger by declaration, finishes exactly when request 2 arrives.
+    requests = [Request(0, 0.0, 4, 1, 20), Request(1, 0.0, 4, 9, 9)]
     requests.append(Request(2, SERVICE_S, 4, 1, 9))
     assert serve(requests, replicas=2, router="least_tokens").replica.tolist() == [0, 1, 0]
 
