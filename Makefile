@@ -14,7 +14,8 @@ demo: $(VENV)/.installed
 	$(BIN)/sarathi-sim run gpt3_pp --out runs/gpt3_pp
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	# One thread each: two workers with two OpenMP threads apiece would wait for each other.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed-dev
 	@failed=0; \

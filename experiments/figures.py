@@ -47,6 +47,7 @@ def bubble_cdf(requests: Mapping[str, pd.DataFrame]) -> Figure:
     for style, (name, table) in zip(line_styles(), requests.items(), strict=False):
         bubble = np.sort(table["bubble_s"].dropna().to_numpy())
         if not len(bubble):
+            axes.plot([], [], label=f"{name}: nothing finished", **style)
             continue
         positive.append(bubble[bubble > 0])
         median = np.quantile(bubble, 0.5)
@@ -77,6 +78,7 @@ def completions(requests: Mapping[str, pd.DataFrame]) -> Figure:
     for style, (name, table) in zip(line_styles(), requests.items(), strict=False):
         finish = np.sort(table["finish_s"].dropna().to_numpy())
         if not len(finish):
+            axes.plot([], [], label=f"{name}: nothing finished", **style)
             continue
         x, y = _steps(finish, np.arange(1.0, len(finish) + 1))
         axes.plot(x, y, label=f"{name}: all after {finish[-1]:,.0f} s", **style)

@@ -13,7 +13,8 @@ from matplotlib.patches import Patch
 
 from experiments.slices import KINDS, StageSlices, Window, stage_slices
 from experiments.style import KIND_COLOURS, VERMILION
-from simulator.records import Floats, Records
+from simulator.metrics import Analysis
+from simulator.records import Floats
 
 _MOST_ROWS = 16
 _BUBBLE: dict[str, Any] = {
@@ -24,9 +25,9 @@ _BUBBLE: dict[str, Any] = {
 }
 
 
-def stage_timeline(runs: Mapping[str, Records], window: Window) -> Figure:
+def stage_timeline(runs: Mapping[str, Analysis], window: Window) -> Figure:
     """One panel per scenario, one row per stage (or replica); time runs to the right."""
-    panels = {name: stage_slices(records, window) for name, records in runs.items()}
+    panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}
     rows = [min(len(stages), _MOST_ROWS) for stages in panels.values()]
     heights = [max(count, 2) for count in rows]
     height = 1.5 + 0.27 * sum(heights) + 0.35 * len(rows)

@@ -8,28 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from experiments.slices import KINDS, StageSlices, Window, bubble_name, stage_slices
+from simulator.metrics import Analysis
 from simulator.records import Records
 
 # Perfetto's reserved colour names.
 _COLOURS = {"prefill": "thread_state_runnable", "decode": "rail_response", "mixed": "good"}
 
 
-def trace_events(records: Records, window: Window) -> dict[str, Any]:
+def trace_events(analysis: Analysis, window: Window) -> dict[str, Any]:
     """Replicas as processes, stages as threads, micro-batches and bubbles as slices (in us)."""
     events: list[dict[str, Any]] = []
     named = set()
-    for stage in stage_slices(records, window):
+    for stage in stage_slices(analysis, window):
         if stage.replica not in named:
             named.add(stage.replica)
             events.append(_name("process_name", stage.replica, 0, f"replica {stage.replica}"))
         events.append(_name("thread_name", stage.replica, stage.stage, f"stage {stage.stage}"))
-        events += _stage_events(records, stage)
+        events += _stage_events(analysis.records, stage)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def write_trace(records: Records, window: Window, path: Path) -> None:
+def write_trace(analysis: Analysis, window: Window, path: Path) -> None:
     """Write the trace; ``path`` ends in ``.json.gz``. The same run gives the same bytes."""
-    text = json.dumps(trace_events(records, window), separators=(",", ":"))
+    text = json.dumps(trace_events(analysis, window), separators=(",", ":"))
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 

@@ -84,6 +84,8 @@ def ratios_table(outcome: Outcome) -> Table | None:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
     if value and abs(value) < 0.01:
         return f"{value:.2g}"
     digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2

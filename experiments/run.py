@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import yaml
 
 from experiments.config import Ratio
@@ -17,7 +16,6 @@ from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
 from simulator.metrics import Analysis
-from simulator.records import Records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,13 +28,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """One simulated scenario: what was deployed, the records, and the tables made of them."""
+    """One simulated scenario: what was deployed, what came out, and that in numbers."""
 
     deployment: Deployment
-    records: Records
-    requests: pd.DataFrame
-    iterations: pd.DataFrame
-    ledger: pd.DataFrame
+    analysis: Analysis
     summary: dict[str, Any]
 
 
@@ -96,12 +91,14 @@ def run_experiment(
         if trace or figures:
             from experiments.slices import default_window
 
-            window = window or default_window([run.records for run in outcome.runs.values()])
+            window = window or default_window(
+                [run.analysis.records for run in outcome.runs.values()]
+            )
             if trace:
                 from experiments.perfetto import write_trace
 
                 for name, run in outcome.runs.items():
-                    write_trace(run.records, window, folder / name / "timeline.json.gz")
+                    write_trace(run.analysis, window, folder / name / "timeline.json.gz")
             if figures:
                 _write_figures(outcome, window, folder / "figures", progress)
     return outcome
@@ -126,10 +123,10 @@ def _run(name: str, deployment: Deployment, progress: Progress | None) -> Scenar
     if progress is not None:
         progress(name, 0, total)
         report = lambda done: progress(name, done, total)  # noqa: E731
-    records = deployment.simulate(report)
-    found = Analysis(records)
-    summary = found.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
-    return ScenarioRun(deployment, records, found.requests, found.iterations, found.ledger, summary)
+    analysis = Analysis(deployment.simulate(report))
+    tp = deployment.scenario.cluster.tp
+    summary = analysis.summary(deployment.model, deployment.device, tp)
+    return ScenarioRun(deployment, analysis, summary)
 
 
 def _ratio(
@@ -176,9 +173,9 @@ def _write_tables(outcome: Outcome, folder: Path) -> None:
     _write(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
     for name, run in outcome.runs.items():
         (folder / name).mkdir()
-        run.requests.to_parquet(folder / name / "requests.parquet", index=False)
-        run.iterations.to_parquet(folder / name / "iterations.parquet", index=False)
-        run.ledger.to_csv(folder / name / "ledger.csv", index=False)
+        run.analysis.requests.to_parquet(folder / name / "requests.parquet", index=False)
+        run.analysis.iterations.to_parquet(folder / name / "iterations.parquet", index=False)
+        run.analysis.ledger.to_csv(folder / name / "ledger.csv", index=False)
 
 
 def _write(path: Path, text: str) -> None:
@@ -191,13 +188,13 @@ def _write_figures(
     from experiments import figures
     from experiments.gantt import stage_timeline
 
-    runs = outcome.runs
-    requests = {name: run.requests for name, run in runs.items()}
+    runs = {name: run.analysis for name, run in outcome.runs.items()}
+    requests = {name: analysis.requests for name, analysis in runs.items()}
     drawn = {
         "bubble_cdf": lambda: figures.bubble_cdf(requests),
         "completions": lambda: figures.completions(requests),
-        "timeline": lambda: stage_timeline({n: run.records for n, run in runs.items()}, window),
-        "ledger": lambda: figures.ledger_bars({n: run.ledger for n, run in runs.items()}),
+        "timeline": lambda: stage_timeline(runs, window),
+        "ledger": lambda: figures.ledger_bars({name: a.ledger for name, a in runs.items()}),
     }
     _draw(drawn, folder, progress)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.errors import ConfigError
-from simulator.ledger import BUBBLES, gaps
+from simulator.ledger import BUBBLES
+from simulator.metrics import Analysis
 from simulator.records import Floats, Ints, Records
 
 KINDS = ("prefill", "decode", "mixed")
@@ -62,18 +63,12 @@ def default_window(runs: list[Records]) -> Window:
     return Window(min(ends) / 2, min(length, min(ends)))
 
 
-def stage_slices(records: Records, window: Window) -> list[StageSlices]:
+def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
     """All stages of all replicas, in order."""
     found = []
-    for number, log in enumerate(records.replicas):
-        if not log.num_iterations:
-            empty, none = np.zeros(0), np.zeros(0, np.int64)
-            found += [
-                StageSlices(number, stage, none, none, empty, empty, empty, empty, none)
-                for stage in range(log.num_stages)
-            ]
-            continue
-        split = gaps(log)
+    for number, (log, split) in enumerate(
+        zip(analysis.records.replicas, analysis.gaps, strict=True)
+    ):
         columns, times = log.iterations, split.times
         has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
         kind = np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))

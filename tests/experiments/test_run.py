@@ -97,10 +97,18 @@ def test_requests_that_are_too_long_are_rejected(write_config: Write) -> None:
         load_experiment(config, ["cluster.max_length=400", "workload.too_long=reject"])
     )
     run = outcome.runs["orca"]
-    too_long = run.requests["prompt_tokens"] + run.requests["output_tokens"] > 400
+    too_long = run.analysis.requests["prompt_tokens"] + run.analysis.requests["output_tokens"] > 400
     assert 0 < too_long.sum() < 60
     assert run.summary["rejected"] == too_long.sum()
-    assert (run.requests["rejected"].notna() == too_long).all()
+    assert (run.analysis.requests["rejected"].notna() == too_long).all()
+
+
+def test_a_run_in_which_nothing_finishes(write_config: Write, tmp_path: Path) -> None:
+    changes = ["cluster.max_length=10", "workload.too_long=reject"]
+    outcome = run_experiment(load_experiment(write_config(SMALL), changes), tmp_path / "run")
+    assert outcome.summary()["scenarios"]["orca"]["rejected"] == 60
+    assert outcome.summary()["ratios"] == {"speedup": None}, "JSON has no NaN"
+    assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
 
 
 def test_a_run_that_fails_leaves_nothing(
@@ -184,14 +192,14 @@ def test_the_trace_is_one_that_perfetto_reads(result: Path) -> None:
 
 def test_slices_of_a_window(write_config: Write) -> None:
     run = simulate_all(load_experiment(write_config(SMALL))).runs["orca"]
-    whole = stage_slices(run.records, Window(0, run.records.end_s))
+    whole = stage_slices(run.analysis, Window(0, run.analysis.records.end_s))
     assert [len(stage.row) for stage in whole] == [run.summary["iterations"]] * 8
     busy = sum((stage.finish - stage.start).sum() for stage in whole)
-    assert busy == pytest.approx(run.ledger["busy_s"].sum(), rel=1e-12)
+    assert busy == pytest.approx(run.analysis.ledger["busy_s"].sum(), rel=1e-12)
     bubbles = sum(stage.bubble_s.sum() for stage in whole)
     parts = ["pb1_s", "pb2_s", "pb3_s", "equal_s", "communication_s", "turnaround_s"]
-    assert bubbles == pytest.approx(run.ledger[parts].to_numpy().sum(), rel=1e-12)
-    some = stage_slices(run.records, Window(run.records.end_s / 2, 0.01))
+    assert bubbles == pytest.approx(run.analysis.ledger[parts].to_numpy().sum(), rel=1e-12)
+    some = stage_slices(run.analysis, Window(run.analysis.records.end_s / 2, 0.01))
     assert 0 < sum(len(stage.row) for stage in some) < 100
 
 
