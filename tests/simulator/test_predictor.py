@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,21 @@ from simulator.quantum import QUANTUM_S
 from simulator.regression import OpTimes, PhysicalSurface, PiecewiseLinear
 
 GPT3 = load_model("gpt3-175b")
+SHIPPED = list_bundles(data_dir() / "profiles")
+
+
+@cache
+def shipped(device: str, model: str, tp: int) -> tuple[Bundle, OpTimes]:
+    bundle = load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
+    return bundle, OpTimes(bundle)
+
+
+@cache
+def gpt3_predictor() -> BundlePredictor:
+    _, ops = shipped("a100-80g-sxm", "gpt3-175b", 8)
+    return BundlePredictor(ops, max_tokens=512, max_length=4096, max_batch=27, num_stages=8)
+
+
 LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
 
 
@@ -111,8 +127,7 @@ def test_more_tokens_than_tabulated() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_every_time_is_a_positive_whole_quantum(data: st.DataObject) -> None:
-    bundle = load_bundle(find_bundle(data_dir() / "profiles", "a100-80g-sxm", "gpt3-175b", 8))
-    predict = predictor(bundle, max_length=4096, max_batch=27)
+    predict = gpt3_predictor()
     for _ in range(20):
         prompt = data.draw(st.integers(1, 4000))
         cached = data.draw(st.integers(0, prompt - 1))
@@ -124,11 +139,10 @@ def test_every_time_is_a_positive_whole_quantum(data: st.DataObject) -> None:
         assert all((t / QUANTUM_S).is_integer() for t in times)
 
 
-@pytest.mark.parametrize(("device", "model", "tp"), list_bundles(data_dir() / "profiles"))
+@pytest.mark.parametrize(("device", "model", "tp"), SHIPPED)
 def test_tables_agree_with_the_regressions(device: str, model: str, tp: int) -> None:
     """Between the points of a row the tables interpolate: within 1 % of the regression itself."""
-    bundle = load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
-    ops = OpTimes(bundle)
+    _, ops = shipped(device, model, tp)
     predict = BundlePredictor(ops, max_tokens=1024, max_length=4096, max_batch=32)
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -144,10 +158,9 @@ def test_tables_agree_with_the_regressions(device: str, model: str, tp: int) -> 
         assert layer == pytest.approx(float(exact), rel=0.01)
 
 
-@pytest.mark.parametrize(("device", "model", "tp"), list_bundles(data_dir() / "profiles"))
+@pytest.mark.parametrize(("device", "model", "tp"), SHIPPED)
 def test_regressions_go_through_the_points_of_the_bundle(device: str, model: str, tp: int) -> None:
-    bundle = load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
-    ops = OpTimes(bundle)
+    bundle, ops = shipped(device, model, tp)
     for op, rows in bundle.linear.groupby("op"):
         found = (ops.linear | {"embedding": ops.embedding, "lm_head": ops.lm_head})[str(op)]
         assert np.allclose(found(rows["num_tokens"]), rows["time_us"] * 1e-6)
