@@ -9,6 +9,7 @@ bench`` states the fast path's speed as a multiple of this one's.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Generator
 from collections.abc import Sequence as Seq
@@ -29,16 +30,16 @@ from simulator.replica import Predictor
 Process = Generator[simpy.Event, Any, None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Member:
-    """A request and how far it has come."""
+    """A request, how far it has come, and the batches it rode in."""
 
     request: Request
     sequence: Sequence
     generated: int = 0
     first_token_s: float = -1.0
     finish_s: float = -1.0
-    iterations: list[int] = field(default_factory=list)  # batches it rode in
+    iterations: array[int] = field(default_factory=lambda: array("q"))
 
     @property
     def context(self) -> int:
@@ -46,9 +47,9 @@ class Member:
         return self.sequence.prefilled + max(0, self.generated - 1)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Micro:
-    """One micro-batch on its way."""
+    """One micro-batch on its way. ``stages`` is its start and finish on each stage, in turn."""
 
     index: int
     slot: int
@@ -58,7 +59,7 @@ class Micro:
     decodes: list[Member]
     padding: list[Member]
     times: tuple[float, float, float, float]
-    stages: list[tuple[float, float]] = field(default_factory=list)  # start and finish on each
+    stages: array[float] = field(default_factory=lambda: array("d"))
     returned_s: float = -1.0
 
 
@@ -99,6 +100,8 @@ class TextbookReplica:
         self.slots: list[list[Member]] = [[] for _ in range(max_in_flight)]
         self.held: list[list[Member]] = [[] for _ in range(max_in_flight)]
         self.idle: list[int] = list(range(max_in_flight))
+        # Only because a Batch must name one: nothing is kept in them.
+        self.groups = [Group(slot, self.waiting, max_batch) for slot in self.idle]
         self.micros: list[Micro] = []
         self.stage0_busy = False
         self._dispatching = False
@@ -170,7 +173,7 @@ class TextbookReplica:
                 self.free_kv -= member.sequence.kv_tokens
         running = [m for m in decoding if m.sequence not in plan.skip]
         batch = Batch(
-            Group(slot, self.waiting, self.max_batch),
+            self.groups[slot],
             tuple((m.sequence, n, m.sequence.prefilled) for m, n in chunks),
             sum(n for _, n in chunks),
             len(running),
@@ -196,7 +199,7 @@ class TextbookReplica:
                 duration += last_s
             start = self.env.now
             yield self.env.timeout(duration)
-            micro.stages.append((start, self.env.now))
+            micro.stages.extend((start, self.env.now))
             if stage == last:
                 self.env.process(self._return(micro))
             elif self.blocking_send:

@@ -255,18 +255,18 @@ def naive_ledger(
     instants = sorted(
         {m.ready_s for m in micros}
         | {m.returned_s + replica.turnaround_s for m in micros}
-        | {t for m in micros for t in (m.stages[0][0], released(system, m, 0))}
+        | {t for m in micros for t in (m.stages[0], released(system, m, 0))}
     )
 
     def starved(t: float) -> bool:
         flying = sum(m.ready_s <= t < m.returned_s + replica.turnaround_s for m in micros)
-        if system.lazy and any(m.stages[0][0] <= t < released(system, m, 0) for m in micros):
+        if system.lazy and any(m.stages[0] <= t < released(system, m, 0) for m in micros):
             return False
         return flying < min(system.max_in_flight, len(system.layers))
 
     before = None
     for micro in micros:
-        start, finish = micro.stages[stage]
+        start, finish = micro.stages[2 * stage : 2 * stage + 2]
         book["busy"] += finish - start
         book["communication"] += micro.times[3] if sends else 0.0
         if before is None:
@@ -297,7 +297,7 @@ def naive_ledger(
 
 
 def released(system: System, micro: Micro, stage: int) -> float:
-    finish = micro.stages[stage][1]
+    finish = micro.stages[2 * stage + 1]
     if system.blocking_send and stage < len(system.layers) - 1:
         finish += micro.times[3]
     return finish

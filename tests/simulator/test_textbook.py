@@ -40,7 +40,7 @@ def assert_bitwise_equal(records: Records, oracle: list[TextbookReplica]) -> Non
             row = table.loc[member.request.id]
             assert row["finish_s"] == member.finish_s
             assert row["ttft_s"] == member.first_token_s - row["arrival_s"]
-            first = micros[member.iterations[0]].stages[0][0]
+            first = micros[member.iterations[0]].stages[0]
             assert row["queueing_s"] == first - row["arrival_s"]
 
 
