@@ -37,6 +37,7 @@ class Sarathi:
         self.chunk_size = chunk_size
         self.tile = tile
         self.chunk_rule = chunk_rule
+        self._tokens: dict[tuple[int, int], int] = {}  # chunk_tokens, by its arguments
 
     def chunk_tokens(self, decodes: int, max_batch: int) -> int:
         """Prompt tokens that may ride with ``decodes`` decodes; at least 1."""
@@ -53,5 +54,9 @@ class Sarathi:
         sequence = view.prefilling[0] if view.prefilling else view.next_waiting()
         if sequence is None:
             return DECODES if view.num_decodes else None
+        place = (view.num_decodes, view.max_batch)
+        tokens = self._tokens.get(place)
+        if tokens is None:
+            tokens = self._tokens[place] = self.chunk_tokens(*place)
         left = sequence.prompt_tokens - sequence.prefilled
-        return Plan(((sequence, min(left, self.chunk_tokens(view.num_decodes, view.max_batch))),))
+        return Plan(((sequence, tokens if tokens < left else left),))

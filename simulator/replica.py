@@ -62,8 +62,9 @@ class Replica:
         self.turnaround_s = quantize(turnaround_s)
         self.jitter = jitter
         self.on_finished = on_finished
-        # All stages alike: the common case, and cheaper per batch.
-        self._even = len(set(layers)) == 1
+        # Stages alike, no jitter, sends overlapped: the common case, and cheaper per batch.
+        self._plain = len(set(layers)) == 1 and jitter is None and not blocking_send
+        self._later_stages = range(1, len(layers))
         self._free = [0.0] * len(layers)  # when each stage has finished what it was given
         self._rows: list[tuple[float, ...]] = []
         self._stage_rows: list[list[float]] = []
@@ -93,38 +94,25 @@ class Replica:
     def _launch(self, batch: Batch, now: float) -> None:
         """Send a batch down the pipeline, and come back when the last stage finishes it."""
         layer_s, first_s, last_s, send_s = self.predict(batch)
-        layers = self.layers
-        if self._even:
-            durations = [layers[0] * layer_s] * len(layers)
-        else:
-            durations = [n * layer_s for n in layers]
-        durations[0] += first_s
-        durations[-1] += last_s
-        if self.jitter is not None:
-            factors = self.jitter.factors()
-            durations = [
-                (d * f + ROUNDER) - ROUNDER for d, f in zip(durations, factors, strict=True)
-            ]
-            self._stage_rows.append(durations)
-
-        free = self._free
-        finish = now - send_s
-        stage = 0
-        if self.blocking_send:
-            sent = now
-            for duration in durations:
+        if self._plain:
+            free = self._free
+            duration = self.layers[0] * layer_s
+            busy_until = free[0]
+            finish = (now if now > busy_until else busy_until) + duration + first_s
+            free[0] = finish
+            for stage in self._later_stages:
+                finish += send_s
                 busy_until = free[stage]
-                finish = (sent if sent > busy_until else busy_until) + duration
-                free[stage] = sent = finish + send_s
-                stage += 1
-            free[-1] = finish  # nothing to send from the last stage
+                if busy_until > finish:
+                    finish = busy_until
+                finish += duration
+                free[stage] = finish
+            free[-1] = finish = finish + last_s
         else:
-            for duration in durations:
-                arrival = finish + send_s
-                busy_until = free[stage]
-                free[stage] = finish = (arrival if arrival > busy_until else busy_until) + duration
-                stage += 1
-
+            durations = [n * layer_s for n in self.layers]
+            durations[0] += first_s
+            durations[-1] += last_s
+            finish = self._pass_through(now, durations, send_s)
         chunks = batch.chunks
         context = 0
         for _, _, cached in chunks:
@@ -147,6 +135,24 @@ class Replica:
             )
         )
         Moment(self.env, finish - now + self.turnaround_s, RETURN, self._returned, batch)
+
+    def _pass_through(self, now: float, durations: list[float], send_s: float) -> float:
+        """Occupy every stage in turn, whatever the switches; returns the last one's finish."""
+        if self.jitter is not None:
+            factors = self.jitter.factors()
+            durations = [
+                (d * f + ROUNDER) - ROUNDER for d, f in zip(durations, factors, strict=True)
+            ]
+            self._stage_rows.append(durations)
+        free = self._free
+        held = send_s if self.blocking_send else 0.0
+        arrival = finish = now
+        for stage, duration in enumerate(durations):
+            finish = max(arrival, free[stage]) + duration
+            free[stage] = finish + held
+            arrival = finish + send_s
+        free[-1] = finish  # nothing to send from the last stage
+        return finish
 
     def _returned(self, moment: Moment) -> None:
         """A batch came back from the last stage: book it, then form its successor."""
