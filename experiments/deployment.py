@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -186,6 +186,12 @@ def _op_times(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: 
         ops = _load(path)
     except BundleError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+    if ops.model != model:
+        # A config.json may be called like a shipped model and describe another one.
+        profiled, wanted = asdict(ops.model), asdict(model)
+        differ = [f"{k} {profiled[k]}, not {wanted[k]}" for k in wanted if profiled[k] != wanted[k]]
+        problem = f"{path} was made for another model of that name, with {'; '.join(differ)}"
+        raise source.error("model", scenario.model, problem)
     if scenario.cluster.pp > 1 and _scope(scenario, device) not in ops.send:
         problem = f"{path} holds no {_scope(scenario, device)} transfers, so pp must be 1"
         raise source.error("cluster.pp", scenario.cluster.pp, problem)

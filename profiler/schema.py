@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import yaml
 
+from profiler.device import list_devices, load_device
 from profiler.model import ModelSpec
 from profiler.strict import STRICT, SpecError, parse, read_yaml
 from profiler.tables import (
@@ -124,16 +125,22 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
 def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
     """The folder of one bundle under ``root``.
 
-    Raises BundleError where there is none, with what exists and the command that makes it.
+    Raises BundleError where there is none, with what exists and how to get it.
     """
     path = bundle_path(root, device, model, tp)
     if (path / "meta.yaml").is_file():
         return path
     existing = ", ".join(f"{d}/{m}/tp{k}" for d, m, k in list_bundles(root)) or "none"
+    if device in list_devices() and load_device(device).fitted is None:
+        way = f"{device} has specifications only, so a bundle must be measured on one"
+    else:
+        way = (
+            f"to model one: sarathi-sim make-bundle --device {device} --model {model} --tp {tp} "
+            f"--out {root}"
+        )
     raise BundleError(
         f"no profile bundle for device {device}, model {model}, tp {tp} under {root}; "
-        f"there are: {existing}; to model one: "
-        f"sarathi-sim make-bundle --device {device} --model {model} --tp {tp}"
+        f"there are: {existing}; {way}"
     )
 
 

@@ -14,6 +14,7 @@ from experiments.config import Scenario
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment, shipped_configs
 from experiments.run import deploy_all
+from profiler.paths import data_dir
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]
@@ -64,7 +65,8 @@ def message(path: Path, *assignments: str) -> str:
         ("tp: 8, pp: 8", "tp: 1, pp: 1", "cluster: gpt3-175b does not fit: stage 0 of 1 holds"),
         ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175'; did you mean"),
         ("a100-80g-sxm", "a100", "small.yaml: device: unknown device 'a100'"),
-        ("a100-80g-sxm", "h100-80g-sxm", "sarathi-sim make-bundle --device h100-80g-sxm"),
+        ("a100-80g-sxm", "h100-80g-sxm", "h100-80g-sxm has specifications only, so a bundle must"),
+        ("gpt3-175b", "qwen-72b", "sarathi-sim make-bundle --device a100-80g-sxm --model qwen-72b"),
         ("pp: 8,", "pp: 8, layers_per_stage: [96],", "layers_per_stage: value [96]: must be 8 num"),
         ("seed: 7", "seed: 7\nseed: 8", "small.yaml: line 4: key 'seed' is given twice"),
         ("seed: 7", "seed: &a 7\nprofiles: *a", "line 4: aliases (*name) are not allowed"),
@@ -224,3 +226,13 @@ def test_no_value_breaks_the_checks(
         deploy_all(load_experiment(path))
     except ConfigError as error:
         assert str(path) in str(error)
+
+
+def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -> None:
+    """A file of one's own for gpt3-175b, but half as deep."""
+    shipped = yaml.safe_load((data_dir() / "models" / "gpt3-175b.yaml").read_text())
+    path = write_config(SMALL)
+    half = path.parent / "half.yaml"
+    half.write_text(yaml.safe_dump(shipped | {"num_layers": 48}))
+    text = message(path, f"model={half}")
+    assert "was made for another model of that name, with num_layers 96, not 48" in text
