@@ -178,9 +178,19 @@ def calibrate(
 
 def _print_errors(report: pd.DataFrame, structure: pd.DataFrame) -> None:
     typer.echo("Error of predicted times on rows held out of the fit, in percent")
-    _print_frame(report)
+    headings = {
+        "median_pct": "median",
+        "p95_pct": "p95",
+        "worst_pct": "worst",
+        "roofline_median_pct": "roofline alone: median",
+        "roofline_p95_pct": "p95",
+        "roofline_worst_pct": "worst",
+        "hold_out": "held out",
+    }
+    # Where the rows come from takes a paragraph each: the device file and data/README.md have it.
+    _print_frame(report.drop(columns="source").rename(columns=headings))
     typer.echo("Where the errors are: by range, at tile edges, and on other sources' rows")
-    _print_frame(structure)
+    _print_frame(structure.rename(columns=headings))
 
 
 def _print_frame(frame: pd.DataFrame) -> None:
