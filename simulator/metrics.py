@@ -90,13 +90,16 @@ class Analysis:
 
         Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
         ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
-        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s, and
-        bubble_s (idle time before it, summed over the stages).
+        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s,
+        kv_tokens (written on the replica once it was formed), and bubble_s (idle time before it,
+        summed over the stages).
         """
         tables = []
         logs = zip(self.records.replicas, self.rides, self.gaps, strict=True)
         for number, (log, rides, split) in enumerate(logs):
             columns = log.iterations
+            changed_s, kv_tokens = self.kv_occupancy(number)
+            formed = np.searchsorted(changed_s, columns["ready_s"], side="right") - 1
             prefill, decodes = columns["prefill_tokens"] > 0, columns["decodes"] > 0
             kind = np.select([prefill & decodes, prefill], ["mixed", "prefill"], "decode")
             table = {
@@ -109,6 +112,7 @@ class Analysis:
                 "finish_s": columns["finish_s"],
                 **{name: columns[name].astype(np.int64) for name in COUNTS},
                 **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
+                "kv_tokens": kv_tokens[formed].astype(np.int64),
                 "bubble_s": iteration_bubbles(split)["bubble"],
             }
             tables.append(pd.DataFrame(table))

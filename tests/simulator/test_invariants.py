@@ -347,6 +347,27 @@ def test_bubble_time_of_a_request_is_the_sum_over_its_batches() -> None:
 
 
 @any_system
+@given(systems())
+def test_kv_tokens_against_a_count_of_them_all(system: System) -> None:
+    table = Analysis(system.fast()).iterations
+    for number, replica in enumerate(system.textbook()):
+        naive = []
+        for formed in replica.micros:
+            written = sum(
+                m.batch.num_tokens - len(m.padding)
+                for m in replica.micros
+                if m.ready_s <= formed.ready_s
+            )
+            freed = sum(
+                m.request.prompt_tokens + m.request.output_tokens - 1
+                for m in replica.members.values()
+                if m.finish_s <= formed.ready_s
+            )
+            naive.append(written - freed)
+        assert table[table["replica"] == number]["kv_tokens"].tolist() == naive
+
+
+@any_system
 @given(systems(), st.integers(1, 20))
 def test_times_between_tokens_against_a_list_of_them_all(system: System, twentieths: int) -> None:
     gaps_seen = []
