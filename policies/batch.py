@@ -58,6 +58,6 @@ class Batch:
 
     @property
     def decodes(self) -> list[Sequence]:
-        """The sequences that decode, oldest first. Valid until the batch is completed."""
+        """The sequences that decode. Valid until the batch is completed."""
         skipped = set(self.skip)
         return [s for s in self.group.decoding if s not in skipped]

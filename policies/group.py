@@ -26,6 +26,7 @@ class Group:
         "held",
         "index",
         "iteration",
+        "last_ride",
         "num_decodes",
         "prefilling",
         "view",
@@ -35,7 +36,10 @@ class Group:
         self.index = index
         self.iteration = 0
         self.prefilling: list[Sequence] = []
-        self.decoding: dict[Sequence, int] = {}  # -> iteration of its last ride
+        # Policies see the keys of this one, hence it maps to nothing: the last ride would tell
+        # them the true output length.
+        self.decoding: dict[Sequence, None] = {}
+        self.last_ride: dict[Sequence, int] = {}  # decoding member -> iteration of its last ride
         self.num_decodes = 0  # the decoding members, and the held ones
         self.context = 0  # KV tokens of those, summed
         self.due: dict[int, list[Sequence]] = {}
@@ -55,21 +59,23 @@ class Group:
         ``context`` is the KV tokens it holds by then. With ``rides`` 0 it is due at once.
         """
         last = first + rides - 1
-        self.decoding[sequence] = last
+        self.decoding[sequence] = None
+        self.last_ride[sequence] = last
         self.num_decodes += 1
         self.context += context
         self.due.setdefault(last, []).append(sequence)
 
     def postpone(self, sequence: Sequence) -> None:
         """Shift a decoding member's remaining rides back by one iteration."""
-        last = self.decoding[sequence]
+        last = self.last_ride[sequence]
         self._forget_due(sequence, last)
-        self.decoding[sequence] = last + 1
+        self.last_ride[sequence] = last + 1
         self.due.setdefault(last + 1, []).append(sequence)
 
     def leave(self, sequence: Sequence, context: int) -> int:
         """Take a decoding member out before it is done; returns the rides it has left."""
-        last = self.decoding.pop(sequence)
+        del self.decoding[sequence]
+        last = self.last_ride.pop(sequence)
         self._forget_due(sequence, last)
         self.num_decodes -= 1
         self.context -= context

@@ -13,8 +13,9 @@ class View:
     """What a policy sees when one micro-batch is to be formed. Policies only read it.
 
     ``waiting``     sequences not admitted yet, oldest first (shared by all micro-batches)
-    ``prefilling``  members of this micro-batch whose prompt is unfinished, oldest first
-    ``decoding``    members of this micro-batch that generate, oldest first
+    ``prefilling``  members of this micro-batch whose prompt is unfinished, in order of joining it
+    ``decoding``    members of this micro-batch that generate, in the order of their first tokens
+                    (with a free pool: its own before those it took in from others)
     ``num_decodes`` how many those are (finished members that are held as padding included)
     ``max_batch``   most sequences one micro-batch may hold
     ``free_slots``  how many more it may take now

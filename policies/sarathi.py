@@ -19,10 +19,10 @@ class Sarathi:
     ``reserve``  ``C - (B - 1)``: room for the most decodes that may ever ride (section 4.4)
     ``fixed``    ``C``: the decodes come on top, and may spill into one more tile
 
-    For the first two, C is rounded down to a multiple of T (if it is at least T), so that the
-    rows of the fused operations are one too; when the decodes alone fill C, to the next multiple
-    of T above them, so that prefills always make progress. The last chunk of a prompt is what is
-    left of it.
+    For the first two, C is rounded down to a multiple of T (if it is at least T); when the decodes
+    alone fill C, to the next multiple of T above them, so that prefills always make progress. The
+    rows of the fused operations are then a multiple of T too: always under ``fill``, and under
+    ``reserve`` when as many decodes ride as may. The last chunk of a prompt is what is left of it.
     """
 
     holds_finished = False

@@ -27,6 +27,10 @@ class PolicyError(Exception):
     """A policy returned a plan that cannot be carried out."""
 
 
+def _is_empty(group: Group) -> bool:
+    return not (group.num_decodes or group.prefilling)
+
+
 class Scheduler:
     """Queues requests, asks the policy, and keeps the books of one replica.
 
@@ -36,8 +40,8 @@ class Scheduler:
     that whatever is admitted can finish (invariant 2).
 
     A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may ride in any:
-    whenever a micro-batch is formed, it first takes in the members of the others that are not in
-    flight, in the order in which those returned.
+    whenever a micro-batch is formed (from the group with members that returned first), it first
+    takes in the members of the others that are not in flight, in the order in which they returned.
     """
 
     def __init__(
@@ -107,6 +111,9 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """Form the next micro-batch that has something to do, or None if none has."""
+        if self.free_pool and len(self.idle) > 1:
+            # Members first: an empty group would have to take them in one by one.
+            self.idle.sort(key=_is_empty)
         idle = self.idle
         for position, group in enumerate(idle):
             if self.free_pool and len(idle) > 1:
@@ -165,6 +172,8 @@ class Scheduler:
         decodes = group.num_decodes
         context = group.context
         if plan.skip:
+            if len(set(plan.skip)) < len(plan.skip):
+                raise PolicyError("the plan skips a sequence twice")
             decodes -= len(plan.skip)
             context -= self._skip(group, plan.skip)
         if not plan.chunks:
@@ -178,7 +187,10 @@ class Scheduler:
             done = sequence.prefilled
             if not 1 <= tokens <= sequence.prompt_tokens - done:
                 raise PolicyError(f"a chunk of {tokens} tokens does not fit {sequence}")
-            if not done:
+            if sequence in group.prefilling:
+                if sequence._group == group.index and sequence._next_ride > iteration:
+                    raise PolicyError(f"the plan holds two chunks of {sequence}")
+            else:
                 self._admit(group, sequence)
             if sequence._group != group.index or sequence._next_ride != iteration:
                 self._close_ride(sequence, PREFILL, sequence._next_ride - 1)
@@ -196,13 +208,15 @@ class Scheduler:
             raise PolicyError(f"{sequence} was admitted without a free slot or free KV tokens")
         if self.waiting and self.waiting[0] is sequence:
             self.waiting.popleft()
-        else:
+        elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        else:
+            raise PolicyError(f"{sequence} is neither waiting nor a member of this micro-batch")
         self.free_kv -= sequence.kv_tokens
         group.prefilling.append(sequence)
 
     def _retire(self, group: Group, sequence: Sequence) -> None:
-        del group.decoding[sequence]
+        del group.decoding[sequence], group.last_ride[sequence]
         self.free_kv += sequence.kv_tokens
         del self._output_tokens[sequence.id]
 
@@ -236,7 +250,7 @@ class Scheduler:
 
     def _context(self, group: Group, sequence: Sequence) -> int:
         """KV tokens a decoding member holds between iterations."""
-        rides_left = group.decoding[sequence] + 1 - group.iteration
+        rides_left = group.last_ride[sequence] + 1 - group.iteration
         return sequence.prompt_tokens + self._output_tokens[sequence.id] - 1 - rides_left
 
     def _close_ride(self, sequence: Sequence, role: int, last: int) -> None:

@@ -129,6 +129,8 @@ class TextbookReplica:
     def _dispatch(self, _: object) -> None:
         self._dispatching = False
         while not (self.lazy and self.stage0_busy):
+            if self.free_pool and len(self.idle) > 1:
+                self.idle.sort(key=lambda slot: not self.slots[slot])
             micro = next(
                 (m for slot in list(self.idle) if (m := self._form(slot)) is not None), None
             )
