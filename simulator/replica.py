@@ -1,4 +1,4 @@
-"""The main loop: one replica's scheduler and pipeline, one event per micro-batch.
+"""The main loop: one replica's scheduler and pipeline, at most one event per micro-batch.
 
 Micro-batches visit every stage in the order in which they were launched, so a stage starts one at
 ``max(arrival from the previous stage, finish of the batch before)``. The return of a batch from
@@ -7,6 +7,7 @@ the last stage can therefore be computed when it is launched, and only that retu
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import Protocol
@@ -37,7 +38,7 @@ class Replica:
     ``lazy``           form a batch when stage 0 is free, not as soon as a micro-batch returned
     ``blocking_send``  a stage is occupied while it sends its result on
     ``turnaround_s``   from a batch's finish until the scheduler can put its successor on stage 0
-    ``on_finished``    called with the requests that a returned batch finished
+    ``on_finished``    called with the requests that a returned batch finished, and when
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Replica:
         blocking_send: bool = False,
         turnaround_s: float = 0.0,
         jitter: Jitter | None = None,
-        on_finished: Callable[[list[Sequence]], None] | None = None,
+        on_finished: Callable[[list[Sequence], float], None] | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
@@ -68,7 +69,9 @@ class Replica:
         self._free = [0.0] * len(layers)  # when each stage has finished what it was given
         self._rows: list[tuple[float, ...]] = []
         self._stage_rows: list[list[float]] = []
-        self._wake_at = -1.0
+        self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
+        self._awaiting = False  # whether a moment is set for the first of them
+        self._wake_at = -1.0  # when a dispatch is set for
 
     def submit(self, request: Request) -> str | None:
         """Hand over an arrived request. Returns why it is rejected, or None."""
@@ -77,10 +80,16 @@ class Replica:
             self._wake(self.env.now)
         return reason
 
-    def _dispatch(self, _: Moment | None = None) -> None:
-        """Form and launch batches for as long as there is one to form."""
-        self._wake_at = -1.0
+    def _woken(self, _: Moment) -> None:
+        """Form batches at this instant, of which everything else has happened."""
         now = self.env.now
+        if now == self._wake_at:
+            self._wake_at = -1.0
+        self._dispatch(now)
+        self._await_return()
+
+    def _dispatch(self, now: float) -> None:
+        """Form and launch batches for as long as there is one to form."""
         scheduler = self.scheduler
         while scheduler.idle:
             if self.lazy and self._free[0] > now:
@@ -134,7 +143,7 @@ class Replica:
                 batch.padding,
             )
         )
-        Moment(self.env, finish - now + self.turnaround_s, RETURN, self._returned, batch)
+        self._in_flight.append((finish + self.turnaround_s, batch))
 
     def _pass_through(self, now: float, durations: list[float], send_s: float) -> float:
         """Occupy every stage in turn, whatever the switches; returns the last one's finish."""
@@ -154,21 +163,42 @@ class Replica:
         free[-1] = finish  # nothing to send from the last stage
         return finish
 
-    def _returned(self, moment: Moment) -> None:
-        """A batch came back from the last stage: book it, then form its successor."""
-        finished = self.scheduler.complete(moment._value)
-        if finished and self.on_finished is not None:
-            self.on_finished(finished)
-        if self.env.peek() > self.env.now:
-            self._dispatch()  # nothing else happens at this instant: no need for another event
-        else:
-            self._wake(self.env.now)
+    def _returned(self, _: Moment) -> None:
+        """Book the batch that came back from the last stage and form its successor.
+
+        Batches come back in launch order. As long as nothing else in the simulation happens before
+        the next return, that one is handled right here, and costs no event.
+        """
+        self._awaiting = False
+        env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
+        now = env.now
+        while True:
+            finished = scheduler.complete(in_flight.popleft()[1])
+            if finished and self.on_finished is not None:
+                self.on_finished(finished, now)
+            others = env.peek()
+            if others > now:
+                self._dispatch(now)
+                if self.lazy:
+                    others = env.peek()  # may have woken itself for when stage 0 is free
+            else:
+                self._wake(now)  # not before everything that happens at this instant
+            if not in_flight or in_flight[0][0] >= others:
+                break
+            now = in_flight[0][0]
+        self._await_return()
+
+    def _await_return(self) -> None:
+        """Be there when the next batch comes back."""
+        if self._in_flight and not self._awaiting:
+            self._awaiting = True
+            Moment(self.env, self._in_flight[0][0] - self.env.now, RETURN, self._returned)
 
     def _wake(self, when: float) -> None:
         """Dispatch at ``when``, after everything else that happens at that instant."""
         if self._wake_at != when:
             self._wake_at = when
-            Moment(self.env, when - self.env.now, DISPATCH, self._dispatch)
+            Moment(self.env, when - self.env.now, DISPATCH, self._woken)
 
     def log(self) -> ReplicaLog:
         """What happened, as columns."""

@@ -140,8 +140,8 @@ class _Cluster:
     def _account(self, target: int, tokens: int) -> None:
         self._outstanding[target] += tokens
 
-    def finished(self, sequences: Iterable[Sequence]) -> None:
-        """Called by the replicas with what they finished."""
+    def finished(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Called by the replicas with what they finished, and when."""
         for sequence in sequences:
             self.num_finished += 1
             self._account(
@@ -149,7 +149,7 @@ class _Cluster:
             )
         if self.num_finished >= self._next_tick:
             self._next_tick += self._tick
-            if self.env.now >= HORIZON_S:
+            if now >= HORIZON_S:
                 raise SimulationError(f"simulated time passed {HORIZON_S / 86400:.0f} days")
             if self.progress is not None:
                 self.progress(self.num_finished)
