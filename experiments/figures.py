@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from experiments.style import (
     BLACK,
     BLUE,
     GREEN,
+    GREY,
     ORANGE,
     PURPLE,
     SKY,
@@ -24,14 +26,16 @@ from simulator.records import Floats
 
 _MOST_POINTS = 1000
 _SIZE = (7.0, 4.6)
+_MOST_INSIDE = 6  # lines of a legend that leave room for the curves
 
 # Account of the ledger -> colour and name; the order in which they are stacked.
 ACCOUNTS = {
     "busy_s": ("#d9d9d9", "busy"),
+    "sending_s": (GREY, "sending"),
     "pb1_s": (BLUE, "PB1: prefills of different length"),
     "pb2_s": (VERMILION, "PB2: prefill next to decodes"),
     "pb3_s": (ORANGE, "PB3: decodes of different context"),
-    "equal_s": (YELLOW, "equal work on both sides"),
+    "equal_s": (YELLOW, "equal prefill, or equal decodes"),
     "communication_s": (PURPLE, "communication"),
     "turnaround_s": (GREEN, "scheduler turn-around"),
     "fill_drain_s": (SKY, "pipeline fill and drain"),
@@ -64,10 +68,12 @@ def bubble_cdf(requests: Mapping[str, pd.DataFrame]) -> Figure:
         axes.set_xscale("log")
         axes.set_xlim(float(np.quantile(values, 0.01)) / 2, float(values.max()) * 1.5)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    else:
+        axes.text(0.5, 0.5, "No request met a bubble.", ha="center", transform=axes.transAxes)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"bubble time of a request ({unit})")
     axes.set_ylabel("share of requests")
-    axes.legend(loc="best")
+    _legend(figure, axes)
     return figure
 
 
@@ -81,15 +87,30 @@ def completions(requests: Mapping[str, pd.DataFrame]) -> Figure:
             axes.plot([], [], label=f"{name}: nothing finished", **style)
             continue
         x, y = _steps(finish, np.arange(1.0, len(finish) + 1))
-        axes.plot(x, y, label=f"{name}: all after {finish[-1]:,.0f} s", **style)
+        axes.plot(x, y, label=f"{name}: all after {_seconds(finish[-1])} s", **style)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
     axes.set_xlabel("time (s)")
     axes.set_ylabel("requests completed")
-    axes.legend(loc="best")
+    _legend(figure, axes)
     return figure
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Within the axes; below them where it would cover the curves."""
+    lines = len(axes.lines)
+    if lines <= _MOST_INSIDE:
+        axes.legend(loc="best")
+        return
+    figure.set_size_inches(_SIZE[0], _SIZE[1] + 0.25 * lines)
+    figure.legend(loc="outside lower left", fontsize=11)
 
 
 def ledger_bars(ledgers: Mapping[str, pd.DataFrame]) -> Figure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import cycle
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,11 @@ def styled() -> Iterator[None]:
 
 
 def line_styles() -> Iterator[dict[str, Any]]:
-    """Colour and dash of one line after the other, without end."""
-    for colour, dash in cycle(_LINES):
-        yield {"color": colour, "linestyle": dash}
+    """Colour and dash of one line after the other; the first 49 all differ."""
+    for number in count():
+        turn, place = divmod(number, len(_LINES))
+        dash = _LINES[(place + turn) % len(_LINES)][1]
+        yield {"color": _LINES[place][0], "linestyle": dash}
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

@@ -2,7 +2,8 @@
 
 For each stage, to the bit (times are whole quanta)::
 
-    wall = busy + pb1 + pb2 + pb3 + equal + communication + turnaround + fill + drain + no_work
+    wall = busy + sending + pb1 + pb2 + pb3 + equal + communication + turnaround
+           + fill + drain + no_work
 
 The gap before micro-batch k on a stage is ``start[k] - release[k-1]``. From its end, what the
 batch spent on the link (stages 1 and later) is booked as *communication*, and what the scheduler's
@@ -14,13 +15,13 @@ run, is *no_work*. What remains is a pipeline bubble, named after the two batche
 ``pb1``    both hold prefill tokens, and different numbers of them
 ``pb2``    one holds prefill tokens, the other only decodes
 ``pb3``    both hold only decodes, of different number or context
-``equal``  the same work in both
+``equal``  both hold the same number of prefill tokens, or only decodes alike in both respects
 
 The names are descriptive, not causal: a gap between two decode batches may go back to a prefill
 that delayed both on an earlier stage. Before a stage's first batch the time is no work until that
 batch is formed and pipeline *fill* from then on; after its last one it is pipeline *drain* until
-the replica is done and no work from then on. With blocking sends the transfer occupies the sender
-and is booked there.
+the replica is done and no work from then on. *sending* is the time that a transfer occupies its
+sender, with blocking sends; it is no bubble.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from simulator.records import Floats, Records, ReplicaLog
 from simulator.timeline import StageTimes, stage_times
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
-IDLE = (*BUBBLES, "communication", "turnaround", "fill", "drain", "no_work")
+WAITS = (*BUBBLES, "communication", "turnaround")
+"""The accounts that make up a request's bubble time."""
+ACCOUNTS = ("busy", "sending", *WAITS, "fill", "drain", "no_work")
 
 
 @dataclass(frozen=True)
@@ -144,14 +147,14 @@ def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
 
     ``splits`` are the :func:`gaps` of the replicas.
 
-    Columns: replica, stage, ``wall_s`` (0 until the last replica is done), ``busy_s``, and the
-    accounts of :data:`IDLE` with the suffix ``_s``. The accounts add up to the wall exactly.
+    Columns: replica, stage, ``wall_s`` (0 until the last replica is done), and those of
+    :data:`ACCOUNTS` with the suffix ``_s``. The accounts add up to the wall exactly.
     """
     end = records.end_s
     rows = []
     for number, (log, split) in enumerate(zip(records.replicas, splits, strict=True)):
         for stage in range(log.num_stages):
-            row = dict.fromkeys((f"{name}_s" for name in ("busy", *IDLE)), 0.0)
+            row = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
             if log.num_iterations:
                 row |= _stage_row(log, split, stage, end)
             else:
@@ -169,7 +172,8 @@ def _stage_row(log: ReplicaLog, split: Gaps, stage: int, end: float) -> dict[str
     busy = (times.finish - times.start)[:, stage].sum()
     row = {
         "busy_s": busy,
-        "communication_s": split.communication[:, stage].sum() + (occupied - busy),
+        "sending_s": occupied - busy,
+        "communication_s": split.communication[:, stage].sum(),
         "turnaround_s": split.turnaround[:, stage].sum(),
         "fill_s": times.start[0, stage] - first_ready,
         "drain_s": done - times.release[-1, stage],

@@ -11,7 +11,7 @@ import pandas as pd
 
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
-from simulator.ledger import BUBBLES, IDLE, Gaps, gaps, iteration_bubbles, ledger
+from simulator.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
 from simulator.records import Floats, Records
 from simulator.rides import Rides
 
@@ -49,7 +49,7 @@ class Analysis:
         pb2_s, pb3_s, equal_s, communication_s, turnaround_s, and rejected (the reason, or None).
         """
         records = self.records
-        parts = ("bubble", *BUBBLES, "communication", "turnaround")
+        parts = ("bubble", *WAITS)
         found = {
             name: np.full(len(records.request_id), np.nan)
             for name in ("start", "first_token", "finish", "tbt_max", *parts)
@@ -164,8 +164,8 @@ class Analysis:
         carried = sum(
             float((c["decodes"] + c["chunks"]).sum()) for c in (x.iterations for x in logs)
         )
-        totals = {n: float(self.ledger[f"{n}_s"].sum()) for n in ("wall", "busy", *IDLE)}
-        bubble = sum(totals[name] for name in (*BUBBLES, "communication", "turnaround"))
+        totals = {n: float(self.ledger[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
+        bubble = sum(totals[name] for name in WAITS)
         peaks = (self.kv_occupancy(i)[1].max(initial=0) / x.kv_capacity for i, x in enumerate(logs))
         rate = 1 / makespan if makespan else float("nan")
         return {

@@ -8,8 +8,8 @@ from policies.batch import Batch
 from simulator.quantum import QUANTUM_S, ROUNDER, quantize
 from simulator.regression import OpTimes
 
-ATTENTION_POINTS = 128
-"""Points of an attention row over the context, between which it is interpolated."""
+ROW_STEP, MOST_POINTS = 32, 1024
+"""Attention rows hold a time every so many tokens of context, or coarser for very long ones."""
 
 CHUNK_BLOCK = 128
 """Chunk sizes whose rows are tabulated at a time."""
@@ -44,9 +44,11 @@ class BundlePredictor:
         self._scope = scope
         self._num_stages = num_stages
         self._include_head = include_head
-        self._step = max(1, -(-max_length // ATTENTION_POINTS))
-        self._per_step = 1.0 / self._step
-        grid = np.arange(ATTENTION_POINTS + 2) * self._step
+        step = max(ROW_STEP, -(-max_length // MOST_POINTS))
+        self._per_step = 1.0 / step
+        # The first time is that of one cached token: none at all may be a faster kernel, and is
+        # tabulated apart.
+        grid = np.maximum(np.arange(max_length // step + 2) * step, 1)
         self._context_grid = grid
         self._by_tokens: list[tuple[float, float, float]] = []
         self._tabulate_tokens(max_tokens)

@@ -78,12 +78,14 @@ class Rides:
         longest = np.full(len(self.role), -1.0)
         if len(decode):
             # reduceat takes [from, to) pairs at even places; a pair with from >= to yields the
-            # single value at `from`, which is masked out.
+            # single value at `from`, which is masked out. In order of `from`, what it reduces
+            # between one pair and the next is short.
             within = np.append(np.diff(self._finish, prepend=0.0), 0.0)
-            pairs = np.stack([self.first[decode] + 1, self.last[decode] + 1], axis=1)
+            order = decode[np.argsort(self.first[decode])]
+            pairs = np.stack([self.first[order] + 1, self.last[order] + 1], axis=1)
             inside = np.maximum.reduceat(within, pairs.ravel())[::2]
-            inside = np.where(pairs[:, 0] < pairs[:, 1], inside, -1.0)
-            longest[decode] = np.maximum(inside, self._entry_gaps(decode))
+            longest[order] = np.where(pairs[:, 0] < pairs[:, 1], inside, -1.0)
+            longest[decode] = np.maximum(longest[decode], self._entry_gaps(decode))
         result = np.maximum.reduceat(longest, self.starts)
         return np.where(result < 0, np.nan, result)
 

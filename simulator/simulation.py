@@ -23,6 +23,9 @@ from simulator.replica import Predictor, Replica
 Router = Literal["round_robin", "least_tokens"]
 
 
+TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it is not exact"
+
+
 class SimulationError(Exception):
     """A simulation cannot go on, and why."""
 
@@ -51,8 +54,12 @@ def simulate(
     requests finished.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
-    requests unserved.
+    requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
     """
+    if len({request.id for request in requests}) < len(requests):
+        raise ValueError("two requests have the same id")
+    if any(scheduler.rides or scheduler.num_unfinished for scheduler in schedulers):
+        raise ValueError("a scheduler has served before: each simulation needs fresh ones")
     cluster = _Cluster(requests, router, progress)
     streams = np.random.SeedSequence(seed).spawn(len(schedulers))
     cluster.replicas = [
@@ -150,7 +157,7 @@ class _Cluster:
         if self.num_finished >= self._next_tick:
             self._next_tick += self._tick
             if now >= HORIZON_S:
-                raise SimulationError(f"simulated time passed {HORIZON_S / 86400:.0f} days")
+                raise SimulationError(TOO_LONG)
             if self.progress is not None:
                 self.progress(self.num_finished)
 
@@ -162,7 +169,7 @@ class _Cluster:
                 "the policy stopped planning although requests were left"
             )
         requests = sorted(self.requests, key=lambda r: r.id)
-        return Records(
+        records = Records(
             request_id=np.array([r.id for r in requests], np.int64),
             arrival_s=quantize(np.array([r.arrival_s for r in requests], np.float64)),
             prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
@@ -171,3 +178,6 @@ class _Cluster:
             rejections=self._rejections,
             replicas=[replica.log() for replica in self.replicas],
         )
+        if records.end_s >= HORIZON_S:
+            raise SimulationError(TOO_LONG)
+        return records

@@ -1,10 +1,11 @@
 """The simulation as a textbook would write it, to hold the fast path against.
 
 A SimPy process for each stage and each link, a Store in front of each, lists of requests, and a
-loop over every request in every iteration. It shares the policies and the predictor with the fast
-path and nothing else: neither the book-keeping of ``policies.scheduler`` nor the recurrence of
-``simulator.replica``. Results must be bitwise equal (``tests/test_textbook.py``); ``sarathi-sim
-bench`` states the fast path's speed as a multiple of this one's.
+loop over every request in every iteration. It shares with the fast path what a system consists of
+(policies, predictor, jitter, the order within an instant) but neither the book-keeping of
+``policies.scheduler`` nor the recurrence of ``simulator.replica``. Results must be bitwise equal
+(``tests/simulator/test_textbook.py``); ``sarathi-sim bench`` states the fast path's speed as a
+multiple of this one's.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import simpy
 
 from policies.batch import Batch
 from policies.group import Group
 from policies.policy import Policy, View
 from policies.request import Request, Sequence
+from simulator.jitter import Jitter
 from simulator.moment import ARRIVAL, DISPATCH, Moment
 from simulator.quantum import quantize
 from simulator.replica import Predictor
+from simulator.simulation import Router
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -59,6 +63,7 @@ class Micro:
     decodes: list[Member]
     padding: list[Member]
     times: tuple[float, float, float, float]
+    factors: list[float] | None
     stages: array[float] = field(default_factory=lambda: array("d"))
     returned_s: float = -1.0
 
@@ -82,6 +87,7 @@ class TextbookReplica:
         lazy: bool = False,
         blocking_send: bool = False,
         turnaround_s: float = 0.0,
+        jitter: Jitter | None = None,
     ) -> None:
         self.env = env
         self.policy = policy
@@ -95,6 +101,9 @@ class TextbookReplica:
         self.lazy = lazy
         self.blocking_send = blocking_send
         self.turnaround_s = float(quantize(turnaround_s))
+        self.jitter = jitter
+        self.kv_capacity = kv_capacity
+        self.rejected: list[int] = []
         self.members: dict[Sequence, Member] = {}
         self.waiting: deque[Sequence] = deque()
         self.slots: list[list[Member]] = [[] for _ in range(max_in_flight)]
@@ -116,6 +125,9 @@ class TextbookReplica:
         """A request arrives."""
         length = request.prompt_tokens + request.max_tokens
         kv_tokens = length if self.reserve_declared else self.max_length
+        if length > self.max_length or kv_tokens > self.kv_capacity:
+            self.rejected.append(request.id)
+            return
         sequence = Sequence(request.id, request.prompt_tokens, request.max_tokens, kv_tokens)
         self.members[sequence] = Member(request, sequence)
         self.waiting.append(sequence)
@@ -185,9 +197,9 @@ class TextbookReplica:
         index = len(self.micros)
         for member in running + [m for m, _ in chunks]:
             member.iterations.append(index)
-        return Micro(
-            index, slot, self.env.now, batch, chunks, running, list(self.held[slot]), times
-        )
+        padding = list(self.held[slot])
+        factors = None if self.jitter is None else self.jitter.factors()
+        return Micro(index, slot, self.env.now, batch, chunks, running, padding, times, factors)
 
     def _stage(self, stage: int) -> Process:
         last = len(self.layers) - 1
@@ -199,6 +211,8 @@ class TextbookReplica:
                 duration += first_s
             if stage == last:
                 duration += last_s
+            if micro.factors is not None:
+                duration = float(quantize(duration * micro.factors[stage]))
             start = self.env.now
             yield self.env.timeout(duration)
             micro.stages.extend((start, self.env.now))
@@ -262,22 +276,32 @@ def simulate_textbook(
     layers: tuple[int, ...],
     *,
     replicas: int = 1,
+    router: Router = "round_robin",
+    jitter: float = 0.0,
+    seed: int = 0,
     **options: Any,
 ) -> list[TextbookReplica]:
-    """Serve ``requests``, spread over the replicas in turn; see :class:`TextbookReplica`."""
+    """Serve ``requests`` on several replicas; ``options`` are :class:`TextbookReplica`'s."""
     env = simpy.Environment()
-    cluster = [TextbookReplica(env, policy, predict, layers, **options) for _ in range(replicas)]
+    cluster = []
+    for stream in np.random.SeedSequence(seed).spawn(replicas):
+        source = Jitter(jitter, len(layers), stream) if jitter else None
+        cluster.append(TextbookReplica(env, policy, predict, layers, jitter=source, **options))
     for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
-        Moment(
-            env,
-            float(quantize(request.arrival_s)),
-            ARRIVAL,
-            partial(_submit, cluster[number % replicas]),
-            request,
-        )
+        in_turn = cluster[number % replicas] if router == "round_robin" else None
+        arrive = partial(_submit, cluster, in_turn)
+        Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
     return cluster
 
 
-def _submit(replica: TextbookReplica, arrival: Moment) -> None:
-    replica.submit(arrival._value)
+def _submit(cluster: list[TextbookReplica], target: TextbookReplica | None, event: Moment) -> None:
+    """Hand a request to its replica, or to the one with the fewest declared tokens unfinished."""
+    if target is None:
+        target = min(cluster, key=_declared_tokens)
+    target.submit(event._value)
+
+
+def _declared_tokens(replica: TextbookReplica) -> int:
+    unfinished = (m.request for m in replica.members.values() if m.finish_s < 0)
+    return sum(request.prompt_tokens + request.max_tokens for request in unfinished)

@@ -9,7 +9,7 @@ import pytest
 from policies.batch import Batch
 from policies.orca import Orca
 from policies.policy import Plan, Policy, View
-from policies.request import Request
+from policies.request import Request, Sequence
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.scheduler import DECODE, PADDING, PREFILL, PolicyError, Scheduler
@@ -136,6 +136,9 @@ def test_the_free_pool_fills_a_micro_batch_from_others_that_are_back() -> None:
         (lambda view: Plan(tuple((s, 4) for s in view.waiting)), "without a free slot"),
         (lambda view: Plan(), "the plan is empty"),
         (lambda view: Plan(skip=(view.waiting[0],)), "does not decode"),
+        (lambda view: Plan(skip=(view.waiting[0],) * 2), "skips a sequence twice"),
+        (lambda view: Plan(((view.waiting[0], 2),) * 2), "two chunks of"),
+        (lambda view: Plan(((Sequence(9, 4, 4, 4), 2),)), "neither waiting nor a member"),
     ],
 )
 def test_impossible_plans_are_refused(plan: Callable[[View], Plan | None], message: str) -> None:

@@ -17,7 +17,7 @@ from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
 from simulator.quantum import quantize
 from simulator.records import Records
-from simulator.simulation import simulate
+from simulator.simulation import Router, simulate
 from simulator.textbook import Micro, TextbookReplica, simulate_textbook
 
 POLICIES: dict[str, Policy] = {
@@ -51,19 +51,22 @@ class System:
     max_batch: int = 4
     max_in_flight: int = 2
     kv_sequences: int = 100
+    kv_tokens: int = 0  # in place of the above, if given
     free_pool: bool = False
     reserve_declared: bool = False
     lazy: bool = False
     blocking_send: bool = False
     turnaround_s: float = 0.0
     replicas: int = 1
+    router: Router = "round_robin"
+    jitter: float = 0.0
     requests: list[Request] = field(default_factory=list)
 
     def _common(self) -> dict[str, Any]:
         return {
             "max_batch": self.max_batch,
             "max_in_flight": self.max_in_flight,
-            "kv_capacity": self.kv_sequences * MAX_LENGTH,
+            "kv_capacity": self.kv_tokens or self.kv_sequences * MAX_LENGTH,
             "max_length": MAX_LENGTH,
             "reserve_declared": self.reserve_declared,
             "free_pool": self.free_pool,
@@ -82,6 +85,9 @@ class System:
             lazy=self.lazy,
             blocking_send=self.blocking_send,
             turnaround_s=self.turnaround_s,
+            router=self.router,
+            jitter=self.jitter,
+            seed=7,
             **extra,
         )
 
@@ -95,6 +101,9 @@ class System:
             lazy=self.lazy,
             blocking_send=self.blocking_send,
             turnaround_s=self.turnaround_s,
+            router=self.router,
+            jitter=self.jitter,
+            seed=7,
             **self._common(),
         )
 
@@ -126,6 +135,7 @@ def systems(draw: st.DrawFn) -> System:
     stages = draw(st.integers(1, 4))
     in_flight = draw(st.integers(1, 5))
     max_batch = draw(st.integers(1, 6))
+    declared = draw(st.booleans())
     # Arrivals on a coarse grid, so that several fall on one instant (or on a batch's return).
     arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
     lengths = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(0, 8), arrival)
@@ -142,10 +152,14 @@ def systems(draw: st.DrawFn) -> System:
         max_in_flight=in_flight,
         kv_sequences=draw(st.integers(1, 12)),
         free_pool=policy != "request_level" and draw(st.booleans()),
-        reserve_declared=draw(st.booleans()),
+        reserve_declared=declared,
+        # A cache so small that some requests can never fit.
+        kv_tokens=draw(st.sampled_from([0, 30])) if declared else 0,
         lazy=draw(st.booleans()),
         blocking_send=draw(st.booleans()),
         turnaround_s=draw(st.sampled_from([0.0, 1e-3, 0.01])),
         replicas=draw(st.integers(1, 3)),
+        router=draw(st.sampled_from(["round_robin", "least_tokens"])),
+        jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
         requests=requests,
     )

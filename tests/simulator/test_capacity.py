@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from profiler.device import load_device
@@ -56,3 +58,17 @@ def test_what_does_not_fit_is_said() -> None:
         kv_capacity_tokens(GPT3, A100, 1, (96,))
     with pytest.raises(CapacityError, match="holds 2 sequences of 4096 tokens, too few for 8"):
         max_batch(9000, 4096, 8)
+
+
+def test_tables_that_a_stage_holds() -> None:
+    """Tied tables count once on a single stage and twice on two; positions on the first."""
+    tied = dataclasses.replace(
+        load_model("llama-2-7b"), tied_embeddings=True, learned_positions=True
+    )
+    table = tied.vocab_size * tied.hidden_size
+    positions = tied.max_position_embeddings * tied.hidden_size
+    layer = tied.layer_parameters
+    assert stage_weight_bytes(tied, (32,), 0) == 2 * (32 * layer + table + positions)
+    assert stage_weight_bytes(tied, (16, 16), 0) == 2 * (16 * layer + table + positions)
+    assert stage_weight_bytes(tied, (16, 16), 1) == 2 * (16 * layer + table)
+    assert stage_weight_bytes(tied, (11, 11, 10), 1) == 2 * 11 * layer

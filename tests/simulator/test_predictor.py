@@ -139,17 +139,19 @@ def test_every_time_is_a_positive_whole_quantum(data: st.DataObject) -> None:
         assert all((t / QUANTUM_S).is_integer() for t in times)
 
 
+@pytest.mark.parametrize("longest", [4096, 65536])
 @pytest.mark.parametrize(("device", "model", "tp"), SHIPPED)
-def test_tables_agree_with_the_regressions(device: str, model: str, tp: int) -> None:
+def test_tables_agree_with_the_regressions(device: str, model: str, tp: int, longest: int) -> None:
     """Between the points of a row the tables interpolate: within 1 % of the regression itself."""
     _, ops = shipped(device, model, tp)
-    predict = BundlePredictor(ops, max_tokens=1024, max_length=4096, max_batch=32)
+    predict = BundlePredictor(ops, max_tokens=1024, max_length=longest, max_batch=32)
     rng = np.random.default_rng(0)
     for _ in range(200):
-        tokens, cached = int(rng.integers(1, 600)), int(rng.integers(0, 3400))
-        decodes, mean = int(rng.integers(1, 32)), int(rng.integers(1, 4000))
+        # As many short contexts as long ones.
+        tokens, cached = int(rng.integers(1, 600)), int(longest ** rng.uniform(0, 0.98)) - 1
+        decodes, mean = int(rng.integers(1, 32)), int(longest ** rng.uniform(0, 0.99))
         layer = predict(
-            batch((4096, tokens, cached), decodes=decodes, context=mean * decodes, max_batch=64)
+            batch((longest, tokens, cached), decodes=decodes, context=mean * decodes, max_batch=64)
         )[0]
         exact = sum(op(tokens + decodes) for op in ops.linear.values())
         if ops.all_reduce is not None:

@@ -14,7 +14,9 @@ from simulator.jitter import Jitter
 from simulator.metrics import Analysis
 from simulator.quantum import HORIZON_S, QUANTUM_S, quantize
 from simulator.records import Records
+from simulator.replica import Replica
 from simulator.simulation import Router, SimulationError, simulate
+from tests.simulator.oracle import System, make_requests
 
 SERVICE_S = 2.0**-7
 
@@ -122,3 +124,59 @@ def test_quanta() -> None:
     whole = quantize(times) / QUANTUM_S
     assert (whole == np.round(times / QUANTUM_S)).all()
     assert np.abs(quantize(times) - times).max() <= QUANTUM_S / 2
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("in_flight", [1, 2, 7])
+def test_few_dispatches_per_iteration(
+    monkeypatch: pytest.MonkeyPatch, lazy: bool, in_flight: int
+) -> None:
+    """A wake-up that multiplied would change no result, only the time a run takes."""
+    dispatches = 0
+    dispatch = Replica._dispatch
+
+    def counted(self: Replica, now: float) -> None:
+        nonlocal dispatches
+        dispatches += 1
+        dispatch(self, now)
+
+    monkeypatch.setattr(Replica, "_dispatch", counted)
+    system = System(
+        layers=(2, 2), max_in_flight=in_flight, lazy=lazy, requests=make_requests(200, rate=30.0)
+    )
+    records = system.fast()
+    # One when a batch returns, one when stage 0 is free, and some for arrivals.
+    assert dispatches <= 3 * records.replicas[0].num_iterations
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_free_pool_keeps_its_members_together(lazy: bool) -> None:
+    """As many requests as one micro-batch holds: they ride together, and are not moved about."""
+    system = System(
+        policy="orca_unconstrained",
+        layers=(1,) * 4,
+        max_batch=16,
+        max_in_flight=4,
+        free_pool=True,
+        lazy=lazy,
+        requests=[Request(i, 0.0, 8, 40, 100) for i in range(16)],
+    )
+    assert len(system.fast().replicas[0].rides) == 2 * 16
+
+
+def test_ids_and_schedulers_are_used_once() -> None:
+    with pytest.raises(ValueError, match="two requests have the same id"):
+        serve([Request(0, 0.0, 4, 2, 9)] * 2)
+    scheduler = Scheduler(Orca(), max_batch=1, kv_capacity=100, max_length=100)
+    simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
+    with pytest.raises(ValueError, match="has served before"):
+        simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
+
+
+def test_no_simulation_beyond_the_exact_range() -> None:
+    def slow(batch: Batch) -> tuple[float, float, float, float]:
+        return 3000.0, 0.0, 0.0, 0.0
+
+    scheduler = Scheduler(Orca(), max_batch=1, kv_capacity=9000, max_length=9000)
+    with pytest.raises(SimulationError, match="24 days"):
+        simulate([Request(0, 0.0, 4, 1000, 8000)], [scheduler], slow, (1,))

@@ -19,6 +19,9 @@ def assert_bitwise_equal(records: Records, oracle: list[TextbookReplica]) -> Non
     table = Analysis(records).requests.set_index("request")
     for log, replica in zip(records.replicas, oracle, strict=True):
         micros = replica.micros
+        assert [table.loc[i, "rejected"] is not None for i in replica.rejected] == [True] * len(
+            replica.rejected
+        )
         assert log.num_iterations == len(micros)
         columns = log.iterations
         for name, of in {
