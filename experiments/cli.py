@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -195,4 +198,14 @@ def main() -> None:
     # took 23 s instead of 6. To be set before numpy is imported; what the user set counts.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
+    # What a terminal or a file in another encoding cannot show must not end the command.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    signal.signal(signal.SIGTERM, _terminate)
     app()
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    """An exception, so that scratch folders are removed on the way out."""
+    raise SystemExit(128 + number)

@@ -18,6 +18,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
         except Exception as error:
             if not _is_user_error(error):
                 raise
@@ -42,12 +45,12 @@ def _is_user_error(error: Exception) -> bool:
 
 
 def consoles() -> tuple[Console, Console]:
-    """stdout and stderr. Away from a terminal tables get the width they need, up to a point."""
+    """stdout and stderr. Away from a terminal tables are as wide as they need to be."""
     from rich.console import Console
 
     def wide(console: Console) -> Console:
         if not console.is_terminal:
-            console.width = 120
+            console.width = 10_000
         return console
 
     return wide(Console()), wide(Console(stderr=True))

@@ -176,21 +176,25 @@ def calibrate(
                 typer.echo(f"written: {path}")
 
 
+_HEADINGS = {
+    "median_pct": "median",
+    "p95_pct": "p95",
+    "worst_pct": "worst",
+    "roofline_median_pct": "roofline alone: median",
+    "roofline_p95_pct": "p95",
+    "roofline_worst_pct": "worst",
+    "hold_out": "held out",
+}
+
+
 def _print_errors(report: pd.DataFrame, structure: pd.DataFrame) -> None:
-    typer.echo("Error of predicted times on rows held out of the fit, in percent")
-    headings = {
-        "median_pct": "median",
-        "p95_pct": "p95",
-        "worst_pct": "worst",
-        "roofline_median_pct": "roofline alone: median",
-        "roofline_p95_pct": "p95",
-        "roofline_worst_pct": "worst",
-        "hold_out": "held out",
-    }
     # Where the rows come from takes a paragraph each: the device file and data/README.md have it.
-    _print_frame(report.drop(columns="source").rename(columns=headings))
-    typer.echo("Where the errors are: by range, at tile edges, and on other sources' rows")
-    _print_frame(structure.rename(columns=headings))
+    for device, errors in report.groupby("device", sort=False):
+        typer.echo(f"{device}: error of predicted times on rows held out of the fit, in percent")
+        _print_frame(errors.drop(columns=["device", "source"]).rename(columns=_HEADINGS))
+        typer.echo(f"{device}: by range, at tile edges, and on other sources' rows")
+        where = structure[structure["device"] == device]
+        _print_frame(where.drop(columns="device").rename(columns=_HEADINGS))
 
 
 def _print_frame(frame: pd.DataFrame) -> None:
@@ -206,7 +210,7 @@ def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> N
 
     table = Table()
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
     consoles()[0].print(table, markup=False, highlight=False)

@@ -16,14 +16,17 @@ _COLOURS = {"prefill": "thread_state_runnable", "decode": "rail_response", "mixe
 
 
 def trace_events(analysis: Analysis, window: Window) -> dict[str, Any]:
-    """Replicas as processes, stages as threads, micro-batches and bubbles as slices (in us)."""
+    """Replicas as processes, stages as threads, micro-batches and bubbles as slices (in us).
+
+    Process and thread ids begin at 1: Perfetto takes 0 for the idle process.
+    """
     events: list[dict[str, Any]] = []
     named = set()
     for stage in stage_slices(analysis, window):
         if stage.replica not in named:
             named.add(stage.replica)
-            events.append(_name("process_name", stage.replica, 0, f"replica {stage.replica}"))
-        events.append(_name("thread_name", stage.replica, stage.stage, f"stage {stage.stage}"))
+            events += _about("process", stage, f"replica {stage.replica}", stage.replica)
+        events += _about("thread", stage, f"stage {stage.stage}", stage.stage)
         events += _stage_events(analysis.records, stage)
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
@@ -34,13 +37,25 @@ def write_trace(analysis: Analysis, window: Window, path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _name(event: str, replica: int, stage: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": event, "pid": replica, "tid": stage, "args": {"name": name}}
+def _about(what: str, stage: StageSlices, name: str, place: int) -> list[dict[str, Any]]:
+    """The name of a process or thread, and where it is shown."""
+    arguments: dict[str, dict[str, Any]] = {
+        f"{what}_name": {"name": name},
+        f"{what}_sort_index": {"sort_index": place},
+    }
+    return [
+        {"ph": "M", "name": event, **_place(stage), "args": args}
+        for event, args in arguments.items()
+    ]
+
+
+def _place(stage: StageSlices) -> dict[str, int]:
+    return {"pid": stage.replica + 1, "tid": stage.stage + 1}
 
 
 def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]:
     columns = records.replicas[slices.replica].iterations
-    place = {"ph": "X", "pid": slices.replica, "tid": slices.stage}
+    place = {"ph": "X", **_place(slices)}
     events: list[dict[str, Any]] = []
     for i, row in enumerate(slices.row.tolist()):
         start, finish = float(slices.start[i]), float(slices.finish[i])

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from experiments.config import Cluster
 from experiments.deployment import Deployment
 from experiments.run import Outcome
 
@@ -46,10 +47,10 @@ def results_table(outcome: Outcome) -> Table:
     """The scenarios side by side."""
     summaries = outcome.summary()["scenarios"]
     table = Table(title=outcome.experiment.name, title_justify="left", title_style="bold")
-    table.add_column("")
-    table.add_column("unit")
+    table.add_column("", overflow="fold")
+    table.add_column("unit", overflow="fold")
     for name in summaries:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for label, (unit, pick) in _ROWS.items():
         values = [pick(summary) for summary in summaries.values()]
         if any(value is not None for value in values):
@@ -65,10 +66,10 @@ def ratios_table(outcome: Outcome) -> Table | None:
     ratios = outcome.summary()["ratios"]
     stated = any(ratio.paper is not None for ratio in compare.values())
     table = Table()
-    table.add_column("ratio")
-    table.add_column("of what")
+    table.add_column("ratio", overflow="fold")
+    table.add_column("of what", overflow="fold")
     for heading in ("simulated", "paper", "difference")[: 3 if stated else 1]:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for name, ratio in compare.items():
         value = ratios[name]
         label = ratio.label or f"{ratio.metric}, {ratio.over[0]} / {ratio.over[1]}"
@@ -134,36 +135,37 @@ class ProgressBar:
 
 
 def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
-    """What each scenario would run on."""
+    """What each scenario would run on, the scenarios side by side."""
     table = Table()
-    for column in ("scenario", "model", "device", "policy"):
-        table.add_column(column)
-    for column in ("TP x PP x replicas", "max batch", "in flight", "KV tokens", "requests"):
-        table.add_column(column, justify="right")
-    for name, deployment in deployments.items():
-        scenario = deployment.scenario
-        cluster, batching = scenario.cluster, scenario.batching
-        table.add_row(
-            name,
-            deployment.model.name,
-            deployment.device.name,
-            scenario.policy.name,
-            f"{cluster.tp} x {cluster.pp} x {cluster.replicas}",
-            str(batching.max_batch),
-            str(batching.max_in_flight),
-            f"{deployment.kv_capacity:,}",
-            f"{len(deployment.requests):,}",
-        )
+    table.add_column("", overflow="fold")
+    for name in deployments:
+        table.add_column(name, justify="right", overflow="fold")
+    rows: dict[str, Callable[[Deployment], str]] = {
+        "model": lambda d: d.model.name,
+        "device": lambda d: d.device.name,
+        "policy": lambda d: d.scenario.policy.name,
+        "TP x PP x replicas": lambda d: _degrees(d.scenario.cluster),
+        "max batch": lambda d: str(d.scenario.batching.max_batch),
+        "micro-batches in flight": lambda d: str(d.scenario.batching.max_in_flight),
+        "KV tokens": lambda d: f"{d.kv_capacity:,}",
+        "requests": lambda d: f"{len(d.requests):,}",
+    }
+    for label, cell in rows.items():
+        table.add_row(label, *(cell(deployment) for deployment in deployments.values()))
     return table
+
+
+def _degrees(cluster: Cluster) -> str:
+    return f"{cluster.tp} x {cluster.pp} x {cluster.replicas}"
 
 
 def bench_table(numbers: Mapping[str, Any]) -> Table:
     """The benchmark's numbers."""
     table = Table(caption=f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     policies = list(numbers["loop_s"])
     for policy in policies:
-        table.add_column(policy, justify="right")
+        table.add_column(policy, justify="right", overflow="fold")
     rows = {
         "event loop (s)": ("loop_s", "{:.3f}"),
         "textbook SimPy (s)": ("oracle_s", "{:.2f}"),

@@ -180,7 +180,7 @@ def test_the_trace_is_one_that_perfetto_reads(result: Path) -> None:
     events = trace["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     named = {event["tid"] for event in events if event["name"] == "thread_name"}
-    assert named == {event["tid"] for event in slices} == set(range(8))
+    assert named == {event["tid"] for event in slices} == set(range(1, 9))
     assert {"prefill", "decode", "mixed", "bubble"} >= {event["cat"] for event in slices}
     for stage in named:
         mine = sorted((e["ts"], e["dur"]) for e in slices if e["tid"] == stage)

@@ -1,0 +1,75 @@
+"""Output on narrow terminals and in encodings other than UTF-8; commands that are interrupted."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.loading import load_experiment
+from experiments.report import deployments_table
+from experiments.run import deploy_all
+from experiments.style import line_styles
+from tests.experiments.small_config import SMALL
+
+ROOT = Path(__file__).resolve().parents[2]
+Write = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_other_encodings(write_config: Write, encoding: str) -> None:
+    config = write_config(SMALL)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "check", str(config), "--set", "model=模型"],
+        cwd=ROOT,
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"unknown model" in done.stderr
+
+
+def test_a_narrow_terminal_shows_every_value_whole() -> None:
+    table = deployments_table(deploy_all(load_experiment("gpt3_pp", ["workload.requests=10"])))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table)
+    text = console.export_text()
+    for whole in ("orca_pp", "sarathi_pp", "a100-80g-sxm", "900,648", "8 x 1 x 8"):
+        assert whole in text
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGTERM, 128 + signal.SIGTERM, ""), (signal.SIGINT, 130, "interrupted")],
+)
+def test_interrupted_runs_leave_nothing(
+    tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
+    """Stopped while it writes: the figures take longer than all the rest of this run."""
+    command = [sys.executable, "-m", "experiments", "run", "gpt3_pp", "--out", str(tmp_path / "a")]
+    changes = ["--set", "workload.requests=100"]
+    with subprocess.Popen(
+        [*command, *changes], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not any(tmp_path.glob(".a.*/figures")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert errors.strip() == message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_lines_look_different() -> None:
+    styles = [str(style) for _, style in zip(range(49), line_styles(), strict=False)]
+    assert len(set(styles)) == 49
