@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 # Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
+GREY = "#7f7f7f"
 
 # A prompt is blue, a decode yellow; a batch of both is what blue and yellow mix to.
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
