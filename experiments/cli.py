@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from experiments.cli_base import Commands, consoles, report_written
+from experiments.cli_base import Commands, check_writable, consoles, report_written
 from experiments.cli_data import add_data_commands
 
 if TYPE_CHECKING:
@@ -165,6 +165,8 @@ def bench(
 
     stdout, stderr = consoles()
     experiment = load_experiment(config, assignments or [])
+    if json is not None:
+        check_writable(json)
     with ProgressBar(stderr, enabled=True) as progress:
         numbers = benchmark(experiment, repeats, progress)
     stdout.print(bench_table(numbers))

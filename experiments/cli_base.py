@@ -56,6 +56,15 @@ def consoles() -> tuple[Console, Console]:
     return wide(Console()), wide(Console(stderr=True))
 
 
+def check_writable(file: Path) -> None:
+    """Raises OSError, before the work rather than after it, where ``file`` cannot be written."""
+    existed = file.exists()
+    with file.open("a"):
+        pass
+    if not existed:
+        file.unlink()
+
+
 def report_written(console: Console, folder: Path, figures: str | None) -> None:
     """Say where the result is."""
     console.print(f"written: {folder}", highlight=False, markup=False, soft_wrap=True)

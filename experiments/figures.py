@@ -41,6 +41,12 @@ ACCOUNTS = {
     "fill_drain_s": (SKY, "pipeline fill and drain"),
     "no_work_s": (BLACK, "no work to be had"),
 }
+# What the figures need of the tables.
+REQUEST_COLUMNS = ("bubble_s", "finish_s")
+LEDGER_COLUMNS = (
+    *("replica", "stage", "wall_s", "fill_s", "drain_s"),
+    *(account for account in ACCOUNTS if account != "fill_drain_s"),
+)
 
 
 def bubble_cdf(requests: Mapping[str, pd.DataFrame]) -> Figure:

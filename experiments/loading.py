@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from experiments.config import Header, Name, Ratio, Scenario
 from experiments.errors import ConfigError
 from experiments.messages import mistakes
+from experiments.metric_paths import SHAPE, metric
 from experiments.yaml_reader import parse_yaml, read_mapping
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -218,6 +219,7 @@ def _check_effect(
 
 def _check_ratios(header: Header, scenarios: Mapping[str, Scenario], source: Source) -> None:
     for name, ratio in header.compare.items():
+        metric(SHAPE, ratio.metric, source.name(("compare", name, "metric")))
         for scenario in ratio.over:
             if scenario not in scenarios:
                 raise source.error(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.errors import ConfigError
 from experiments.results import (
-    FORMAT,
+    FIGURES_FORMAT,
     SUMMARY,
     Tables,
     check_replaceable,
@@ -23,16 +23,16 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
 
     Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
     """
-    check_replaceable(out)
     if out.resolve() in {folder.resolve() for folder in folders}:
         raise ConfigError(f"--out {out}: is one of the results to plot: name another folder")
+    check_replaceable(out, FIGURES_FORMAT)
     tables: dict[str, Tables] = {}
     for folder in folders:
         for name, table in read_tables(folder).items():
             label = name if len(folders) == 1 else f"{_label(folder, folders)}/{name}"
             tables[label] = table
-    with result_folder(out) as scratch:
-        content = {"format": FORMAT, "plotted": sorted(tables), "scenarios": {}}
+    with result_folder(out, FIGURES_FORMAT) as scratch:
+        content = {"format": FIGURES_FORMAT, "plotted": sorted(tables)}
         (scratch / SUMMARY).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         draw_tables(tables, scratch / "figures")
 

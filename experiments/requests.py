@@ -20,6 +20,7 @@ from experiments.config import (
 from experiments.errors import ConfigError
 from experiments.loading import Source
 from policies.request import Request
+from simulator.quantum import HORIZON_S
 from simulator.records import Floats, Ints
 from simulator.trace import Trace, read_trace
 from simulator.workload import (
@@ -49,6 +50,8 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
             raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
     prompt, output = _lengths(scenario, trace, source)
     arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
+    if not arrival_s.max(initial=0.0) < HORIZON_S:
+        raise _beyond_horizon(workload, float(arrival_s.max()), source)
     too_long = prompt + output > max_length
     if workload.too_long == "error" and too_long.any():
         first = int(too_long.argmax())
@@ -66,6 +69,17 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
         max_length=max_length,
         declare_exact=workload.declared == "exact",
     )
+
+
+def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> ConfigError:
+    key, value = "workload.arrivals.rate", getattr(workload.arrivals, "rate", None)
+    if value is None:
+        key, value = "workload.lengths.path", getattr(workload.lengths, "path", None)
+    problem = (
+        f"the last request arrives after {last_s:.3g} s, but times must be less than "
+        f"{HORIZON_S:.0f} s (24 days)"
+    )
+    return source.error(key, value, problem)
 
 
 def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[Ints, Ints]:
@@ -131,6 +145,8 @@ def _arrivals(
     arrivals = workload.arrivals
     if isinstance(arrivals, AtOnce):
         return at_once(count)
+    if isinstance(arrivals, Poisson | Gamma) and arrivals.rate * HORIZON_S <= 1:
+        raise _beyond_horizon(workload, 1 / arrivals.rate, source)
     if isinstance(arrivals, Poisson):
         return poisson_arrivals(count, arrivals.rate, stream(seed, "arrivals"))
     if isinstance(arrivals, Gamma):

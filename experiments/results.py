@@ -7,7 +7,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,27 @@ import pandas as pd
 from experiments.errors import ConfigError
 
 FORMAT = "sarathi-sim result 1"
+FIGURES_FORMAT = "sarathi-sim figures 1"
 SUMMARY = "summary.json"
+_TOP_LEVEL = {"config.yaml", SUMMARY, "figures"}
 
 
 @contextmanager
-def result_folder(out: Path) -> Iterator[Path]:
+def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not.
 
-    ``out`` may exist if it is empty or an earlier result, which is replaced. Raises ConfigError
-    where it is anything else.
+    ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
+    ConfigError where it is anything else.
     """
-    check_replaceable(out)
+    check_replaceable(out, kind)
     out = out.resolve()
+    created = [folder for folder in out.parents if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     scratch = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
-    scratch.mkdir()
     try:
+        scratch.mkdir()
         yield scratch
+        check_replaceable(out, kind)  # it may have changed in the meantime
         retired = None
         if out.exists():
             retired = scratch.with_name(f"{scratch.name}.old")
@@ -43,26 +47,51 @@ def result_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(retired)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        for folder in created:
+            with suppress(OSError):  # it holds the result, or something of the user's
+                folder.rmdir()
 
 
-def check_replaceable(out: Path) -> None:
+def check_replaceable(out: Path, kind: str = FORMAT) -> None:
     """Raises ConfigError where ``out`` holds something that is not ours to replace."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--out {str(out)!a}: is not a name in UTF-8") from None
+    if out.resolve() in (Path.cwd(), *Path.cwd().parents):
+        raise ConfigError(
+            f"--out {out}: the command runs in this folder or in one below it, so it is not "
+            "replaced: name another folder"
+        )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if out.is_dir() and _format(out / SUMMARY) == FORMAT:
-        return
-    raise ConfigError(
-        f"--out {out}: exists and is not an earlier result (it has no {SUMMARY} of ours), "
-        "so it is not replaced: name another folder"
-    )
+    summary = _summary(out)
+    if summary.get("format") != kind:
+        other = "that of a run" if summary.get("format") == FORMAT else "figures of several runs"
+        known = summary.get("format") in (FORMAT, FIGURES_FORMAT)
+        problem = (
+            f"exists and is a result of another kind ({other})"
+            if known
+            else f"exists and is not an earlier result (it has no {SUMMARY} of ours)"
+        )
+        raise ConfigError(f"--out {out}: {problem}, so it is not replaced: name another folder")
+    scenarios = summary.get("scenarios")
+    ours = _TOP_LEVEL | set(scenarios if isinstance(scenarios, dict) else ())
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in ours)
+    if foreign:
+        raise ConfigError(
+            f"--out {out}: holds what is not part of an earlier result ({', '.join(foreign)}), "
+            "so it is not replaced: move that away, or name another folder"
+        )
 
 
-def _format(path: Path) -> object:
+def _summary(folder: Path) -> dict[str, Any]:
+    """The folder's summary; empty where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content.get("format") if isinstance(content, dict) else None
+        content = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def to_json(value: Any) -> Any:
@@ -88,16 +117,30 @@ def read_tables(folder: Path) -> dict[str, Tables]:
     """The tables of every scenario of a result. Raises ConfigError where it is not one."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
-    if _format(folder / SUMMARY) != FORMAT:
+    summary = _summary(folder)
+    if summary.get("format") == FIGURES_FORMAT:
+        raise ConfigError(f"{folder}: holds figures of several runs: name the runs' own folders")
+    if summary.get("format") != FORMAT:
         raise ConfigError(f"{folder}: not the result of a run (no {SUMMARY} of ours)")
-    names = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["scenarios"]
+    names = summary.get("scenarios")
+    if not isinstance(names, dict) or not names:
+        raise ConfigError(f"{folder}: the result is damaged: {SUMMARY} names no scenarios")
+    return {name: _tables(folder / name) for name in names}
+
+
+def _tables(folder: Path) -> Tables:
+    from experiments.figures import LEDGER_COLUMNS, REQUEST_COLUMNS
+
+    requests, ledger = folder / "requests.parquet", folder / "ledger.csv"
     try:
-        return {
-            name: Tables(
-                pd.read_parquet(folder / name / "requests.parquet"),
-                pd.read_csv(folder / name / "ledger.csv"),
-            )
-            for name in names
-        }
-    except (OSError, ValueError) as error:  # pyarrow's and pandas' errors are ValueErrors
+        tables = Tables(pd.read_parquet(requests), pd.read_csv(ledger))
+    except (OSError, ValueError, LookupError, NotImplementedError) as error:
         raise ConfigError(f"{folder}: the result is damaged: {error}") from None
+    needed = {requests: (tables.requests, REQUEST_COLUMNS), ledger: (tables.ledger, LEDGER_COLUMNS)}
+    for path, (table, columns) in needed.items():
+        for column in columns:
+            if column not in table:
+                raise ConfigError(f"{path}: the result is damaged: no column {column}")
+            if table.empty or not pd.api.types.is_numeric_dtype(table[column]):
+                raise ConfigError(f"{path}: the result is damaged: no numbers in {column}")
+    return tables

@@ -14,6 +14,7 @@ from experiments.config import Ratio
 from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
+from experiments.metric_paths import metric
 from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
 from simulator.metrics import Analysis
 
@@ -58,10 +59,17 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     }
 
 
-def simulate_all(experiment: Experiment, progress: Progress | None = None) -> Outcome:
-    """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
+def simulate_all(
+    experiment: Experiment,
+    progress: Progress | None = None,
+    deployments: Mapping[str, Deployment] | None = None,
+) -> Outcome:
+    """Simulate every scenario. Raises ConfigError before the first one if any cannot run.
+
+    ``deployments`` spares checking them again.
+    """
     runs = {}
-    for name, deployment in deploy_all(experiment).items():
+    for name, deployment in (deployments or deploy_all(experiment)).items():
         runs[name] = _run(name, deployment, progress)
     ratios = {
         name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
@@ -85,15 +93,12 @@ def run_experiment(
     anything is simulated, for whatever the user can get wrong.
     """
     check_replaceable(out)
-    outcome = simulate_all(experiment, progress)
-    with result_folder(out) as folder:
+    deployments = deploy_all(experiment)
+    with result_folder(out) as folder:  # before simulating: one may not be allowed to write there
+        outcome = simulate_all(experiment, progress, deployments)
+        window = _checked(window, outcome)
         _write_tables(outcome, folder)
         if trace or figures:
-            from experiments.slices import default_window
-
-            window = window or default_window(
-                [run.analysis.records for run in outcome.runs.values()]
-            )
             if trace:
                 from experiments.perfetto import write_trace
 
@@ -102,6 +107,20 @@ def run_experiment(
             if figures:
                 _write_figures(outcome, window, folder / "figures", progress)
     return outcome
+
+
+def _checked(window: Window | None, outcome: Outcome) -> Window:
+    """The window, which must begin before the last scenario ends; or one worth looking at."""
+    from experiments.slices import default_window
+
+    records = [run.analysis.records for run in outcome.runs.values()]
+    end_s = max(log.end_s for log in records)
+    if window is not None and window.start_s >= end_s > 0:
+        raise ConfigError(
+            f"--window {window.start_s:g}:{window.length_s:g}: nothing happens there: "
+            f"START must be less than {end_s:.6g}, when the last scenario ends"
+        )
+    return window or default_window(records)
 
 
 def draw_tables(tables: Mapping[str, Tables], folder: Path) -> list[Path]:
@@ -133,27 +152,10 @@ def _ratio(
     experiment: Experiment, name: str, ratio: Ratio, runs: Mapping[str, ScenarioRun]
 ) -> float:
     above, below = (
-        _metric(experiment, name, ratio.metric, runs[scenario].summary) for scenario in ratio.over
+        metric(runs[scenario].summary, ratio.metric, f"{experiment.file}: compare.{name}.metric")
+        for scenario in ratio.over
     )
     return above / below if below else float("nan")
-
-
-def _metric(experiment: Experiment, name: str, path: str, summary: Mapping[str, Any]) -> float:
-    node: Any = summary
-    for part in path.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            allowed = ", ".join(node) if isinstance(node, Mapping) else "nothing below a number"
-            raise ConfigError(
-                f"{experiment.file}: compare.{name}.metric: value {path!r}: {part} is not one of "
-                f"{allowed}"
-            )
-        node = node[part]
-    if not isinstance(node, int | float):
-        raise ConfigError(
-            f"{experiment.file}: compare.{name}.metric: value {path!r}: is not a number; "
-            f"one of {', '.join(f'{path}.{key}' for key in node)}"
-        )
-    return float(node)
 
 
 def _write_tables(outcome: Outcome, folder: Path) -> None:

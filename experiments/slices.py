@@ -108,6 +108,6 @@ def parse_window(text: str) -> Window:
     if not (colon and 0 <= window.start_s < 1e9 and 0 < window.length_s < 1e9):
         raise ConfigError(
             f"--window {text}: expected START:LENGTH in seconds, as in 120:1.5; "
-            "START must be at least 0 and LENGTH more than 0"
+            "START must be at least 0, LENGTH more than 0, and both less than 1e9"
         )
     return window

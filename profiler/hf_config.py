@@ -101,7 +101,7 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     a key that is missing or is not a positive integer.
     """
     kind = config.get("model_type")
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         allowed = ", ".join(sorted(_READERS))
         raise SpecError(f"{where}: model_type {kind!r} is not supported; allowed: {allowed}")
-    return _READERS[str(kind)](_Config(config, where))
+    return _READERS[kind](_Config(config, where))

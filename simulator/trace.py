@@ -23,6 +23,7 @@ ARRIVAL: dict[str, float | None] = {
     "TIMESTAMP": None,
 }
 _MOST_TOKENS = 2**24
+_MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,22 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
     """The header and the rows, each as long as the header."""
     rows: list[list[str]] = []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
             for row in csv.reader(file, strict=True):
                 if rows and len(row) != len(rows[0]):
                     problem = "is empty" if not row else f"has {len(row)} of {len(rows[0])} fields"
                     raise WorkloadError(f"{path}: row {len(rows) + 1} {problem}")
+                "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
                 rows.append(row)
                 if limit is not None and len(rows) > limit:
                     break
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror or error}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
+    except UnicodeEncodeError:
+        raise WorkloadError(
+            f"{path}: row {len(rows) + 1} is not readable CSV: it is not UTF-8 text"
+        ) from None
+    except csv.Error as error:
         raise WorkloadError(f"{path}: row {len(rows) + 1} is not readable CSV: {error}") from None
     if len(rows) < 2:
         raise WorkloadError(f"{path}: expected a header and at least one request")
@@ -86,12 +92,13 @@ def _tokens(path: Path, header: list[str], rows: list[list[str]], names: tuple[s
     for i, row in enumerate(rows[1:]):
         text = row[column].strip()
         # isdecimal alone accepts digits of other scripts; int() reads those too, so that is fine.
-        if not text.isdecimal() or not 1 <= int(text[:12]) <= _MOST_TOKENS:
+        digits = text.lstrip("0")  # any number of them; int() refuses very long texts
+        if not text.isdecimal() or len(digits) > 12 or not 1 <= int(digits or 0) <= _MOST_TOKENS:
             raise WorkloadError(
                 f"{path}: row {i + 2}: {header[column]} is {text!r}: "
                 f"must be a whole number from 1 to {_MOST_TOKENS}"
             )
-        values[i] = int(text)
+        values[i] = int(digits)
     return values
 
 
@@ -108,8 +115,8 @@ def _arrivals(path: Path, header: list[str], rows: list[list[str]]) -> Floats | 
         seconds = np.asarray((times - times.min()).dt.total_seconds(), np.float64)
     else:
         seconds = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64) * unit_s
-        wanted = "a number"
-        missing = ~np.isfinite(seconds)
+        wanted = f"a number of at most {_MOST_SECONDS:g} s"
+        missing = ~(np.abs(seconds) <= _MOST_SECONDS)
     if missing.any():
         row = int(missing.argmax())
         raise WorkloadError(f"{path}: row {row + 2}: {name} is {texts[row]!r}: must be {wanted}")

@@ -236,3 +236,14 @@ def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -
     half.write_text(yaml.safe_dump(shipped | {"num_layers": 48}))
     text = message(path, f"model={half}")
     assert "was made for another model of that name, with num_layers 96, not 48" in text
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("workload.arrivals={kind: poisson, rate: 1e-5}", "arrivals.rate: value 1e-05: the last"),
+        ("workload.arrivals={kind: gamma, rate: 1e-320, cv: 1e9}", "must be less than 2097152 s"),
+    ],
+)
+def test_arrivals_after_the_horizon(write_config: Write, assignment: str, expected: str) -> None:
+    assert expected in message(write_config(SMALL), assignment)

@@ -19,7 +19,7 @@ from experiments.plot import plot_results
 from experiments.results import FORMAT
 from experiments.run import run_experiment, simulate_all
 from experiments.slices import Window, parse_window, stage_slices
-from simulator.ledger import IDLE
+from simulator.ledger import ACCOUNTS
 from tests.experiments.small_config import SMALL
 
 FIGURES = ("bubble_cdf", "completions", "ledger", "timeline")
@@ -50,7 +50,7 @@ def test_the_summary_says_what_the_tables_say(result: Path) -> None:
         assert iterations["prefill_tokens"].sum() == requests["prompt_tokens"].sum()
         assert iterations["decodes"].sum() == (requests["output_tokens"] - 1).sum()
         ledger = pd.read_csv(result / name / "ledger.csv")
-        accounts = ledger[[f"{account}_s" for account in ("busy", *IDLE)]].sum(axis=1)
+        accounts = ledger[[f"{account}_s" for account in ACCOUNTS]].sum(axis=1)
         assert np.array_equal(accounts, ledger["wall_s"])
     orca, sarathi = (summary["scenarios"][name]["makespan_s"] for name in ("orca", "sarathi"))
     assert summary["ratios"] == {"speedup": orca / sarathi}
@@ -140,9 +140,9 @@ def test_a_run_that_fails_leaves_nothing(
 def test_an_earlier_result_is_replaced_whole(write_config: Write, tmp_path: Path) -> None:
     config, out = write_config(SMALL), tmp_path / "run"
     run_experiment(load_experiment(config), out, figures=False)
-    (out / "stale").write_text("from before")
+    (out / "orca" / "stale").write_text("from before")
     run_experiment(load_experiment(config), out, figures=False)
-    assert not (out / "stale").exists()
+    assert not (out / "orca" / "stale").exists()
 
 
 def test_what_is_not_ours_is_not_replaced(write_config: Write, tmp_path: Path) -> None:

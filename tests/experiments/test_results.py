@@ -1,0 +1,124 @@
+"""Folders that are refused: what is not ours to replace, and results that are damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.metric_paths import SHAPE
+from experiments.plot import plot_results
+from experiments.results import read_tables
+from experiments.run import run_experiment
+from experiments.slices import Window
+from tests.experiments.small_config import SMALL
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def copy(result: Path, tmp_path: Path) -> Path:
+    """A result that a test may damage."""
+    return Path(shutil.copytree(result, tmp_path / "copy"))
+
+
+def test_the_users_files_are_not_deleted(write_config: Write, copy: Path) -> None:
+    (copy / "notes.md").write_text("mine")
+    with pytest.raises(ConfigError, match=r"not part of an earlier result \(notes\.md\)"):
+        run_experiment(load_experiment(write_config(SMALL)), copy)
+    assert (copy / "notes.md").read_text() == "mine"
+
+
+def test_the_folder_of_the_command_is_not_replaced(
+    write_config: Write, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = load_experiment(write_config(SMALL))
+    monkeypatch.chdir(copy / "orca")
+    for out in (Path(), Path("..")):
+        with pytest.raises(ConfigError, match="the command runs in this folder"):
+            run_experiment(experiment, out)
+
+
+def test_a_run_does_not_replace_figures_nor_the_reverse(
+    write_config: Write, result: Path, copy: Path, tmp_path: Path
+) -> None:
+    plot_results([result], tmp_path / "figures")
+    with pytest.raises(ConfigError, match=r"another kind \(figures of several runs\)"):
+        run_experiment(load_experiment(write_config(SMALL)), tmp_path / "figures")
+    with pytest.raises(ConfigError, match=r"another kind \(that of a run\)"):
+        plot_results([result], copy)
+    with pytest.raises(ConfigError, match="name the runs' own folders"):
+        read_tables(tmp_path / "figures")
+
+
+def test_a_name_that_is_not_text(write_config: Write, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a name in UTF-8"):
+        run_experiment(load_experiment(write_config(SMALL)), tmp_path / "a\udcff")
+
+
+def _drop(path: Path, column: str) -> None:
+    if path.suffix == ".csv":
+        pd.read_csv(path).drop(columns=column).to_csv(path, index=False)
+    else:
+        pd.read_parquet(path).drop(columns=column).to_parquet(path)
+
+
+def _swap(folder: Path) -> None:
+    tables = folder / "requests.parquet", folder / "ledger.csv"
+    first, second = (path.read_bytes() for path in tables)
+    tables[0].write_bytes(second)
+    tables[1].write_bytes(first)
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda f: _drop(f / "orca" / "ledger.csv", "busy_s"), "no column busy_s"),
+        (lambda f: _drop(f / "orca" / "requests.parquet", "finish_s"), "no column finish_s"),
+        (lambda f: _swap(f / "orca"), "the result is damaged"),
+        (lambda f: (f / "orca" / "ledger.csv").write_text(""), "the result is damaged"),
+        (lambda f: (f / "orca" / "ledger.csv").unlink(), "the result is damaged"),
+    ],
+)
+def test_damaged_tables(copy: Path, damage: Callable[[Path], object], expected: str) -> None:
+    damage(copy)
+    with pytest.raises(ConfigError, match=expected):
+        read_tables(copy)
+
+
+@pytest.mark.parametrize("scenarios", [None, [], {}, "orca", 3])
+def test_damaged_summaries(copy: Path, scenarios: object) -> None:
+    content = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps({**content, "scenarios": scenarios}))
+    with pytest.raises(ConfigError, match=r"summary\.json names no scenarios"):
+        read_tables(copy)
+
+
+def test_a_window_after_the_end_writes_nothing(write_config: Write, tmp_path: Path) -> None:
+    experiment = load_experiment(write_config(SMALL))
+    with pytest.raises(ConfigError, match=r"--window 1e\+06:1: nothing happens there: START must"):
+        run_experiment(experiment, tmp_path / "a" / "b", window=Window(1e6, 1))
+    assert not (tmp_path / "a").exists()
+
+
+def test_where_nothing_can_be_written_nothing_is_simulated(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("experiments.run._run", lambda *_: pytest.fail("simulated"))
+    with pytest.raises(OSError, match="file"):
+        run_experiment(load_experiment(write_config(SMALL)), tmp_path / "file" / "run")
+
+
+def test_the_metrics_one_can_name_are_those_of_a_run(result: Path) -> None:
+    def keys(tree: object) -> object:
+        return {k: keys(v) for k, v in tree.items()} if isinstance(tree, dict) else None
+
+    for summary in json.loads((result / "summary.json").read_text())["scenarios"].values():
+        assert keys(summary) == keys(SHAPE)
