@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from experiments.cli_base import Commands, check_writable, consoles, report_written
+from experiments.cli_base import Commands, check_writable, consoles, print_notes, report_written
 from experiments.cli_data import add_data_commands
 
 if TYPE_CHECKING:
@@ -38,6 +38,29 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(version("sarathi-sim"))
+        except PackageNotFoundError:
+            typer.echo("not installed: run from its source")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """The options before a command."""
 
 
 @app.command()
@@ -93,6 +116,7 @@ def run(
         _print_json(outcome.summary())
     if quiet:
         return
+    print_notes(run.deployment for run in outcome.runs.values())
     console = stderr if json else stdout
     if experiment.description:
         console.print(experiment.description, markup=False, highlight=False)
@@ -137,10 +161,11 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     from experiments.run import deploy_all
 
     experiment = load_experiment(config, assignments or [])
-    table = deployments_table(deploy_all(experiment))
+    deployments = deploy_all(experiment)
+    print_notes(deployments.values())
     stdout, _ = consoles()
     stdout.print(f"{experiment.file}: good", highlight=False, markup=False)
-    stdout.print(table)
+    stdout.print(deployments_table(deployments))
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from experiments.deployment import Deployment
 
 
 class Commands(TyperGroup):
@@ -54,6 +57,12 @@ def consoles() -> tuple[Console, Console]:
         return console
 
     return wide(Console()), wide(Console(stderr=True))
+
+
+def print_notes(deployments: Iterable[Deployment]) -> None:
+    """What the user should know, on stderr: each note once."""
+    for note in dict.fromkeys(note for d in deployments for note in d.notes):
+        typer.echo(f"note: {note}", err=True)
 
 
 def check_writable(file: Path) -> None:

@@ -98,9 +98,23 @@ def policies() -> None:
     for policy in get_args(PolicyConfig):
         fields = policy.model_fields
         name = get_args(fields["name"].annotation)[0]
-        keys = [f"{key}={field.default}" for key, field in fields.items() if key != "name"]
+        keys = [
+            f"{key}={field.default}{_others(field.annotation, field.default)}"
+            for key, field in fields.items()
+            if key != "name"
+        ]
         rows.append((name, ", ".join(keys) or "-", " ".join((policy.__doc__ or "").split())))
     _print_table(("name", "keys and defaults", "what it does"), rows)
+
+
+def _others(annotation: object, default: object) -> str:
+    """The other values a key may have, where they can be listed."""
+    from typing import Literal, get_args, get_origin
+
+    if get_origin(annotation) is not Literal:
+        return ""
+    others = [str(value) for value in get_args(annotation) if value != default]
+    return f" (or {', '.join(others)})" if others else ""
 
 
 def make_bundle(
@@ -125,6 +139,10 @@ def make_bundle(
     from profiler.schema import bundle_path, write_bundle
 
     spec, gpu = load_model(model), load_device(device)
+    if tp > gpu.gpus_per_node:
+        raise ConfigError(
+            f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs a node of {gpu.name} has"
+        )
     path = bundle_path(out, gpu.name, spec.name, tp)
     try:
         write_bundle(make(gpu.name, spec, tp), path)

@@ -30,7 +30,8 @@ from simulator.simulation import simulate
 class Deployment:
     """A scenario with every default filled in, ready to run.
 
-    ``scenario`` is the resolved one: running it again gives the same result.
+    ``scenario`` is the resolved one: running it again gives the same result. ``notes`` is what its
+    user should know.
     """
 
     scenario: Scenario
@@ -40,6 +41,7 @@ class Deployment:
     kv_capacity: int
     requests: list[Request]
     ops: OpTimes
+    notes: tuple[str, ...] = ()
 
     def schedulers(self) -> list[Scheduler]:
         """One fresh scheduler per replica."""
@@ -103,15 +105,29 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
     in_flight = batching.max_in_flight or cluster.pp
     try:
         kv_capacity = kv_capacity_tokens(model, device, cluster.tp, layers, cluster.usable_memory)
-        batch = batching.max_batch or max_batch(kv_capacity, max_length, cluster.pp)
+        batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
     except CapacityError as error:
         raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
     _check_batch(scenario, kv_capacity, max_length, in_flight, source)
     if batching.micro_batches == "free" and scenario.policy.name == "request_level":
         problem = "must be bound: request-level batches leave together"
         raise source.error("batching.micro_batches", "free", problem)
+    if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
+        problem = (
+            "has no effect: every request declares max_length, unless workload.declared is exact"
+        )
+        raise source.error("batching.kv_reservation", "declared", problem)
     requests = build_requests(scenario, max_length, source)
-    ops = _op_times(scenario, model, device, source)
+    ops, longest = _op_times(scenario, model, device, source)
+    limits = {
+        f"the context of {model.name}": model.max_position_embeddings,
+        f"the longest context that the profiles of {model.name} on {device.name} hold": longest,
+    }
+    notes = tuple(
+        f"cluster.max_length {max_length} is more than {limit}, {what}"
+        for what, limit in limits.items()
+        if max_length > limit
+    )
     resolved = scenario.model_copy(
         update={
             "cluster": cluster.model_copy(
@@ -122,7 +138,7 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
             ),
         }
     )
-    return Deployment(resolved, model, device, layers, kv_capacity, requests, ops)
+    return Deployment(resolved, model, device, layers, kv_capacity, requests, ops, notes)
 
 
 def _model(scenario: Scenario, source: Source) -> ModelSpec:
@@ -139,9 +155,13 @@ def _model(scenario: Scenario, source: Source) -> ModelSpec:
 
 def _device(scenario: Scenario, source: Source) -> DeviceSpec:
     try:
-        return load_device(scenario.device)
+        device = load_device(scenario.device)
     except SpecError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
+    if scenario.cluster.tp > device.gpus_per_node:
+        problem = f"must be at most {device.gpus_per_node}, the GPUs a node of {device.name} has"
+        raise source.error("cluster.tp", scenario.cluster.tp, problem)
+    return device
 
 
 def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
@@ -179,11 +199,14 @@ def _check_batch(
         )
 
 
-def _op_times(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source) -> OpTimes:
+def _op_times(
+    scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
+) -> tuple[OpTimes, int]:
+    """The op times, and the longest context among them."""
     root = Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
     try:
         path = find_bundle(root, device.name, model.name, scenario.cluster.tp)
-        ops = _load(path)
+        ops, longest = _load(path)
     except BundleError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
     if ops.model != model:
@@ -195,7 +218,7 @@ def _op_times(scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: 
     if scenario.cluster.pp > 1 and _scope(scenario, device) not in ops.send:
         problem = f"{path} holds no {_scope(scenario, device)} transfers, so pp must be 1"
         raise source.error("cluster.pp", scenario.cluster.pp, problem)
-    return ops
+    return ops, longest
 
 
 def _scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
@@ -205,9 +228,10 @@ def _scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "int
 
 
 @lru_cache(maxsize=8)
-def _load(path: Path) -> OpTimes:
-    """The regressions of one bundle; scenarios share them."""
-    return OpTimes(load_bundle(path))
+def _load(path: Path) -> tuple[OpTimes, int]:
+    """The regressions of one bundle, and its longest context; scenarios share them."""
+    bundle = load_bundle(path)
+    return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())
 
 
 def _rows(scenario: Scenario, requests: list[Request]) -> int:

@@ -11,18 +11,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.config import Header, Name, Ratio, Scenario
 from experiments.errors import ConfigError
-from experiments.messages import mistakes
+from experiments.key_paths import KeyPath, get, has, meet, merge, without
+from experiments.messages import mistakes, show, suggest
 from experiments.metric_paths import SHAPE, metric
 from experiments.yaml_reader import parse_yaml, read_mapping
 
 CONFIGS = Path(__file__).parent / "configs"
-KeyPath = tuple[str, ...]
 
 # Files and folders of a result that a scenario must not be called like.
 _RESERVED = ("figures", "config.yaml", "summary.json")
 _FILE_KEYS = (*Header.model_fields, "scenarios")
-# The keys that say which alternative a mapping is.
-_TAGS = ("kind", "name")
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,19 @@ class Source:
 
     def name(self, key: KeyPath) -> str:
         """``FILE: key``, as the user wrote it."""
-        if any(key[: len(path)] == path[: len(key)] for path in self.assigned):
+        own = ("scenarios", self.scenario, *key)
+        given = has(self.override, key)
+        if any(meet(path, own) and (given or len(path) > 2) for path in self.assigned):
+            return f"--set {'.'.join(own)}"
+        if not given and any(meet(path, key) for path in self.assigned):
             return f"--set {'.'.join(key)}"
-        if _has(self.override, key):
-            key = ("scenarios", self.scenario, *key)
+        if given:
+            key = own
         return f"{self.file}: {'.'.join(key)}" if key else self.file
 
     def error(self, key: str, value: object, problem: str) -> ConfigError:
         """What to raise when a value cannot be used although its type is right."""
-        return ConfigError(f"{self.name(tuple(key.split('.')))}: value {value!r}: {problem}")
+        return ConfigError(f"{self.name(tuple(key.split('.')))}: value {show(value)}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,13 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
     except ValidationError as error:
         found += mistakes(error, Header, header_keys, base_source.name)
         raise ConfigError("\n".join(found)) from None
-    overrides = {header.name: {}} if overrides is None else _check_names(overrides, path)
+    overrides = {header.name: {}} if overrides is None else _check_names(overrides, base_source)
 
     scenarios: dict[str, Scenario] = {}
     sources: dict[str, Source] = {}
     for name, override in overrides.items():
-        merged = _merge(raw, override)
-        local = tuple(
-            p[2:] if p[:2] == ("scenarios", name) else p for p in assigned if _applies(p, name)
-        )
-        sources[name] = Source(str(path), name, override, local)
+        merged = merge(raw, override)
+        sources[name] = Source(str(path), name, override, assigned)
         try:
             scenarios[name] = Scenario.model_validate(merged)
         except ValidationError as error:
@@ -128,75 +127,48 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
     path = tuple(where.strip().split("."))
     if not equals or not all(path):
         raise ConfigError(f"--set {text}: expected KEY.PATH=VALUE, as in --set seed=3")
+    names = list(raw.get("scenarios") or [str(raw.get("name"))])
+    if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:
+        raise ConfigError(
+            f"--set {'.'.join(path)}: no scenario is called {path[1]}{suggest(path[1], names)}; "
+            f"there are {', '.join(names)}"
+        )
     change = parse_yaml(value, f"--set {text}")
+    if isinstance(change, dict):  # a whole mapping replaces the one there
+        kept = without(raw, path)
+        raw.clear()
+        raw.update(kept)
     for key in reversed(path):
         change = {key: change}
-    raw.update(_merge(raw, change))
+    raw.update(merge(raw, change))
     return path
 
 
-def _applies(path: KeyPath, scenario: str) -> bool:
-    return path[0] != "scenarios" or path[1:2] == (scenario,)
-
-
-def _check_names(overrides: Any, path: Path) -> dict[str, dict[str, Any]]:
+def _check_names(overrides: Any, source: Source) -> dict[str, dict[str, Any]]:
     if not isinstance(overrides, dict) or not overrides:
-        raise ConfigError(
-            f"{path}: scenarios: value {overrides!r}: expected names with what each changes"
-        )
+        raise source.error("scenarios", overrides, "expected names with what each changes")
+    lowered: set[str] = set()
     for name, override in overrides.items():
         try:
             TypeAdapter(Name).validate_python(name)
         except ValidationError:
-            raise ConfigError(
-                f"{path}: scenarios: value {name!r}: a name is 1 to 64 letters, digits, '_', '.' "
-                "or '-', and begins with a letter or digit"
-            ) from None
+            problem = (
+                "a name is 1 to 64 letters, digits, '_', '.' or '-', "
+                "and begins with a letter or digit"
+            )
+            raise source.error("scenarios", name, problem) from None
         if name.lower() in _RESERVED:
-            raise ConfigError(f"{path}: scenarios: value {name!r}: this name is taken by a file")
+            raise source.error("scenarios", name, "this name is taken by a file")
+        if name.lower() in lowered:  # on some systems their folders would be the same
+            raise source.error(
+                "scenarios", name, "another name differs in upper and lower case only"
+            )
+        lowered.add(name.lower())
         if override is None:
             overrides[name] = {}
         elif not isinstance(override, dict):
-            raise ConfigError(
-                f"{path}: scenarios.{name}: value {override!r}: expected keys and values"
-            )
+            raise source.error(f"scenarios.{name}", override, "expected keys and values")
     return overrides
-
-
-def _merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """``override`` laid over ``base``, mapping by mapping.
-
-    A mapping of another kind (``kind: zipf`` over ``kind: fixed``) replaces the one below it: their
-    other keys have nothing to do with each other.
-    """
-    merged = dict(base)
-    for key, value in override.items():
-        below = merged.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
-            value = _merge(below, value)
-        merged[key] = value
-    return merged
-
-
-def _same_kind(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
-    pairs = [(below.get(tag), above.get(tag)) for tag in _TAGS]
-    return all(a == b for a, b in pairs if isinstance(a, str) and isinstance(b, str))
-
-
-def _has(tree: Mapping[str, Any], key: KeyPath) -> bool:
-    node: Any = tree
-    for part in key:
-        if not isinstance(node, Mapping) or part not in node:
-            return False
-        node = node[part]
-    return bool(key)
-
-
-def _get(tree: Mapping[str, Any], key: KeyPath) -> Any:
-    node: Any = tree
-    for part in key:
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node
 
 
 def _check_effect(
@@ -206,14 +178,18 @@ def _check_effect(
     for path in assigned:
         if path[0] in ("scenarios", *Header.model_fields):
             continue
-        wanted = _get(raw, path)
-        merged = [_get(_merge(raw, override), path) for override in overrides.values()]
-        if all(value != wanted for value in merged):
+        wanted, rest = get(raw, path), without(raw, path)
+        merged = [merge(raw, override) for override in overrides.values()]
+        if isinstance(wanted, dict):
+            unused = merged == [merge(rest, override) for override in overrides.values()]
+        else:
+            unused = all(get(tree, path) != wanted for tree in merged)
+        if unused:
             key = ".".join(path)
             first = next(iter(overrides))
             raise ConfigError(
-                f"--set {key}: value {wanted!r}: has no effect, because every scenario sets this "
-                f"itself; change one with --set scenarios.{first}.{key}=..."
+                f"--set {key}: value {show(wanted)}: has no effect, because every scenario sets "
+                f"this itself; change one with --set scenarios.{first}.{key}=..."
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -15,6 +16,15 @@ def suggest(name: str, allowed: Iterable[str]) -> str:
     """``" (did you mean x?)"`` where ``allowed`` holds something close to ``name``, else empty."""
     close = difflib.get_close_matches(name, list(allowed), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def show(value: object) -> str:
+    """A value as YAML spells it, where that is not how Python does."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, date) else repr(value)
 
 
 def mistakes(
@@ -82,17 +92,17 @@ def _line(
         options = [option.strip(" '") for option in context["expected_tags"].split(",")]
         value = context["tag"]
         return (
-            f"{origin((*path, tag))}: value {value!r}: one of {', '.join(options)}"
+            f"{origin((*path, tag))}: value {show(value)}: one of {', '.join(options)}"
             f"{suggest(str(value), options)}"
         )
     if kind == "literal_error":
         expected = context["expected"].replace(" or ", ", ")
         options = [option.strip("'") for option in expected.split(", ")]
         return (
-            f"{origin(path)}: value {value!r}: one of {', '.join(options)}"
+            f"{origin(path)}: value {show(value)}: one of {', '.join(options)}"
             f"{suggest(str(value), options)}"
         )
-    return f"{origin(path)}: value {value!r}: {_expectation(kind, context, item['msg'])}"
+    return f"{origin(path)}: value {show(value)}: {_expectation(kind, context, item['msg'])}"
 
 
 def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:

@@ -48,6 +48,9 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
             trace = read_trace(Path(lengths.path).expanduser(), workload.requests)
         except WorkloadError as error:
             raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
+        if workload.requests is not None and workload.requests > len(trace.prompt):
+            problem = f"must be at most {len(trace.prompt)}, the requests of {lengths.path}"
+            raise source.error("workload.requests", workload.requests, problem)
     prompt, output = _lengths(scenario, trace, source)
     arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
     if not arrival_s.max(initial=0.0) < HORIZON_S:

@@ -31,7 +31,7 @@ def message(path: Path, *assignments: str) -> str:
     [
         ("seed: 7", "sede: 7", "small.yaml: sede: unknown key (did you mean seed?)"),
         ("seed: 7", "seed: -1", "small.yaml: seed: value -1: must be at least 0"),
-        ("seed: 7", "seed: true", "small.yaml: seed: value True: must be a whole number"),
+        ("seed: 7", "seed: true", "small.yaml: seed: value true: must be a whole number"),
         ("seed: 7", "seed: 7.5", "small.yaml: seed: value 7.5: must be a whole number"),
         ("pd_ratio: 5", "pd_ratio: .nan", "workload.pd_ratio: value nan: must be a finite number"),
         ("pd_ratio: 5", "pd_ratio: .inf", "workload.pd_ratio: value inf: must be a finite number"),
@@ -105,7 +105,22 @@ def test_all_mistakes_are_said_at_once(write_config: Write) -> None:
         ("=3", "--set =3: expected KEY.PATH=VALUE"),
         ("seed.x=3", "--set seed: value {'x': 3}: must be a whole number"),
         ("cluster.pp=[", "--set cluster.pp=[: "),
-        ("scenarios.sarathi.policy.chunk_size=0", "policy.chunk_size: value 0: must be at least"),
+        (
+            "scenarios.sarathi.policy.chunk_size=0",
+            "--set scenarios.sarathi.policy.chunk_size: value 0:",
+        ),
+        (
+            "scenarios.sarathy.seed=0",
+            "no scenario is called sarathy (did you mean sarathi?); there",
+        ),
+        ("scenarios={}", "--set scenarios: value {}: expected names with what each changes"),
+        ("scenarios.ORCA={}", "value 'ORCA': another name differs in upper and lower case only"),
+        ("workload={requests: 3}", "--set workload.lengths: this key is missing"),
+        ("cluster.tp=16", "--set cluster.tp: value 16: must be at most 8, the GPUs a node of a100"),
+        ("batching.kv_reservation=declared", "kv_reservation: value 'declared': has no effect: "),
+        ("compare.speedup.metric=mpsan", "--set compare.speedup.metric: value 'mpsan': mpsan is"),
+        ("seed=2024-01-01", "--set seed: value 2024-01-01: must be a whole number"),
+        ("seed=null", "--set seed: value null: must be a whole number"),
     ],
 )
 def test_set_errors(write_config: Write, assignment: str, expected: str) -> None:
@@ -133,19 +148,45 @@ def test_set_changes_values_in_order(write_config: Write) -> None:
     assert orca.cluster.tp == 8, "the rest of the mapping stays"
 
 
-def test_another_kind_replaces_the_mapping(write_config: Write) -> None:
+def test_a_whole_mapping_is_replaced(write_config: Write) -> None:
     path = write_config(SMALL)
     experiment = load_experiment(path, ["workload.lengths={kind: fixed, prompt: 9, decode: 3}"])
     lengths = experiment.scenarios["orca"].workload.lengths
     assert lengths.model_dump(exclude_none=True) == {"kind": "fixed", "prompt": 9, "decode": 3}
     experiment = load_experiment(
-        path, ["workload.arrivals.kind=gamma", "workload.arrivals={rate: 2, cv: 3}"]
+        path,
+        [
+            "workload.arrivals={kind: poisson, rate: 1}",
+            "workload.arrivals={kind: gamma, rate: 2, cv: 3}",
+        ],
     )
     assert experiment.scenarios["orca"].workload.arrivals.model_dump() == {
         "kind": "gamma",
         "rate": 2.0,
         "cv": 3.0,
     }
+
+
+def test_an_empty_compare_takes_the_ratios_away(write_config: Write) -> None:
+    assert load_experiment(write_config(SMALL), ["compare={}"]).compare == {}
+
+
+def test_messages_tell_an_override_from_what_is_set_above_it(write_config: Write) -> None:
+    found = message(write_config(SMALL.replace("orca: {}", "orca: {seed: x}")), "seed=3")
+    assert "small.yaml: scenarios.orca.seed: value 'x'" in found
+
+
+def test_the_default_batch_shares_memory_among_micro_batches_in_flight(write_config: Write) -> None:
+    config = write_config(SMALL.replace("batching: {max_batch: 4}", "batching: {max_in_flight: 4}"))
+    found = deploy_all(load_experiment(config))["orca"]
+    assert found.scenario.batching.max_batch == found.kv_capacity // 1024 // 4
+
+
+def test_a_note_for_contexts_beyond_the_model(write_config: Write) -> None:
+    experiment = load_experiment(write_config(SMALL), ["cluster.max_length=16384"])
+    notes = deploy_all(experiment)["orca"].notes
+    assert "max_length 16384 is more than 2048, the context of gpt3-175b" in notes[0]
+    assert "the longest context that the profiles" in notes[1]
 
 
 def test_a_file_without_scenarios_is_one(write_config: Write) -> None:

@@ -1,0 +1,60 @@
+"""Mappings of mappings, as YAML gives them, by key path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KeyPath = tuple[str, ...]
+# The keys that say which alternative a mapping is.
+_TAGS = ("kind", "name")
+
+
+def meet(path: KeyPath, key: KeyPath) -> bool:
+    """Whether one is the other, or lies below it."""
+    return key[: len(path)] == path[: len(key)]
+
+
+def without(tree: Mapping[str, Any], key: KeyPath) -> dict[str, Any]:
+    """A copy that lacks one key."""
+    rest = {name: value for name, value in tree.items() if len(key) > 1 or name != key[0]}
+    below = rest.get(key[0])
+    if isinstance(below, dict):
+        rest[key[0]] = without(below, key[1:])
+    return rest
+
+
+def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """``override`` laid over ``base``, mapping by mapping.
+
+    A mapping of another kind (``kind: zipf`` over ``kind: fixed``) replaces the one below it: their
+    other keys have nothing to do with each other.
+    """
+    merged = dict(base)
+    for key, value in override.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and _same_kind(below, value):
+            value = merge(below, value)
+        merged[key] = value
+    return merged
+
+
+def _same_kind(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
+    pairs = [(below.get(tag), above.get(tag)) for tag in _TAGS]
+    return all(a == b for a, b in pairs if isinstance(a, str) and isinstance(b, str))
+
+
+def has(tree: Mapping[str, Any], key: KeyPath) -> bool:
+    node: Any = tree
+    for part in key:
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return bool(key)
+
+
+def get(tree: Mapping[str, Any], key: KeyPath) -> Any:
+    node: Any = tree
+    for part in key:
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node
