@@ -95,7 +95,7 @@ def _tokens(path: Path, header: list[str], rows: list[list[str]], names: tuple[s
         digits = text.lstrip("0")  # any number of them; int() refuses very long texts
         if not text.isdecimal() or len(digits) > 12 or not 1 <= int(digits or 0) <= _MOST_TOKENS:
             raise WorkloadError(
-                f"{path}: row {i + 2}: {header[column]} is {text!r}: "
+                f"{path}: row {i + 2}: {header[column]} is {text[:40]!r}: "
                 f"must be a whole number from 1 to {_MOST_TOKENS}"
             )
         values[i] = int(digits)

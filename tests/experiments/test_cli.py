@@ -70,6 +70,12 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["make-bundle", "--device", "h200", "--model", "llama-13b"], "specifications only"),
         (["make-bundle", "--device", "a6000", "--model", "llama-14b"], "did you mean 'llama-13b'"),
         (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
+        (["make-bundle", "--device", "a6000", "--model", "llama-13b", "--tp", "8"], "at most 4"),
+        (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
+        (
+            ["bench", "--json", "absent/bench.json"],
+            "No such file or directory: 'absent/bench.json'",
+        ),
         (["calibrate", "--report", "--write"], "--write: does not go with --report"),
         (["bench", "--config", "CONFIG"], "bench times orca_pp, which is missing"),
         (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
@@ -111,6 +117,16 @@ def test_lists(command: str, expected: str) -> None:
     done = CliRunner().invoke(app, [command])
     assert done.exit_code == 0
     assert expected in done.stdout
+
+
+def test_policies_lists_what_a_key_may_be() -> None:
+    assert "case=best (or worst, unconstrained)" in CliRunner().invoke(app, ["policies"]).stdout
+
+
+def test_version() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert done.exit_code == 0
+    assert done.stdout.strip()
 
 
 def test_make_bundle_feeds_a_run(write_config: Write, tmp_path: Path) -> None:

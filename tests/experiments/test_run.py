@@ -181,6 +181,9 @@ def test_the_trace_is_one_that_perfetto_reads(result: Path) -> None:
     slices = [event for event in events if event["ph"] == "X"]
     named = {event["tid"] for event in events if event["name"] == "thread_name"}
     assert named == {event["tid"] for event in slices} == set(range(1, 9))
+    assert {event["pid"] for event in events} == {1}
+    order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
+    assert order == {tid: tid - 1 for tid in named}
     assert {"prefill", "decode", "mixed", "bubble"} >= {event["cat"] for event in slices}
     for stage in named:
         mine = sorted((e["ts"], e["dur"]) for e in slices if e["tid"] == stage)
