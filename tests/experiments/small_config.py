@@ -1,4 +1,14 @@
-"""The text of a small experiment."""
+"""The text of a small experiment, and the message that a mistake in one gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.run import deploy_all
 
 SMALL = """\
 name: small
@@ -19,3 +29,9 @@ scenarios:
 compare:
   speedup: {metric: makespan_s, over: [orca, sarathi], paper: 1.5}
 """
+
+
+def message(path: Path, *assignments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        deploy_all(load_experiment(path, assignments))
+    return str(caught.value)
