@@ -191,7 +191,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 def _from_hugging_face(path: Path) -> ModelSpec:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SpecError(f"{path}: {error.strerror}") from error
     except ValueError as error:
