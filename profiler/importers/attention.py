@@ -10,7 +10,7 @@ import pandas as pd
 from profiler.importers.part import Part
 from profiler.model import ModelSpec
 from profiler.op_times import DeviceModel
-from profiler.roofline import Array
+from profiler.roofline import HALF, Array
 
 #: Columns of the measurements, and of the bundle.
 _KEYS = {
@@ -32,13 +32,17 @@ def attention_part(
 
     ``rows``: chunk or batch, context, heads, kv_heads, head_dim, time_us. Where the rank's head
     count was not measured, the nearest one's times are multiplied by the ratio of the calibrated
-    device model's predictions for the two. None where there are no rows.
+    device model's predictions for the two. Decode is not carried between MHA and GQA: those are
+    different kernels, and the result would beat the memory; single rows that do are left out.
+    None where there are no rows, or no such kernel.
     """
     rows = rows[rows["head_dim"] == model.head_dim]
     if rows.empty:
         return None
     wanted = model.heads_per_rank(tp)
     nearest = min(head_counts(rows), key=lambda have: _distance(wanted, have))
+    if op == "attn_decode" and _distance(wanted, nearest)[0]:
+        return None
     rows = rows[(rows["heads"] == nearest[0]) & (rows["kv_heads"] == nearest[1])]
     first, second, first_out, second_out = _KEYS[op]
     size, context = (rows[c].to_numpy(np.float64) for c in (first, second))
@@ -52,9 +56,14 @@ def attention_part(
     )
     if nearest == wanted:
         return Part(frame, "measured", f"{source}, {heads}")
+    if op == "attn_decode":
+        kv_bytes = 2 * HALF * model.head_dim * wanted[1] * size * context
+        frame = frame[1e6 * kv_bytes / time <= device.spec.memory_bandwidth]
+    less = len(time) - len(frame)
+    dropped = f"; {less} rows that this made faster than the memory left out" if less else ""
     origin = (
         f"from {heads} to {wanted[0]} and {wanted[1]} by the calibrated device model's ratio, "
-        f"{source}"
+        f"{source}{dropped}"
     )
     return Part(frame, "scaled", origin)
 
