@@ -118,7 +118,9 @@ def _over(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Data
     from scipy.interpolate import LinearNDInterpolator
 
     def place(rows: pd.DataFrame) -> Array:
-        columns = [np.log2(rows[key].to_numpy(np.float64) + 32.0) for key in keys]
+        # A context may be 0, and is not infinitely far from 1 there.
+        shift = {"context_tokens": 32.0}
+        columns = [np.log2(rows[key].to_numpy(np.float64) + shift.get(key, 0.0)) for key in keys]
         return np.stack(columns, axis=-1)
 
     points = place(second)

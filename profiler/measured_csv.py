@@ -31,17 +31,20 @@ def read_measurements(
     counts: Sequence[str] = (),
     from_zero: Sequence[str] = (),
     times: Sequence[str] = (),
+    optional_times: Sequence[str] = (),
     labels: Sequence[str] = (),
     keep: tuple[str, Any] | None = None,
 ) -> pd.DataFrame:
     """The columns named, of the rows whose column ``keep[0]`` is ``keep[1]`` (all by default).
 
-    ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive;
-    ``labels`` are text. A point (equal counts and labels) may occur twice, with times that differ
-    by less than a factor of 2. Rows keep their number in the file as index. Raises
-    FileNotFoundError, or MeasurementError naming file, row (the header is row 1) and value.
+    ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive,
+    as are ``optional_times`` where the file has them; ``labels`` are text. A point (equal counts
+    and labels) may occur twice, with times that differ by less than a factor of 2. Rows keep their
+    number in the file as index. Raises FileNotFoundError, or MeasurementError naming file, row (the
+    header is row 1) and value.
     """
     raw = _read_whole(path)
+    times = [*times, *(column for column in optional_times if column in raw.columns)]
     wanted = [*labels, *counts, *from_zero, *times]
     for column in [*wanted, *([keep[0]] if keep else [])]:
         if column not in raw.columns:
@@ -62,7 +65,7 @@ def read_measurements(
         _refuse(numbers <= 0, raw[column], path, f"{column} must be positive")
         found[column] = numbers
     frame = pd.DataFrame(found, index=raw.index)
-    _check_repeats(frame, [*labels, *counts, *from_zero], list(times), path)
+    _check_repeats(frame, [*labels, *counts, *from_zero], times, path)
     return frame
 
 

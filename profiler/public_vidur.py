@@ -41,14 +41,15 @@ def vidur_files(datasets: Path, device: str) -> dict[str, Path]:
 
 
 def read_vidur_mlp(path: Path) -> pd.DataFrame:
-    """The rows of one MLP file, checked. Token counts may occur twice."""
-    header = pd.read_csv(path, nrows=0).columns
-    ops = ["emb", *GEMMS.values(), *(op for op in OTHERS if median_of(op) in header)]
+    """The rows of one MLP file, checked. Token counts may occur twice; phi-2 has one norm."""
+    second_norm = "post_attention_layernorm"
+    ops = ["emb", *GEMMS.values(), *(op for op in OTHERS if op != second_norm)]
     return read_measurements(
         path,
         labels=("use_gated_mlp",),
         counts=(*_SHAPE, "num_tokens", _TP),
         times=[median_of(op) for op in ops],
+        optional_times=[median_of(second_norm)],
     )
 
 
