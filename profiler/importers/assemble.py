@@ -104,7 +104,7 @@ def _modelled(
             f"and the device model cannot lend them: {error}; supply the source's files for them, "
             f"or take a calibrated device with --device"
         ) from None
-    origin = f"the calibrated device file of {device.name} ({source.name} has none)"
+    origin = f"the calibrated device file of {device.name} ({source.name} has none that fits)"
     found = {}
     for op in missing:
         if op in SEND_RECV:
