@@ -16,6 +16,7 @@ import typer
 
 from experiments.cli_base import Commands, check_writable, consoles, print_notes, report_written
 from experiments.cli_data import add_data_commands
+from experiments.cli_profiles import add_profile_commands
 
 if TYPE_CHECKING:
     from experiments.slices import Window
@@ -216,6 +217,7 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 add_data_commands(app)
+add_profile_commands(app)
 
 
 def main() -> None:

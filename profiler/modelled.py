@@ -80,7 +80,7 @@ def _upto(values: Iterable[int], most: int) -> Array:
     return np.array(sorted({v for v in values if v < most} | {most}), dtype=np.float64)
 
 
-def _rounded(times_us: Array) -> Array:
+def rounded_us(times_us: Array) -> Array:
     """Six digits: more than is known, fewer bytes, and the same text on every machine."""
     return np.array([float(f"{t:.6g}") for t in times_us])
 
@@ -93,7 +93,7 @@ def _linear(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.Data
     found["embedding"] = (tokens, times.embedding(tokens, model))
     found["lm_head"] = (logit_rows, times.gemm(logit_rows, gemms["lm_head"]))
     parts = [
-        pd.DataFrame({"op": op, "num_tokens": count.astype(int), "time_us": _rounded(time)})
+        pd.DataFrame({"op": op, "num_tokens": count.astype(int), "time_us": rounded_us(time)})
         for op, (count, time) in sorted(found.items())
     ]
     return pd.concat(parts, ignore_index=True)
@@ -112,7 +112,7 @@ def _prefill(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.Dat
     chunk, context = _grid(_upto(chunks, most), _upto(contexts, most))
     time = times.attn_prefill(chunk, context, model, tp)
     columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
-    return pd.DataFrame({**columns, "time_us": _rounded(time)})
+    return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 
 
 def _decode(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
@@ -121,7 +121,7 @@ def _decode(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.Data
     batch, context = _grid(_upto(batches, 512), _upto(contexts, most))
     time = times.attn_decode(batch, context, model, tp)
     columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
-    return pd.DataFrame({**columns, "time_us": _rounded(time)})
+    return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 
 
 def _message_sizes() -> Array:
@@ -133,7 +133,7 @@ def _all_reduce(times: DeviceModel, tp: int) -> pd.DataFrame:
     if tp == 1:
         return pd.DataFrame({"num_bytes": np.array([], dtype=int), "time_us": np.array([])})
     sizes = _message_sizes()
-    time = _rounded(times.all_reduce(sizes, tp))
+    time = rounded_us(times.all_reduce(sizes, tp))
     return pd.DataFrame({"num_bytes": sizes.astype(int), "time_us": time})
 
 
@@ -144,7 +144,7 @@ def _send_recv(times: DeviceModel) -> pd.DataFrame:
             {
                 "num_bytes": sizes.astype(int),
                 "scope": scope,
-                "time_us": _rounded(times.send_recv(sizes, scope)),
+                "time_us": rounded_us(times.send_recv(sizes, scope)),
             }
         )
         for scope in sorted(SCOPES)

@@ -26,6 +26,9 @@ COMMANDS = (
     "make-bundle",
     "calibrate",
     "bench",
+    "import",
+    "profile-check",
+    "profile-diff",
 )
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]

@@ -1,0 +1,194 @@
+"""Is a bundle plausible? Physics that its times must obey, and points that look wrong, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from profiler.device import DeviceSpec, list_devices, load_device
+from profiler.limits import too_fast
+from profiler.roofline import Array
+from profiler.schema import Bundle, BundleError, load_bundle
+
+#: A time may drop by this share from one size to the next before it is worth a word.
+DROP = 0.10
+#: A point this far from the line between its neighbours, and outside them, is an outlier.
+OFF = 0.40
+#: Points named in one message; the others are counted.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know about a bundle. ``where`` is a table or an op."""
+
+    level: Literal["error", "warning", "note"]
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """One bundle folder: what it holds by op, and what was found. ``bundle`` None: not loaded."""
+
+    path: Path
+    bundle: Bundle | None
+    coverage: dict[str, str]
+    findings: list[Finding]
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is an error."""
+        return any(finding.level == "error" for finding in self.findings)
+
+
+def bundle_folders(root: Path) -> list[Path]:
+    """``root`` itself, or every folder below it with a ``meta.yaml``. Raises BundleError: none."""
+    found = sorted(path.parent for path in root.rglob("meta.yaml"))
+    if not found:
+        raise BundleError(f"{root}: no meta.yaml here or in a folder below")
+    return found
+
+
+def check_folder(path: Path) -> Checked:
+    """Load a bundle and check it. What load_bundle refuses becomes an error, in its words."""
+    try:
+        bundle = load_bundle(path)
+    except BundleError as error:
+        return Checked(path, None, {}, [Finding("error", "bundle", str(error))])
+    device = load_device(bundle.meta.device) if bundle.meta.device in list_devices() else None
+    return Checked(path, bundle, _coverage(bundle), check_bundle(bundle, device))
+
+
+def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:
+    """All findings on a loaded bundle. Without a device its limits are not checked (a note)."""
+    found: list[Finding] = []
+    for series in _series(bundle):
+        found += _drops(series)
+        found += _outliers(series)
+    found += _edges(bundle)
+    if device is None:
+        unknown = f"no device file is called {bundle.meta.device}: limits of the device unchecked"
+        found.append(Finding("note", "device", unknown))
+    else:
+        found += [Finding("error", where, text) for where, text in too_fast(bundle, device)]
+    return _together(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Series:
+    """Times along one size, everything else fixed (``at``)."""
+
+    op: str
+    size: str
+    at: str
+    sizes: Array
+    times: Array
+
+    def name(self, i: np.integer[Any] | int) -> str:
+        return f"{self.size}={int(self.sizes[i])}{self.at}"
+
+
+def _series(bundle: Bundle) -> Iterator[_Series]:
+    for op, rows in bundle.linear.groupby("op"):
+        yield _line(str(op), "num_tokens", "", rows)
+    for table, a, b in (
+        ("attn_prefill", "chunk_tokens", "context_tokens"),
+        ("attn_decode", "batch_size", "context_tokens"),
+    ):
+        frame = bundle.tables()[table]
+        for along, fixed in ((a, b), (b, a)):
+            for value, rows in frame.groupby(fixed):
+                yield _line(table, along, f" {fixed}={value}", rows)
+    yield _line("all_reduce", "num_bytes", "", bundle.all_reduce)
+    for scope, rows in bundle.send_recv.groupby("scope"):
+        yield _line(f"send_recv {scope}", "num_bytes", "", rows)
+
+
+def _line(op: str, size: str, at: str, rows: pd.DataFrame) -> _Series:
+    ordered = rows.sort_values(size)
+    sizes, times = (ordered[c].to_numpy(np.float64) for c in (size, "time_us"))
+    return _Series(op, size, at, sizes, times)
+
+
+def _drops(line: _Series) -> Iterator[Finding]:
+    change = line.times[1:] / line.times[:-1] - 1
+    for i in np.flatnonzero(change < -DROP):
+        text = f"takes {-100 * change[i]:.0f} % less at {line.name(i + 1)} than just before"
+        yield Finding("warning", line.op, text)
+
+
+def _outliers(line: _Series) -> Iterator[Finding]:
+    if len(line.sizes) < 3:
+        return
+    low, mid, high = (line.sizes[i : len(line.sizes) - 2 + i] for i in range(3))
+    before, time, after = (line.times[i : len(line.times) - 2 + i] for i in range(3))
+    expected = before + (after - before) * (mid - low) / (high - low)
+    # A step between two sizes lies between its neighbours' times, and is no outlier.
+    above, below = (1 + DROP) * np.maximum(before, after), (1 - DROP) * np.minimum(before, after)
+    beyond = (time > above) | (time < below)
+    for i in np.flatnonzero(beyond & (np.abs(time / expected - 1) > OFF)):
+        text = (
+            f"outlier: {time[i]:.4g} us at {line.name(i + 1)}, "
+            f"where its neighbours say {expected[i]:.4g}"
+        )
+        yield Finding("warning", line.op, text)
+
+
+def _edges(bundle: Bundle) -> Iterator[Finding]:
+    """Tile edges up to 1024 tokens that lack a point on either side."""
+    tile = bundle.meta.tile
+    without: dict[str, int] = {}
+    edges = list(range(tile, 1025, tile))
+    for op, rows in bundle.linear.groupby("op"):
+        tokens = set(rows["num_tokens"])
+        inside = [edge for edge in edges if edge < max(tokens)]
+        lacking = [edge for edge in inside if not {edge, edge + 1} <= tokens]
+        if op in ("preproj", "postproj", "ffn_ln1", "ffn_ln2") and lacking:
+            without[str(op)] = len(lacking)
+    if without:
+        ops = ", ".join(f"{op} {count}" for op, count in without.items())
+        text = (
+            f"of {len(edges)} multiples of {tile} tokens to 1024, these lack a point on one side "
+            f"(m, m + 1), so the step there is smeared: {ops}"
+        )
+        yield Finding("warning", "linear", text)
+
+
+def _coverage(bundle: Bundle) -> dict[str, str]:
+    """Per op: how many points, over which range."""
+    found = {}
+    for op, rows in bundle.linear.groupby("op"):
+        found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"
+    for table in ("attn_prefill", "attn_decode", "all_reduce"):
+        frame = bundle.tables()[table]
+        if len(frame):
+            keys = [c for c in frame.columns if c != "time_us"]
+            spans = ", ".join(f"{key} {_range(frame[key])}" for key in keys)
+            found[table] = f"{len(frame)} points, {spans}"
+    for scope, rows in bundle.send_recv.groupby("scope"):
+        found[f"send_recv {scope}"] = f"{len(rows)} points, num_bytes {_range(rows['num_bytes'])}"
+    return found
+
+
+def _range(values: pd.Series[int]) -> str:
+    return f"{values.min()}..{values.max()}"
+
+
+def _together(findings: list[Finding]) -> list[Finding]:
+    """One finding per op and kind: the first few in full, the others counted."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        kind = finding.message.split(" ")[0]
+        groups.setdefault((finding.level, finding.where, kind), []).append(finding.message)
+    joined = []
+    for (level, where, _), messages in groups.items():
+        more = len(messages) - _NAMED
+        text = "; ".join(messages[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        joined.append(Finding(level, where, text))  # type: ignore[arg-type]
+    return joined

@@ -1,0 +1,97 @@
+"""aiconfigurator's A100 tables: GEMMs over a grid of (n, k), attention by head count, NCCL.
+
+Traps heeded: milliseconds; sizes of messages are ELEMENTS of 2 bytes; several frameworks in one
+file, of which one is taken; decode context is ``step``, per sequence; rows that only L2 could have
+served, which a server would not see.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from profiler import public_data as data
+from profiler.device import DeviceSpec
+from profiler.importers.assemble import Source, assemble
+from profiler.importers.attention import attention_part, with_context
+from profiler.importers.part import Part
+from profiler.importers.shapes import ShapePool
+from profiler.measured_csv import source_folder
+from profiler.model import ModelSpec
+from profiler.op_times import DeviceModel
+from profiler.schema import Bundle, BundleError
+from profiler.study import AIC
+
+FOLDER = "aiconfigurator_a100_sxm"
+_DEVICE = "a100-80g-sxm"
+_SOURCE = Source(
+    "aiconfigurator",
+    AIC,
+    "NVIDIA A100-SXM4-80GB; GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, "
+    "NCCL 2.27.3",
+    "bfloat16",
+)
+#: Of HBM bandwidth: decode rows above it were read from L2.
+_HBM_SHARE = 0.9
+_MAX_CONTEXT = 8192
+
+
+def import_aiconfigurator(
+    folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
+) -> Bundle:
+    """A bundle from the folder of aiconfigurator's A100 files.
+
+    Shapes that its grid lacks are interpolated; what it did not measure (elementwise ops,
+    embedding, cached context, point to point) is modelled. Raises BundleError for another device.
+    """
+    if device.name != _DEVICE:
+        raise BundleError(
+            f"aiconfigurator: {source_folder(folder, FOLDER)} was measured on {_DEVICE}, "
+            f"not on {device.name}: leave --device out"
+        )
+    pool = ShapePool(data.aic_gemm(folder), device, "gemm_bf16.csv, SGLang")
+    parts = {op: pool.part(shape) for op, shape in model.gemms(tp).items()}
+    times = DeviceModel(device.name)
+    here = source_folder(folder, FOLDER)
+    if (here / "attention_prefill_bf16.csv").is_file():
+        parts["attn_prefill"] = _prefill(folder, model, tp, times)
+    if (here / "attention_decode_bf16.csv").is_file():
+        parts["attn_decode"] = _decode(folder, model, tp, times)
+    if tp > 1 and (here / "nccl_collectives.csv").is_file():
+        rows = data.aic_all_reduce(folder, tp)
+        origin = f"nccl_collectives.csv, {tp} GPUs, half"
+        parts["all_reduce"] = Part(rows, "measured", origin) if len(rows) else None
+    found = {op: part for op, part in parts.items() if part is not None}
+    return assemble(_SOURCE, device, model, tp, found, created)
+
+
+def _prefill(folder: Path, model: ModelSpec, tp: int, times: DeviceModel) -> Part | None:
+    framework = "VLLM" if model.heads_per_rank(tp)[0] <= 64 else "SGLang"
+    rows = data.aic_prefill(folder, framework)
+    rows = rows[rows["batch"] == 1]
+    origin = f"attention_prefill_bf16.csv, {framework}"
+    part = attention_part("attn_prefill", rows, model, tp, times, origin)
+    if part is None:
+        return None
+    # One chunk of 8 thousand tokens after as many cached ones is as far as the device model goes.
+    near = Part(part.rows[part.rows["chunk_tokens"] <= _MAX_CONTEXT], part.kind, part.origin)
+    whole = with_context(near, model, tp, times, _MAX_CONTEXT)
+    far = part.rows[part.rows["chunk_tokens"] > _MAX_CONTEXT]
+    return Part(pd.concat([whole.rows, far], ignore_index=True), whole.kind, whole.origin)
+
+
+def _decode(folder: Path, model: ModelSpec, tp: int, times: DeviceModel) -> Part | None:
+    """MHA from TensorRT-LLM and GQA from vLLM, as the device model has it, and for its reasons."""
+    heads, kv_heads = model.heads_per_rank(tp)
+    framework = "TRTLLM" if heads == kv_heads else "VLLM"
+    rows = data.aic_decode(folder, framework)
+    # Reading every row's keys and values once in its time, in bytes a second.
+    kv_bytes = 4 * rows["head_dim"] * rows["kv_heads"] * rows["batch"] * rows["context"]
+    rate = 1e6 * kv_bytes / rows["time_us"]
+    kept = rows[rate <= _HBM_SHARE * times.spec.memory_bandwidth]
+    origin = (
+        f"attention_decode_bf16.csv, {framework}, rows above {100 * _HBM_SHARE:.0f} % of HBM "
+        "bandwidth left out"
+    )
+    return attention_part("attn_decode", kept, model, tp, times, origin)

@@ -1,0 +1,143 @@
+"""From the parts that a source has to a whole bundle; the gaps come from the device model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Literal
+
+import pandas as pd
+
+from profiler.device import DeviceSpec, device_sha256
+from profiler.importers.part import ATTENTION, SEND_RECV, Part, listed
+from profiler.model import LAYER_GEMMS, ModelSpec
+from profiler.modelled import make_bundle, rounded_us
+from profiler.schema import EDGE_OPS, LAYER_OPS, TABLES, Bundle, BundleError, BundleMeta
+from profiler.strict import SpecError
+from profiler.study import Origin
+
+
+@dataclass(frozen=True)
+class Source:
+    """Published measurements: ``name`` on the command line, where they are from, on what."""
+
+    name: str
+    origin: Origin
+    hardware: str
+    dtype: Literal["float16", "bfloat16"]
+    notes: str = ""
+
+
+def assemble(
+    source: Source,
+    device: DeviceSpec,
+    model: ModelSpec,
+    tp: int,
+    parts: Mapping[str, Part],
+    created: str | None = None,
+) -> Bundle:
+    """The bundle of one ``tp`` rank of ``model`` from ``parts`` by op.
+
+    Keys of ``parts`` are the ops of ``linear.csv``, ``attn_prefill``, ``attn_decode``,
+    ``all_reduce`` and ``send_recv_<scope>``. Missing ones are predicted by the calibrated model of
+    ``device``. ``meta.environment`` says of each where it came from. ``created`` is today unless
+    given. Raises BundleError where the source has no GEMM of the model, or where something is
+    missing and the device has no calibrated model.
+    """
+    if all(parts[op].kind == "modelled" for op in LAYER_GEMMS if op in parts):
+        shapes = ", ".join(
+            f"{op} ({shape.n}, {shape.k})" for op, shape in sorted(model.gemms(tp).items())
+        )
+        raise BundleError(
+            f"{source.name}: no GEMM of {model.name} at tp {tp} on {device.name} is in this folder "
+            f"or near one that is; (n, k) wanted: {shapes}; to model all of it instead: "
+            f"sarathi-sim make-bundle --device {device.name} --model {model.name} --tp {tp}"
+        )
+    whole = dict(parts)
+    missing = [op for op in wanted_ops(tp) if op not in parts]
+    if missing:
+        whole |= _modelled(source, device, model, tp, missing)
+    marks = {op: whole[op].mark() for op in wanted_ops(tp) if op in whole}
+    by_kind: dict[str, list[str]] = {}
+    for op, part in whole.items():
+        by_kind.setdefault(part.kind, []).append(op)
+    meta = BundleMeta(
+        device=device.name,
+        model=model.name,
+        model_spec=model,
+        tp=tp,
+        source="imported",
+        created=created or date.today().isoformat(),
+        generator=f"sarathi-sim import {source.name}",
+        dtype=source.dtype,
+        notes="; ".join(f"{kind}: {listed(sorted(ops))}" for kind, ops in sorted(by_kind.items()))
+        + (f". {source.notes}" if source.notes else ""),
+        environment={
+            "repository": source.origin.repository,
+            "licence": source.origin.licence,
+            "hardware": source.hardware,
+            **marks,
+        },
+        device_file_sha256=device_sha256(device.name),
+    )
+    return Bundle(meta=meta, **_tables(whole))
+
+
+def wanted_ops(tp: int) -> list[str]:
+    """Every op of a whole bundle, in the order of its tables."""
+    reduce = ["all_reduce"] if tp > 1 else []
+    return [*LAYER_OPS, *EDGE_OPS, *ATTENTION, *reduce, *sorted(SEND_RECV)]
+
+
+def _modelled(
+    source: Source, device: DeviceSpec, model: ModelSpec, tp: int, missing: list[str]
+) -> dict[str, Part]:
+    try:
+        lent = make_bundle(device.name, model, tp)
+    except (SpecError, ValueError) as error:
+        needed = [op for op in missing if op not in SEND_RECV]
+        if not needed:
+            return {}  # send_recv may be absent; runs with pipeline stages will say so
+        raise BundleError(
+            f"{source.name}: has no {listed(needed)} for {model.name} tp {tp} on {device.name}, "
+            f"and the device model cannot lend them: {error}; supply the source's files for them, "
+            f"or take a calibrated device with --device"
+        ) from None
+    origin = f"the calibrated device file of {device.name} ({source.name} has none that fits)"
+    found = {}
+    for op in missing:
+        if op in SEND_RECV:
+            rows = lent.send_recv[lent.send_recv["scope"] == SEND_RECV[op]].drop(columns="scope")
+        elif op in TABLES:
+            rows = lent.tables()[op]
+        else:
+            rows = lent.linear[lent.linear["op"] == op].drop(columns="op")
+        found[op] = Part(rows, "modelled", origin)
+    return found
+
+
+def _tables(parts: Mapping[str, Part]) -> dict[str, pd.DataFrame]:
+    linear = [parts[op].rows.assign(op=op) for op in (*LAYER_OPS, *EDGE_OPS)]
+    messages = [
+        parts[op].rows.assign(scope=scope) for op, scope in SEND_RECV.items() if op in parts
+    ]
+    found = {
+        "linear": pd.concat(linear, ignore_index=True),
+        **{op: parts[op].rows for op in ATTENTION},
+        "all_reduce": parts["all_reduce"].rows if "all_reduce" in parts else _none("all_reduce"),
+        "send_recv": pd.concat(messages, ignore_index=True) if messages else _none("send_recv"),
+    }
+    return {name: _ordered(name, frame) for name, frame in found.items()}
+
+
+def _none(name: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=list(TABLES[name].columns))
+
+
+def _ordered(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    table = TABLES[name]
+    ordered = frame[list(table.columns)].sort_values(list(table.key)).reset_index(drop=True)
+    if len(ordered):
+        ordered["time_us"] = rounded_us(ordered["time_us"].to_numpy())
+    return ordered

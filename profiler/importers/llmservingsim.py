@@ -1,0 +1,56 @@
+"""LLMServingSim's A6000 profile of Llama-3.1-8B: GEMMs at every token count, flash attention.
+
+Traps heeded: layer latencies are nanoseconds and attention milliseconds; kv_cache_size includes the
+chunk, and is the total of the batch in decode rows; q, k, v and gate, up are separate GEMMs, while
+a bundle has them fused; norms, rotary, activation and ``attn`` are unfused eager kernels, left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiler import public_data as data
+from profiler.device import DeviceSpec
+from profiler.importers.assemble import Source, assemble
+from profiler.importers.attention import attention_part
+from profiler.importers.shapes import ShapePool
+from profiler.measured_csv import source_folder
+from profiler.model import ModelSpec
+from profiler.op_times import DeviceModel
+from profiler.schema import Bundle, BundleError
+from profiler.study import LLMSERVINGSIM
+
+FOLDER = "llmservingsim_a6000"
+_DEVICE = "a6000"
+_GEMM_FILE = "layers_Llama-3.1-8B_tp1.csv"
+_ATTENTION_FILE = "attention_Llama-3.1-8B_tp1.csv"
+_SOURCE = Source(
+    "llmservingsim",
+    LLMSERVINGSIM,
+    "NVIDIA RTX A6000; NGC PyTorch 25.01 by the repository's documentation",
+    "float16",
+)
+
+
+def import_llmservingsim(
+    folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
+) -> Bundle:
+    """A bundle from the folder of LLMServingSim's A6000 files.
+
+    The fused projections (QKV; gate and up) are interpolated over n between the separate ones.
+    Raises BundleError for another device, or a model far from Llama-3.1-8B at tp 1.
+    """
+    if device.name != _DEVICE:
+        raise BundleError(
+            f"llmservingsim: {source_folder(folder, FOLDER)} was measured on {_DEVICE}, "
+            f"not on {device.name}: leave --device out"
+        )
+    pool = ShapePool(data.llmservingsim_gemm(folder), device, _GEMM_FILE)
+    parts = {op: pool.part(shape) for op, shape in model.gemms(tp).items()}
+    if (source_folder(folder, FOLDER) / _ATTENTION_FILE).is_file():
+        times = DeviceModel(device.name)
+        prefill, decode = data.llmservingsim_attention(folder)
+        for op, rows in (("attn_prefill", prefill), ("attn_decode", decode)):
+            parts[op] = attention_part(op, rows, model, tp, times, _ATTENTION_FILE)
+    found = {op: part for op, part in parts.items() if part is not None}
+    return assemble(_SOURCE, device, model, tp, found, created)

@@ -1,0 +1,72 @@
+"""The sources that can be imported, by the name that the command line gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from profiler.device import DeviceSpec, load_device
+from profiler.importers.aiconfigurator import import_aiconfigurator
+from profiler.importers.llmservingsim import import_llmservingsim
+from profiler.importers.vidur import import_vidur
+from profiler.model import ModelSpec, load_model
+from profiler.schema import Bundle, BundleError
+from profiler.strict import did_you_mean
+
+
+class Importer(Protocol):
+    """A source's reader."""
+
+    def __call__(
+        self,
+        folder: Path,
+        model: ModelSpec,
+        tp: int,
+        device: DeviceSpec,
+        created: str | None = None,
+    ) -> Bundle:
+        """A bundle from ``folder``. Raises BundleError for what cannot be had from it."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    read: Importer
+    device: str
+
+
+#: Readers, and the device that is meant where none is named.
+SOURCES = {
+    "vidur": _Entry(import_vidur, "a100-80g-sxm"),
+    "aiconfigurator": _Entry(import_aiconfigurator, "a100-80g-sxm"),
+    "llmservingsim": _Entry(import_llmservingsim, "a6000"),
+}
+
+
+def import_bundle(
+    source: str,
+    folder: Path,
+    model: str | Path,
+    tp: int,
+    device: str | None = None,
+    created: str | None = None,
+) -> Bundle:
+    """The bundle of one ``tp`` rank of ``model`` from a folder of public measurements.
+
+    ``folder`` is the source's own or the one that holds it. Raises BundleError (or SpecError, for
+    an unknown model or device) with what is wrong and what is allowed, FileNotFoundError where a
+    needed file is not there.
+    """
+    if source not in SOURCES:
+        raise BundleError(
+            f"unknown source {source!r}{did_you_mean(source, SOURCES)}; "
+            f"allowed: {', '.join(SOURCES)}"
+        )
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: no such folder")
+    entry, spec = SOURCES[source], load_model(model)
+    try:
+        spec.check_tp(tp)
+    except ValueError as error:
+        raise BundleError(str(error)) from None
+    return entry.read(folder, spec, tp, load_device(device or entry.device), created)
