@@ -13,6 +13,7 @@ import typer
 
 from experiments.cli_base import Commands, consoles, report_written
 from experiments.cli_data import add_data_commands
+from experiments.cli_profile import add_profile_command
 
 if TYPE_CHECKING:
     from experiments.slices import Window
@@ -186,6 +187,7 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 add_data_commands(app)
+add_profile_command(app)
 
 
 def main() -> None:
