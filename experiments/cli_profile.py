@@ -66,7 +66,7 @@ def profile(
     budget: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds, after which no points are added.  [default: 60, on a GPU 900]"
+            min=0, help="Seconds, after which no points are added.  [default: 45, on a GPU 900]"
         ),
     ] = None,
     target_error: Annotated[
@@ -114,7 +114,7 @@ def profile(
             max_batch or usual.max_batch,
         ),
         device_name=device_name,
-        budget_s=budget if budget is not None else (60.0 if kind == "cpu" else 900.0),
+        budget_s=budget if budget is not None else (45.0 if kind == "cpu" else 900.0),
         target=target_error / 100,
         repeats=repeats,
         threads=threads,

@@ -101,8 +101,11 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
     layers = _stage_layers(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
+    ops = _op_times(scenario, model, device, source)
     try:
-        kv_capacity = kv_capacity_tokens(model, device, cluster.tp, layers, cluster.usable_memory)
+        kv_capacity = kv_capacity_tokens(
+            model, device, cluster.tp, layers, cluster.usable_memory, ops.dtype_bytes
+        )
         batch = batching.max_batch or max_batch(kv_capacity, max_length, cluster.pp)
     except CapacityError as error:
         raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
@@ -111,7 +114,6 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
         problem = "must be bound: request-level batches leave together"
         raise source.error("batching.micro_batches", "free", problem)
     requests = build_requests(scenario, max_length, source)
-    ops = _op_times(scenario, model, device, source)
     resolved = scenario.model_copy(
         update={
             "cluster": cluster.model_copy(

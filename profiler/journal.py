@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -92,3 +93,10 @@ class Journal:
     def close(self) -> None:
         """Close the file; the points stay."""
         self._file.close()
+
+    def remove(self) -> None:
+        """Delete the file, and its folder if no other settings' points are in it."""
+        self.close()
+        self.path.unlink()
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()

@@ -5,7 +5,6 @@ Needs torch only when :func:`profile` runs.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -69,8 +68,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             inter_node,
         )  # fmt: skip
         write_bundle(bundle, path)
-        journal.close()
-        shutil.rmtree(journal.path.parent)
+        journal.remove()
         written.append(path)
     total, free = machine.memory_bytes(settings.device)
     shared = per_node if settings.device == "cpu" else 1

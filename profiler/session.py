@@ -71,10 +71,9 @@ class Session:
     def _expect(self, op: str, keys: list[Key]) -> None:
         """Seconds that each coarse point will take: linear in its work between two probes."""
         ordered = sorted(keys, key=lambda key: _work(op, key))
-        probes = []
-        for key in (ordered[0], ordered[len(ordered) // 2]):
-            probes.append((_work(op, key), self.ops.probe(op, key)))
-        (low, at_low), (high, at_high) = probes
+        small, medium = ordered[0], ordered[len(ordered) // 2]
+        low, high = _work(op, small), _work(op, medium)
+        at_low, at_high = self.ops.probe(op, small), self.ops.probe(op, medium)
         slope = max(0.0, at_high - at_low) / max(1.0, high - low)
         for key in keys:
             one = at_low + slope * (_work(op, key) - low)

@@ -33,8 +33,9 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 class Timer:
-    """Times calls, within :func:`no_garbage_collection`. ``repeats`` is the fewest samples of a point.
+    """Times calls; use it within :func:`no_garbage_collection`.
 
+    ``repeats`` is the fewest samples of a point.
     A point with a relative interquartile range above ``steady`` gets up to four times as many, for
     as long as ``patience_s`` lasts. On a GPU the times are CUDA events', and exclude the launch;
     on a CPU they are the wall's, and include what torch takes to dispatch the op.
