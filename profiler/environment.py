@@ -54,7 +54,7 @@ def default_device_name(device: str) -> str:
 def devices_on_node(device: str, threads: int) -> int:
     """GPUs, or groups of ``threads`` CPU cores, that this node has."""
     if device == "cuda":
-        return torch.cuda.device_count()
+        return int(torch.cuda.device_count())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, (cores or 1) // threads)
 

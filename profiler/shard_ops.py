@@ -113,9 +113,9 @@ class ShardOps:
         model = self.model
         if op == "attn_prefill":
             mask = 2 * key[0] * sum(key) * self.size
-            return mask + 8 * key[0] * self.layer.heads * model.head_dim * self.size
+            return float(mask + 8 * key[0] * self.layer.heads * model.head_dim * self.size)
         widest = max(sum((shape.n, shape.k)) for shape in self.layer.shapes.values())
-        return 4 * key[0] * widest * self.size
+        return float(4 * key[0] * widest * self.size)
 
     def _linear(self, op: str, tokens: int) -> Callable[[int], object]:
         layer, model, copies = self.layer, self.model, len(self.layer.sets)

@@ -14,7 +14,6 @@ except ImportError:
     HAVE_TORCH = False
 
 HERE = Path(__file__).parent
-collect_ignore_glob = [] if HAVE_TORCH else ["test_layer.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
