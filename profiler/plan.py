@@ -63,8 +63,9 @@ def default_limits(device: str, max_position: int) -> Limits:
 def coarse_grid(op: str, limits: Limits) -> list[Key]:
     """The points to start from, ascending; every op's largest one is among them."""
     if op == "attn_prefill":
-        chunks = _upto([16, 64, 128, 256, 512, *_doubling(1024)], limits.max_context)
-        contexts = [0, *_upto([128, 512, *_doubling(1024)], limits.max_context)]
+        half = limits.max_context // 2  # so that long chunks have a long context too
+        chunks = _upto([16, 64, 128, 256, 512, half, *_doubling(1024)], limits.max_context)
+        contexts = [0, *_upto([128, 512, half, *_doubling(1024)], limits.max_context)]
         grid = [(n, c) for n in chunks for c in contexts]
         return [key for key in grid if allowed(op, key, limits)]
     if op == "attn_decode":

@@ -161,9 +161,9 @@ class Session:
             known[f"points_{op}"] = coarse + len(errors)
             text = f"tp {self.tp}: {op}: {coarse} + {len(errors)} adaptive points"
             if errors:
-                last = errors[len(errors) // 2]
-                known[f"held_out_median_pct_{op}"] = round(last, 2)
-                text += f", held-out error {last:.1f} % in the median, {errors[-1]:.1f} % at worst"
+                middle, worst = errors[len(errors) // 2], errors[-1]
+                known[f"held_out_median_pct_{op}"] = round(middle, 2)
+                text += f"; held-out error beyond noise: median {middle:.1f} %, worst {worst:.1f} %"
             self.say(text)
         known["skipped_points"] = len(skipped(self.journal))
         return known

@@ -86,6 +86,10 @@ class ShardOps:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return Timing(None, note="ran out of GPU memory")
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):  # what torch says on a CPU
+                raise
+            return Timing(None, note="ran out of memory")
 
     def probe(self, op: str, key: Key) -> float:
         """Seconds on the wall that one call takes, roughly; 0 for a point that does not fit."""
