@@ -78,6 +78,13 @@ def profile(
         Path | None,
         typer.Option(help="Sends between nodes, as profiler/ranks.py wrote them under torchrun."),
     ] = None,
+    collectives: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A bundle to take all-reduce and send/recv from, where the GPUs are too few.",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
     extra_tp: Annotated[list[int] | None, typer.Argument(hidden=True)] = None,
 ) -> None:
@@ -119,6 +126,7 @@ def profile(
         repeats=repeats,
         threads=threads,
         inter_node=inter_node,
+        collectives=collectives,
     )
     stdout, stderr = consoles()
 

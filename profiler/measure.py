@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiler.collectives import read_inter_node
 from profiler.journal import Journal
-from profiler.measured import Facts, measured_bundle, skipped, write_device
+from profiler.measured import Facts, borrow_collectives, measured_bundle, skipped, write_device
 from profiler.plan import Settings
 from profiler.profile_error import ProfileError
 from profiler.schema import bundle_path, write_bundle
@@ -57,9 +57,9 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             grids = run.measure()
         left_s -= run.spent_s
         ranks = max(2, tp)
-        if settings.device == "cpu" or ranks <= per_node:
+        if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
             run.collectives(ranks)
-        else:
+        elif settings.collectives is None:
             say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
         more: Facts = {"attention": ops.attention.name, "attention_fallback": ops.no_xformers}
         more |= machine.gpu_state("after") | run.facts(grids)
@@ -67,9 +67,13 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
             inter_node,
         )  # fmt: skip
+        if settings.collectives:
+            bundle = borrow_collectives(bundle, settings.collectives)
         write_bundle(bundle, path)
         journal.remove()
         written.append(path)
+        del run, ops  # their memory is the next degree's
+        machine.release()
     total, free = machine.memory_bytes(settings.device)
     shared = per_node if settings.device == "cpu" else 1
     written.append(
@@ -92,9 +96,10 @@ def _check(settings: Settings, per_node: int) -> None:
             settings.model.check_tp(tp)
         except ValueError as error:
             raise ProfileError(str(error)) from None
-        if settings.device == "cuda" and tp > max(1, per_node):
+        if settings.device == "cuda" and tp > max(1, per_node) and not settings.collectives:
             raise ProfileError(
-                f"--tp {tp}: the all-reduce needs {tp} GPUs on this node, which has {per_node}"
+                f"--tp {tp}: the all-reduce needs {tp} GPUs on this node, which has {per_node}; "
+                f"--collectives DIR takes it from a bundle of tp {tp}"
             )
 
 

@@ -17,6 +17,7 @@ from profiler.grid import Key
 from profiler.journal import Journal, Timing
 from profiler.model import LAYER_GEMMS, ModelSpec
 from profiler.plan import OPS, TILE
+from profiler.profile_error import ProfileError
 from profiler.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
 from profiler.tables import EDGE_OPS, LAYER_OPS, TABLES
 
@@ -57,6 +58,28 @@ def measured_bundle(
     )
     return Bundle(
         meta=meta, linear=_frame("linear", linear), send_recv=_frame("send_recv", sends), **tables
+    )
+
+
+def borrow_collectives(bundle: Bundle, folder: Path) -> Bundle:
+    """``bundle`` with ``all_reduce`` and ``send_recv`` of another one of the same tp.
+
+    ``folder`` is that bundle's, or the one above with its ``tp<k>``. Raises ProfileError for a
+    bundle of another degree, BundleError for one that cannot be used.
+    """
+    tp = bundle.meta.tp
+    other = folder / f"tp{tp}" if (folder / f"tp{tp}").is_dir() else folder
+    source = load_bundle(other)
+    if source.meta.tp != tp:
+        raise ProfileError(f"{other}: its all-reduce is over {source.meta.tp} ranks, not {tp}")
+    meta = source.meta
+    origin = f"all_reduce and send_recv are those of {meta.device}/{meta.model}/tp{tp}"
+    notes = f"{bundle.meta.notes}; {origin} ({meta.source})"
+    return dataclasses.replace(
+        bundle,
+        all_reduce=source.all_reduce,
+        send_recv=source.send_recv,
+        meta=dataclasses.replace(bundle.meta, notes=notes),
     )
 
 

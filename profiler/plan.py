@@ -37,6 +37,7 @@ class Settings:
     ``target`` is the held-out error (a fraction) at which the adaptive grid stops, ``budget_s`` the
     seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
     measured whole). ``inter_node`` is a file of :mod:`profiler.ranks`.
+    ``collectives`` is a bundle (or the folder of its tp<k>) to take all_reduce and send_recv from.
     """
 
     model: ModelSpec
@@ -51,6 +52,7 @@ class Settings:
     repeats: int = 5
     threads: int = 1
     inter_node: Path | None = None
+    collectives: Path | None = None
 
 
 def default_limits(device: str, max_position: int) -> Limits:

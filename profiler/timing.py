@@ -13,9 +13,10 @@ import torch
 
 from profiler.journal import Timing
 
-#: Zeroed before each GPU sample: more than any L2. It also takes longer than launching an op's
-#: kernels does, so that the host never lags behind and its launches are not in the time.
+#: Zeroed before each GPU sample: more than any L2. A few times over, it takes longer (0.3 ms and
+#: more) than launching an op's kernels, so the host does not lag behind and launches do not count.
 _FLUSH_BYTES = 256 * 2**20
+_FLUSHES = 4
 _MOST_WARM_UPS = 12
 
 
@@ -93,7 +94,8 @@ class Timer:
         if self._flush is None:
             return self._cpu_sample(call, index)
         start, end = cuda_events()
-        self._flush.zero_()
+        for _ in range(_FLUSHES):
+            self._flush.zero_()
         start.record()
         call(index)
         end.record()

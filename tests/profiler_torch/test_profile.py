@@ -93,10 +93,15 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
     finished = journals[0].read_bytes().count(b"\n")
     assert finished >= 40
     first = yaml.safe_load(journals[0].read_bytes().splitlines()[0])
-    again = sarathi_sim(*profile(tmp_path, "--budget", "0"))
+    # With borrowed collectives, so that this is tested as well.
+    shipped = ROOT / "data" / "profiles" / "a6000" / "llama-13b"
+    again = sarathi_sim(*profile(tmp_path, "--budget", "0", "--collectives", str(shipped)))
     assert again.returncode == 0, again.stderr
     assert f"resuming, {finished} points are finished already" in again.stderr
-    linear = load_bundle(bundle_path(tmp_path, "cpu", "tiny-llama-40m", 1)).linear
+    bundle = load_bundle(bundle_path(tmp_path, "cpu", "tiny-llama-40m", 1))
+    assert bundle.send_recv.equals(load_bundle(shipped / "tp1").send_recv)
+    assert "those of a6000/llama-13b/tp1 (modelled)" in bundle.meta.notes
+    linear = bundle.linear
     kept = linear[(linear["op"] == first["op"]) & (linear["num_tokens"] == first["key"][0])]
     assert kept["time_us"].item() == pytest.approx(first["time_us"], rel=1e-5)
 
