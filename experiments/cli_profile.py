@@ -42,7 +42,7 @@ def profile(
     model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
     tp: Annotated[
         list[int] | None,
-        typer.Option(help="Tensor-parallel degrees, as in --tp 1 --tp 2.  [default: 1]"),
+        typer.Option(help="Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"),
     ] = None,
     device: Annotated[Device, typer.Option(help="The GPU, or the CPU.")] = Device.CUDA,
     dtype: Annotated[

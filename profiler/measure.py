@@ -5,12 +5,20 @@ Needs torch only when :func:`profile` runs.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 from profiler.collectives import read_inter_node
 from profiler.journal import Journal
-from profiler.measured import Facts, borrow_collectives, measured_bundle, skipped, write_device
+from profiler.measured import (
+    Facts,
+    borrow_collectives,
+    collectives_source,
+    measured_bundle,
+    skipped,
+    write_device,
+)
 from profiler.plan import Settings
 from profiler.profile_error import ProfileError
 from profiler.schema import bundle_path, write_bundle
@@ -68,7 +76,8 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             inter_node,
         )  # fmt: skip
         if settings.collectives:
-            bundle = borrow_collectives(bundle, settings.collectives)
+            source = collectives_source(settings.collectives, tp)
+            bundle = borrow_collectives(bundle, source)
         write_bundle(bundle, path)
         journal.remove()
         written.append(path)
@@ -91,11 +100,18 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
 
 
 def _check(settings: Settings, per_node: int) -> None:
+    name = settings.device_name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ProfileError(
+            f"--device-name {name!r}: it names a folder, so letters, digits, _ . and - are allowed"
+        )
     for tp in settings.tps:
         try:
             settings.model.check_tp(tp)
         except ValueError as error:
             raise ProfileError(str(error)) from None
+        if settings.collectives:
+            collectives_source(settings.collectives, tp)  # now, not after an hour of measuring
         if settings.device == "cuda" and tp > max(1, per_node) and not settings.collectives:
             raise ProfileError(
                 f"--tp {tp}: the all-reduce needs {tp} GPUs on this node, which has {per_node}; "

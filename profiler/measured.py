@@ -61,18 +61,22 @@ def measured_bundle(
     )
 
 
-def borrow_collectives(bundle: Bundle, folder: Path) -> Bundle:
-    """``bundle`` with ``all_reduce`` and ``send_recv`` of another one of the same tp.
+def collectives_source(folder: Path, tp: int) -> Bundle:
+    """The bundle to take the collectives of ``tp`` ranks from.
 
     ``folder`` is that bundle's, or the one above with its ``tp<k>``. Raises ProfileError for a
     bundle of another degree, BundleError for one that cannot be used.
     """
-    tp = bundle.meta.tp
     other = folder / f"tp{tp}" if (folder / f"tp{tp}").is_dir() else folder
     source = load_bundle(other)
     if source.meta.tp != tp:
         raise ProfileError(f"{other}: its all-reduce is over {source.meta.tp} ranks, not {tp}")
-    meta = source.meta
+    return source
+
+
+def borrow_collectives(bundle: Bundle, source: Bundle) -> Bundle:
+    """``bundle`` with ``all_reduce`` and ``send_recv`` of another one, named in its notes."""
+    meta, tp = source.meta, source.meta.tp
     origin = f"all_reduce and send_recv are those of {meta.device}/{meta.model}/tp{tp}"
     notes = f"{bundle.meta.notes}; {origin} ({meta.source})"
     return dataclasses.replace(

@@ -111,6 +111,11 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
     [
         (("--dtype", "fp16"), "no fast fp16 kernels"),
         (("--tp", "3"), "tp 3 does not divide"),
+        (("--device-name", "a/b"), "it names a folder"),
+        (
+            ("--collectives", "data/profiles/a6000/llama-13b/tp1", "--tp", "2"),
+            "over 1 ranks, not 2",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
