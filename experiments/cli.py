@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from experiments.cli_base import Commands, check_writable, consoles, print_notes, report_written
+from experiments.cli_bundles import add_profile_commands
 from experiments.cli_data import add_data_commands
-from experiments.cli_profiles import add_profile_commands
+from experiments.cli_profile import add_profile_command
 
 if TYPE_CHECKING:
     from experiments.slices import Window
@@ -217,6 +218,7 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 add_data_commands(app)
+add_profile_command(app)
 add_profile_commands(app)
 
 

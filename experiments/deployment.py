@@ -17,7 +17,7 @@ from policies.scheduler import Scheduler
 from profiler.device import DeviceSpec, load_device
 from profiler.model import ModelSpec, load_model
 from profiler.paths import data_dir
-from profiler.schema import BundleError, find_bundle, load_bundle
+from profiler.schema import BundleError, bundle_path, find_bundle, load_bundle
 from profiler.strict import SpecError
 from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
 from simulator.predictor import BundlePredictor
@@ -103,8 +103,11 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
     layers = _stage_layers(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
+    size = _dtype_bytes(scenario, model, device)
     try:
-        kv_capacity = kv_capacity_tokens(model, device, cluster.tp, layers, cluster.usable_memory)
+        kv_capacity = kv_capacity_tokens(
+            model, device, cluster.tp, layers, cluster.usable_memory, size
+        )
         batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
     except CapacityError as error:
         raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
@@ -199,13 +202,28 @@ def _check_batch(
         )
 
 
+def _profiles(scenario: Scenario) -> Path:
+    return Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
+
+
+def _dtype_bytes(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> int:
+    """Bytes a number takes in the profiled dtype; fp16's where there is no profile to ask.
+
+    That there is none is said later, once the memory was found to suffice.
+    """
+    path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
+    try:
+        return _load(path)[0].dtype_bytes if path.is_dir() else 2
+    except BundleError:
+        return 2
+
+
 def _op_times(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> tuple[OpTimes, int]:
     """The op times, and the longest context among them."""
-    root = Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
     try:
-        path = find_bundle(root, device.name, model.name, scenario.cluster.tp)
+        path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
         ops, longest = _load(path)
     except BundleError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None

@@ -19,10 +19,10 @@ class BundlePredictor:
     """Times a :class:`~policies.batch.Batch` from a bundle's regressions.
 
     One layer of a batch with M token rows takes the linear ops (fused over chunks and decodes) and
-    ``others`` of M tokens, two all-reduces of M * hidden * 2 bytes (TP > 1), the attention of each
+    ``others`` of M tokens, two all-reduces of M * hidden numbers (TP > 1), the attention of each
     chunk, and one attention of all decodes. The first stage adds the embedding of M tokens, the
-    last the LM head for the rows that yield a token. To the next stage goes M * hidden * 2 / TP
-    bytes per rank (each rank sends its slice).
+    last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP
+    numbers per rank (each rank sends its slice).
 
     ``max_tokens`` is the most token rows tabulated beforehand (more are tabulated when met),
     ``max_length`` the longest context, ``max_batch`` the most decodes.
@@ -99,7 +99,7 @@ class BundlePredictor:
         ops = self.ops
         tokens = np.arange(1, max_tokens + 1)
         layer = sum((op(tokens) for op in ops.linear.values()), np.zeros(max_tokens))
-        activation_bytes = tokens * ops.model.hidden_size * 2
+        activation_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
         if ops.all_reduce is not None:
             layer += 2 * ops.all_reduce(activation_bytes)
         send = np.zeros(max_tokens)

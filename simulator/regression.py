@@ -100,11 +100,13 @@ class OpTimes:
 
     ``linear[op](tokens)``, ``embedding(tokens)``, ``lm_head(rows)``, ``prefill(chunk, context)``,
     ``decode(batch, mean_context)``, ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
+    ``dtype_bytes`` is what a number takes in the dtype that was timed.
     """
 
     def __init__(self, bundle: Bundle) -> None:
         self.tp = bundle.meta.tp
         self.model = bundle.meta.model_spec
+        self.dtype_bytes = 4 if bundle.meta.dtype == "float32" else 2
         by_op = {
             str(op): PiecewiseLinear(rows["num_tokens"], rows["time_us"] * 1e-6)
             for op, rows in bundle.linear.groupby("op")

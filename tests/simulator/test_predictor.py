@@ -89,6 +89,15 @@ def predictor(bundle: Bundle, **options: object) -> BundlePredictor:
     return BundlePredictor(OpTimes(bundle), **(settings | options))  # type: ignore[arg-type]
 
 
+def test_a_number_takes_what_the_profiled_dtype_takes() -> None:
+    half = simple_bundle()
+    full = dataclasses.replace(half, meta=dataclasses.replace(half.meta, dtype="float32"))
+    sends = [predictor(bundle)(batch(decodes=4, context=400))[3] for bundle in (half, full)]
+    num_bytes = 4 * GPT3.hidden_size * 2 / 2
+    assert sends[0] == pytest.approx(20e-6 + num_bytes * 1e-10, abs=QUANTUM_S)
+    assert sends[1] == pytest.approx(20e-6 + 2 * num_bytes * 1e-10, abs=QUANTUM_S)
+
+
 def test_a_mixed_batch_by_hand() -> None:
     """100 prompt tokens after 256 cached ones, and 4 decodes with 300 tokens of context each."""
     predict = predictor(simple_bundle())

@@ -1,0 +1,137 @@
+"""Measure op times on this machine and write them as profile bundles; resumes where it was killed.
+
+Needs torch only when :func:`profile` runs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+from profiler.collectives import read_inter_node
+from profiler.journal import Journal
+from profiler.measured import (
+    Facts,
+    borrow_collectives,
+    collectives_source,
+    measured_bundle,
+    skipped,
+    write_device,
+)
+from profiler.plan import Settings
+from profiler.profile_error import ProfileError
+from profiler.schema import bundle_path, write_bundle
+from profiler.session import Progress, Say, Session
+
+
+def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
+    """Profile every TP degree; returns the bundle folders and the device file, as written.
+
+    ``say`` gets lines for the user, ``progress`` what is done, how much, and of how much (seconds).
+    Raises ProfileError for a device, dtype or degree that cannot be measured here.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ProfileError(
+            "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
+        ) from None
+    from profiler import environment as machine
+    from profiler.timing import Timer, no_garbage_collection
+
+    device, dtype = machine.open_device(settings.device, settings.dtype, settings.threads)
+    per_node = machine.devices_on_node(settings.device, settings.threads)
+    _check(settings, per_node)
+    inter_node = read_inter_node(settings.inter_node) if settings.inter_node else {}
+    name = settings.device_name or machine.default_device_name(settings.device)
+    timer = Timer(device, settings.repeats)
+    known = machine.facts(settings.device, settings.threads) | machine.gpu_state("before")
+    written, left_s = [], settings.budget_s
+    for done, tp in enumerate(settings.tps):
+        share = max(0.0, left_s) / (len(settings.tps) - done)
+        from profiler.shard_ops import ShardOps
+
+        path = bundle_path(settings.out, name, settings.model.name, tp)
+        journal = Journal(path.with_name(f".{path.name}.work"), _identity(settings, tp, known))
+        budget = 0.9 * machine.memory_bytes(settings.device)[1]
+        try:
+            ops = ShardOps(settings.model, tp, device, dtype, settings.limits, timer, budget)
+        except ValueError as error:
+            raise ProfileError(str(error)) from None
+        run = Session(settings, tp, journal, ops, say, progress, share)
+        with no_garbage_collection():
+            run.announce(budget)
+            grids = run.measure()
+        left_s -= run.spent_s
+        ranks = max(2, tp)
+        if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
+            run.collectives(ranks)
+        elif settings.collectives is None:
+            say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
+        more: Facts = {"attention": ops.attention.name, "attention_fallback": ops.no_xformers}
+        more |= machine.gpu_state("after") | run.facts(grids)
+        bundle = measured_bundle(
+            journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
+            inter_node,
+        )  # fmt: skip
+        if settings.collectives:
+            source = collectives_source(settings.collectives, tp)
+            bundle = borrow_collectives(bundle, source)
+        write_bundle(bundle, path)
+        journal.remove()
+        written.append(path)
+        del run, ops  # their memory is the next degree's
+        machine.release()
+    total, free = machine.memory_bytes(settings.device)
+    shared = per_node if settings.device == "cpu" else 1
+    written.append(
+        write_device(
+            settings.out,
+            name,
+            total // shared,
+            machine.copy_bandwidth(device, timer, free),
+            machine.num_sms(settings.device, settings.threads),
+            per_node,
+            str(known.get("gpu", known["processor"])),
+        )
+    )
+    return written
+
+
+def _check(settings: Settings, per_node: int) -> None:
+    name = settings.device_name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ProfileError(
+            f"--device-name {name!r}: it names a folder, so letters, digits, _ . and - are allowed"
+        )
+    for tp in settings.tps:
+        try:
+            settings.model.check_tp(tp)
+        except ValueError as error:
+            raise ProfileError(str(error)) from None
+        if settings.collectives:
+            collectives_source(settings.collectives, tp)  # now, not after an hour of measuring
+        if settings.device == "cuda" and tp > max(1, per_node) and not settings.collectives:
+            raise ProfileError(
+                f"--tp {tp}: the all-reduce needs {tp} GPUs on this node, which has {per_node}; "
+                f"--collectives DIR takes it from a bundle of tp {tp}"
+            )
+
+
+def _identity(settings: Settings, tp: int, known: Facts) -> dict[str, object]:
+    """Everything that a point's time depends on; the grid's limits and the budget are not."""
+    return {
+        "model": asdict(settings.model),
+        "tp": tp,
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "repeats": settings.repeats,
+        "environment": {key: known[key] for key in known if not key.endswith("_before")},
+    }
+
+
+def _notes(journal: Journal) -> str:
+    lines = skipped(journal)
+    text = "measured on one shard with random weights; send_recv inter_node only where given"
+    return f"{text}; {len(lines)} points skipped: {'; '.join(lines[:8])}" if lines else text

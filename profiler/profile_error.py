@@ -1,0 +1,7 @@
+"""What can go wrong when a device is profiled."""
+
+from __future__ import annotations
+
+
+class ProfileError(ValueError):
+    """A device or setting that cannot be profiled; the message says why and what to do."""

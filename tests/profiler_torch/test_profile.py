@@ -1,0 +1,167 @@
+"""profile -> load_bundle -> run, on the CPU, with a budget of nothing; and its refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from profiler.collectives import message_sizes, read_inter_node, time_collectives
+from profiler.device import load_device
+from profiler.profile_error import ProfileError
+from profiler.schema import bundle_path, load_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ("--max-tokens", "64", "--max-context", "96", "--max-batch", "4", "--repeats", "1")
+CONFIG = {
+    "name": "tiny",
+    "model": "tiny-llama-40m",
+    "device": "a6000",
+    "workload": {"requests": 20, "lengths": {"kind": "fixed", "total": 64}, "pd_ratio": 3},
+    "cluster": {"max_length": 64, "tp": 2, "pp": 1},
+    "batching": {"max_batch": 4},
+    "policy": {"name": "sarathi", "chunk_size": 32, "tile": 32},
+    "scenarios": {"sarathi": {}},
+}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "experiments", *arguments]
+
+
+def sarathi_sim(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    call = command(*arguments)
+    if before:
+        code = f"{before}\nimport sys, runpy\nsys.argv = ['sarathi-sim', *sys.argv[1:]]\n"
+        call = [sys.executable, "-c", f"{code}runpy.run_module('experiments')", *arguments]
+    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def profile(out: Path, *more: str) -> tuple[str, ...]:
+    base = ("profile", "--model", "tiny-llama-40m", "--device", "cpu", "--out", str(out), *TINY)
+    return (*base, *more)
+
+
+def test_profile_then_run(tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    done = sarathi_sim(*profile(profiles, "--budget", "2", "--tp", "1", "2"))
+    assert done.returncode == 0, done.stderr
+    assert "coarse points take about" in done.stderr
+    assert "adaptive points" in done.stderr
+    for tp in (1, 2):
+        bundle = load_bundle(bundle_path(profiles, "cpu", "tiny-llama-40m", tp))
+        assert bundle.meta.source == "measured"
+        assert bundle.meta.dtype == "float32"
+        assert bundle.meta.environment["attention"] == "torch SDPA, mask"
+        assert bundle.meta.environment["threads"] == 1
+        assert (len(bundle.all_reduce) > 0) == (tp > 1)
+        assert set(bundle.send_recv["scope"]) == {"intra_node"}
+        assert not list(profiles.glob("*/*/.tp*"))
+    device = load_device(profiles / "cpu.yaml")
+    assert device.peak_flops > 1e9
+    assert device.memory_bandwidth > 1e8
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(CONFIG))
+    run = sarathi_sim(
+        "run", str(config), "--set", f"device={profiles / 'cpu.yaml'}",
+        "--set", f"profiles={profiles}", "--no-figures", "--out", str(tmp_path / "result"),
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "makespan" in run.stdout
+
+
+def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Path) -> None:
+    killed = subprocess.Popen(
+        command(*profile(tmp_path, "--budget", "0")),
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    journals: list[Path] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and killed.poll() is None:
+        journals = list(tmp_path.glob("cpu/*/.tp1.work/*.jsonl"))
+        if journals and journals[0].read_bytes().count(b"\n") >= 40:
+            break
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    finished = journals[0].read_bytes().count(b"\n")
+    assert finished >= 40
+    first = yaml.safe_load(journals[0].read_bytes().splitlines()[0])
+    # With borrowed collectives, so that this is tested as well.
+    shipped = ROOT / "data" / "profiles" / "a6000" / "llama-13b"
+    again = sarathi_sim(*profile(tmp_path, "--budget", "0", "--collectives", str(shipped)))
+    assert again.returncode == 0, again.stderr
+    assert f"resuming, {finished} points are finished already" in again.stderr
+    bundle = load_bundle(bundle_path(tmp_path, "cpu", "tiny-llama-40m", 1))
+    assert bundle.send_recv.equals(load_bundle(shipped / "tp1").send_recv)
+    assert "those of a6000/llama-13b/tp1 (modelled)" in bundle.meta.notes
+    linear = bundle.linear
+    kept = linear[(linear["op"] == first["op"]) & (linear["num_tokens"] == first["key"][0])]
+    assert kept["time_us"].item() == pytest.approx(first["time_us"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--dtype", "fp16"), "no fast fp16 kernels"),
+        (("--tp", "3"), "tp 3 does not divide"),
+        (("--device-name", "a/b"), "it names a folder"),
+        (
+            ("--collectives", "data/profiles/a6000/llama-13b/tp1", "--tp", "2"),
+            "over 1 ranks, not 2",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], text: str
+) -> None:
+    done = sarathi_sim(*profile(tmp_path, *arguments))
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_cuda_without_cuda(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = sarathi_sim("profile", "--model", "tiny-llama-40m", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "sees no CUDA device" in done.stderr
+
+
+def test_without_torch_it_says_how_to_get_it(tmp_path: Path) -> None:
+    done = sarathi_sim(*profile(tmp_path), before="import sys; sys.modules['torch'] = None")
+    assert done.returncode == 2
+    assert "pip install 'sarathi-sim[profiler]'" in done.stderr
+
+
+def test_collectives_that_hang_or_fail_leave_nobody_behind(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"rank . of 2 ended with code"):
+        list(time_collectives(2, "gloo", "no_such_dtype", [1024], []))
+    began = time.monotonic()
+    with pytest.raises(ProfileError, match=r"gave no time for 0\.3 s"):
+        list(time_collectives(2, "gloo", "float32", [], [1024], timeout_s=0.3))
+    assert time.monotonic() - began < 20
+
+
+def test_message_sizes_without_torch() -> None:
+    sizes = message_sizes(3000)
+    assert sizes == [1024, 1536, 2048, 3072]
+    assert all(size % 4 == 0 for size in message_sizes(2**30))
+
+
+def test_inter_node_times_without_torch(tmp_path: Path) -> None:
+    path = tmp_path / "inter_node.jsonl"
+    path.write_text('{"op": "send_recv", "num_bytes": 1024, "time_us": 12.5}\n')
+    assert read_inter_node(path) == {1024: 12.5}
+    path.write_text('{"op": "send_recv"}\n')
+    with pytest.raises(ProfileError, match="row 1 is not a line"):
+        read_inter_node(path)
