@@ -46,7 +46,7 @@ def _at(mark: Any, text: str) -> str:
 def parse_yaml(text: str, where: str) -> Any:
     """The value in a piece of YAML. Raises ConfigError, naming ``where`` and the line."""
     try:
-        return yaml.load(text, Loader=_Reader)  # noqa: S506 - a subclass of the safe loader
+        return _Reader(text).get_single_data()
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     except yaml.MarkedYAMLError as error:

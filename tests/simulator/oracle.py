@@ -72,6 +72,16 @@ class System:
             "free_pool": self.free_pool,
         }
 
+    def _switches(self) -> dict[str, Any]:
+        return {
+            "lazy": self.lazy,
+            "blocking_send": self.blocking_send,
+            "turnaround_s": self.turnaround_s,
+            "router": self.router,
+            "jitter": self.jitter,
+            "seed": 7,
+        }
+
     def schedulers(self) -> list[Scheduler]:
         policy = POLICIES[self.policy]
         return [Scheduler(policy, **self._common()) for _ in range(self.replicas)]
@@ -82,12 +92,7 @@ class System:
             extra.pop("schedulers", None) or self.schedulers(),
             predict,
             self.layers,
-            lazy=self.lazy,
-            blocking_send=self.blocking_send,
-            turnaround_s=self.turnaround_s,
-            router=self.router,
-            jitter=self.jitter,
-            seed=7,
+            **self._switches(),
             **extra,
         )
 
@@ -98,12 +103,7 @@ class System:
             predict,
             self.layers,
             replicas=self.replicas,
-            lazy=self.lazy,
-            blocking_send=self.blocking_send,
-            turnaround_s=self.turnaround_s,
-            router=self.router,
-            jitter=self.jitter,
-            seed=7,
+            **self._switches(),
             **self._common(),
         )
 
