@@ -1,4 +1,4 @@
-"""The commands about profile bundles from elsewhere: import, profile-check, profile-diff."""
+"""The commands about profile bundles: import, profile-check, profile-diff, fit."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def add_profile_commands(app: typer.Typer) -> None:
     app.command("import")(import_profile)
     app.command("profile-check")(profile_check)
     app.command("profile-diff")(profile_diff)
+    app.command("fit")(fit)
 
 
 def import_profile(
@@ -133,3 +134,36 @@ def profile_diff(
 
 def _print(table: Table) -> None:
     consoles()[0].print(table, markup=False, highlight=False)
+
+
+def fit(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")],
+) -> None:
+    """Say how far the regressions of a bundle are off on points they did not see.
+
+    Percent of the bundle's times: inside the range, at the edges of tiles, and beyond the range
+    (fitted up to a quarter of it), beside what a random forest and a polynomial would make of the
+    same points. Never training error.
+
+    \b
+    Examples:
+      sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
+      sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8
+    """
+    from rich.table import Table
+
+    from profiler.schema import load_bundle
+    from simulator.held_out import held_out_errors
+
+    stdout, stderr = consoles()
+    bundle = load_bundle(path)
+    with stderr.status("fitting"):
+        errors = held_out_errors(bundle)
+    table = Table(title=f"{path}: error on held-out points, percent", title_justify="left")
+    headings = ("op", "where", "points", "median", "p95", "worst")
+    for heading in (*headings, "forest: median", "p95", "polynomial: median", "p95"):
+        left = heading in ("op", "where")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for op, where, points, *percent in errors.itertuples(index=False):
+        table.add_row(op, where, str(points), *(f"{value:.1f}" for value in percent))
+    stdout.print(table)

@@ -114,10 +114,10 @@ class OpTimes:
         self.linear = {op: by_op[op] for op in LAYER_OPS}
         self.embedding = by_op["embedding"]
         self.lm_head = by_op["lm_head"]
-        self.prefill = _surface(
-            bundle.attn_prefill, "chunk_tokens", "context_tokens", _prefill_terms
+        self.prefill = prefill_surface(
+            *_columns(bundle.attn_prefill, "chunk_tokens", "context_tokens")
         )
-        self.decode = _surface(bundle.attn_decode, "batch_size", "context_tokens", _decode_terms)
+        self.decode = decode_surface(*_columns(bundle.attn_decode, "batch_size", "context_tokens"))
         self.all_reduce = (
             PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
             if self.tp > 1
@@ -129,8 +129,16 @@ class OpTimes:
         }
 
 
-def _surface(
-    table: pd.DataFrame, a: str, b: str, terms: Callable[[Floats, Floats], Floats]
-) -> PhysicalSurface:
-    columns = [table[name].to_numpy(np.float64) for name in (a, b, "time_us")]
-    return PhysicalSurface(columns[0], columns[1], columns[2] * 1e-6, terms, _log_place)
+def prefill_surface(chunk: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
+    """Attention of one chunk, by its tokens and the tokens cached before it."""
+    return PhysicalSurface(chunk, context, time_s, _prefill_terms, _log_place)
+
+
+def decode_surface(batch: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
+    """Attention of a batch of decodes, by their number and mean context."""
+    return PhysicalSurface(batch, context, time_s, _decode_terms, _log_place)
+
+
+def _columns(table: pd.DataFrame, a: str, b: str) -> tuple[Floats, Floats, Floats]:
+    first, second, time_us = (table[name].to_numpy(np.float64) for name in (a, b, "time_us"))
+    return first, second, time_us * 1e-6
