@@ -91,6 +91,23 @@ def test_jitter_does_not_depend_on_how_it_is_drawn() -> None:
         Jitter(-1, 2, seed)
 
 
+def test_every_replica_has_its_own_jitter() -> None:
+    """Twice the same requests on two replicas: alike without jitter, not with it."""
+    requests = [Request(i, 0.0, 20, 10, 20) for i in range(8)]
+    for jitter in (0.0, 0.2):
+        system = System(replicas=2, jitter=jitter, requests=requests)
+        one, other = (log.iterations["finish_s"].tolist() for log in system.fast().replicas)
+        assert (one == other) == (jitter == 0.0)
+        assert [one, other] == [[m.returned_s for m in r.micros] for r in system.textbook()]
+
+
+def test_a_rejected_request_is_no_load() -> None:
+    """60 tokens that can never fit do not keep the next request from the first replica."""
+    requests = [Request(0, 0.0, 50, 2, 60), Request(1, 1.0, 4, 2, 9)]
+    records = serve(requests, replicas=2, router="least_tokens")
+    assert records.replica.tolist() == [-1, 0]
+
+
 def test_a_policy_that_stops_planning_is_an_error() -> None:
     class Idle:
         holds_finished = False
@@ -127,9 +144,14 @@ def test_quanta() -> None:
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("in_flight", [1, 2, 7])
+@pytest.mark.parametrize("rate", [None, 30.0, 60.0])
+@pytest.mark.parametrize(("layers", "in_flight"), [((2,), 2), ((2,), 4), ((2, 2), 1), ((2, 2), 7)])
 def test_few_dispatches_per_iteration(
-    monkeypatch: pytest.MonkeyPatch, lazy: bool, in_flight: int
+    monkeypatch: pytest.MonkeyPatch,
+    lazy: bool,
+    layers: tuple[int, ...],
+    in_flight: int,
+    rate: float | None,
 ) -> None:
     """A wake-up that multiplied would change no result, only the time a run takes."""
     dispatches = 0
@@ -142,7 +164,7 @@ def test_few_dispatches_per_iteration(
 
     monkeypatch.setattr(Replica, "_dispatch", counted)
     system = System(
-        layers=(2, 2), max_in_flight=in_flight, lazy=lazy, requests=make_requests(200, rate=30.0)
+        layers=layers, max_in_flight=in_flight, lazy=lazy, requests=make_requests(200, rate=rate)
     )
     records = system.fast()
     # One when a batch returns, one when stage 0 is free, and some for arrivals.
