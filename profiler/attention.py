@@ -135,6 +135,10 @@ class XformersAttention:
             q_seqlen=[1] * batch, kv_padding=stride, kv_seqlen=[context + 1] * batch
         )
 
+    def gappy_mask(self) -> Any:
+        """The bias class for sequences that lie anywhere in one long cache."""
+        return self._fmha.attn_bias.BlockDiagonalCausalWithOffsetGappyKeysMask
+
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
         """One sequence; see :class:`Attention`."""
         return self._attend(q, keys, values, bias)
