@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from policies.batch import Batch
 from policies.request import Request, Sequence
+from profiler.profile_error import ProfileError
 
 Words = npt.NDArray[np.int32]
 
 
-class EngineError(Exception):
+class EngineError(ProfileError):
     """The engine cannot start or go on; the message says why."""
 
 
