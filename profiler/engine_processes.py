@@ -34,7 +34,7 @@ class StageLog:
 
     ``arrived``: the input was there (or was taken up, if that was later); ``start`` and ``finish``
     of the work, sending on included; ``cpu`` the thread's CPU time of it. ``ops`` has a last axis of
-    ``stage.TIMED_OPS`` and all layers.
+    ``work.TIMED_OPS``, all layers, and the LM head.
     """
 
     arrived: Floats

@@ -19,18 +19,8 @@ from profiler.layer import ShardLayer
 from profiler.model import ModelSpec
 from profiler.ragged import RaggedDecode
 from profiler.weights import RandomWeights
-from profiler.work import Work
+from profiler.work import TIMED_OPS, Work
 
-#: What a stage times within its layers, summed over them; the rest of a layer is ``others``.
-TIMED_OPS = (
-    "preproj",
-    "attn_prefill",
-    "attn_decode",
-    "postproj",
-    "ffn_ln1",
-    "ffn_ln2",
-    "all_reduce",
-)
 _EPSILON = 1e-5
 
 
@@ -61,8 +51,8 @@ class StageShape:
 class Stage:
     """Executes works. ``reduce`` sums a tensor over the stage's TP ranks, in place.
 
-    ``seconds`` are the host's times of the last work's :data:`TIMED_OPS` and of its layers in all
-    (on a GPU: what launching took).
+    ``seconds`` are the host's times of the last work's :data:`TIMED_OPS`, of its layers in all, and
+    of the LM head (on a GPU: what launching took).
     """
 
     def __init__(
@@ -105,8 +95,11 @@ class Stage:
         began = time.perf_counter()
         self._spent = dict.fromkeys(TIMED_OPS, 0.0)
         x = self._layers(work, x, positions)
-        self.seconds = [*self._spent.values(), time.perf_counter() - began]
-        return self._logits(work, x) if self.shape.is_last else x
+        layered = time.perf_counter()
+        out = self._logits(work, x) if self.shape.is_last else x
+        ended = time.perf_counter()
+        self.seconds = [*self._spent.values(), layered - began, ended - layered]
+        return out
 
     def poison(self, slot: int, value: float = 1e4) -> None:
         """Overwrite a slot's K and V: whoever reads what it did not write gives itself away."""

@@ -17,6 +17,17 @@ from profiler.profile_error import ProfileError
 
 Words = npt.NDArray[np.int32]
 
+#: What a stage times within its layers, summed over them; the rest of a layer is ``others``.
+TIMED_OPS = (
+    "preproj",
+    "attn_prefill",
+    "attn_decode",
+    "postproj",
+    "ffn_ln1",
+    "ffn_ln2",
+    "all_reduce",
+)
+
 
 class EngineError(ProfileError):
     """The engine cannot start or go on; the message says why."""
