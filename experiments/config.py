@@ -232,9 +232,18 @@ class Ratio(Strict):
     label: Text | None = None
 
 
+class Validation(Strict):
+    """What ``sarathi-sim validate`` does with the scenarios: how often it runs each, and how long
+    the calibration runs around each are."""
+
+    repeats: Annotated[int, Field(ge=1, le=100)] = 5
+    calibration_requests: Annotated[int, Field(ge=1, le=10_000)] = 10
+
+
 class Header(Strict):
     """The keys of a file beside those of its scenarios."""
 
     name: Name
     description: Annotated[str, StringConstraints(max_length=20_000)] = ""
     compare: dict[Name, Ratio] = {}
+    validation: Validation = Validation()

@@ -19,7 +19,14 @@ from experiments.errors import ConfigError
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
 SUMMARY = "summary.json"
-_TOP_LEVEL = {"config.yaml", SUMMARY, "figures"}
+VALIDATION = "validation.json"
+VALIDATION_FORMAT = "sarathi-sim validation 1"
+_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, "figures"}
+_KINDS = {
+    FORMAT: "that of a run",
+    FIGURES_FORMAT: "figures of several runs",
+    VALIDATION_FORMAT: "that of a validation",
+}
 
 
 @contextmanager
@@ -67,11 +74,10 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> None:
         return
     summary = _summary(out)
     if summary.get("format") != kind:
-        other = "that of a run" if summary.get("format") == FORMAT else "figures of several runs"
-        known = summary.get("format") in (FORMAT, FIGURES_FORMAT)
+        other = _KINDS.get(str(summary.get("format")))
         problem = (
             f"exists and is a result of another kind ({other})"
-            if known
+            if other
             else f"exists and is not an earlier result (it has no {SUMMARY} of ours)"
         )
         raise ConfigError(f"--out {out}: {problem}, so it is not replaced: name another folder")
@@ -87,8 +93,9 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> None:
 
 def _summary(folder: Path) -> dict[str, Any]:
     """The folder's summary; empty where there is none."""
+    name = VALIDATION if (folder / VALIDATION).is_file() else SUMMARY
     try:
-        content = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
