@@ -41,7 +41,9 @@ def validate(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds without a sign of life that end the run.")
     ] = 30.0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print neither progress nor table.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table.")
+    ] = False,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
 ) -> None:
     """Run a real torch engine and the simulator on the same workloads, and compare; needs torch.
@@ -72,9 +74,8 @@ def validate(
         COMPARABLE,
         evaluate_all,
         report,
-        table,
-        verdict,
     )
+    from experiments.validation_table import table, verdict
     from profiler.profile_error import ProfileError
 
     stdout, stderr = consoles()

@@ -101,7 +101,9 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     if cluster.replicas != 1:
         raise source.error("cluster.replicas", cluster.replicas, "must be 1: one engine is run")
     if cluster.pp > model.num_layers:
-        raise source.error("cluster.pp", cluster.pp, f"must be at most {model.num_layers}, the layers")
+        raise source.error(
+            "cluster.pp", cluster.pp, f"must be at most {model.num_layers}, the layers"
+        )
     if batching.formation != "lazy":
         problem = "must be lazy: the engine forms a batch when its first stage is free"
         raise source.error("batching.formation", batching.formation, problem)

@@ -62,7 +62,7 @@ class Experiment:
     scenarios: dict[str, Scenario]
     compare: dict[str, Ratio]
     sources: dict[str, Source]
-    validation: Validation = Validation()
+    validation: Validation
 
 
 def shipped_configs() -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.driver import Decision, Served, signature
-from profiler.engine_processes import EngineRun, StageLog
+from profiler.engine_processes import EngineRun
 from simulator.lockstep import Formed, Recorded, play_back
 from simulator.quantum import quantize
 from simulator.records import ITERATION_COLUMNS, Floats, Records, ReplicaLog
@@ -150,7 +150,9 @@ def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) 
     )
     formed, records = play_back(requests, scheduler, recorded)
     parity = compare(decisions, formed)
-    late = np.flatnonzero(records.replicas[0].iterations["ready_s"] != quantize(clock)[: len(formed)])
+    late = np.flatnonzero(
+        records.replicas[0].iterations["ready_s"] != quantize(clock)[: len(formed)]
+    )
     if parity.identical and late.size:
         parity = replace(parity, difference=f"batch {late[0]}: not formed when the engine did")
     return parity

@@ -83,7 +83,7 @@ def run_sessions(
     progress("runs of the engine", 0, total)
     sessions = []
     for spec, group in zip(specs, layouts, strict=True):
-        say(f"pp {spec.pp}, tp {spec.tp}: {spec.ranks} processes, {spec.bytes_needed() / 1e9:.2f} GB")
+        say(f"pp {spec.pp}, tp {spec.tp}: {spec.ranks} processes")
         with EngineProcesses(spec, timeout_s) as engine:
             sessions.append(_session(engine, group, repeats, calibration_requests, step))
         say(f"pp {spec.pp}, tp {spec.tp}: done after {sessions[-1].seconds:.0f} s")

@@ -41,7 +41,7 @@ PREDICTIONS = ("calibrated", "grid")
 
 @dataclass(frozen=True)
 class Whole:
-    """A run in totals: seconds, tokens a second, and bubbles (communication and turn-around are)."""
+    """A run in totals. Bubbles are those of the ledger, communication and turn-around included."""
 
     makespan_s: float
     tokens_per_s: float
@@ -57,8 +57,7 @@ class Whole:
         analysis = Analysis(records)
         table = analysis.requests
         stages = [
-            sum(float(row[f"{name}_s"]) for name in WAITS)
-            for _, row in analysis.ledger.iterrows()
+            sum(float(row[f"{name}_s"]) for name in WAITS) for _, row in analysis.ledger.iterrows()
         ]
         tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
         makespan = records.end_s - float(records.arrival_s.min())
@@ -117,9 +116,7 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
     run, requests = served.run, cell.requests()
     around = Links.of([calibration for calibration, _ in served.calibration])
     grid = _joined(repeat.grids)
-    bundle = in_situ_bundle(
-        session.spec, 2 * session.works, grid, around.send_s, "in-situ"
-    )
+    bundle = in_situ_bundle(session.spec, 2 * session.works, grid, around.send_s, "in-situ")
     alone = Prediction(cell, bundle_predictor(cell, OpTimes(bundle)), around)
     predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
     decisions = run.served.decisions

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.gantt import stage_timeline
 from experiments.slices import Window
@@ -41,6 +42,10 @@ def iterations_figure(outcomes: Mapping[str, Outcome], prediction: str) -> Figur
             axes.plot(ends, [factor * end for end in ends], ":", color=GREY, linewidth=1.2)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
         axes.set_title(name)
         axes.set_xlabel("measured (ms)")
         axes.set_ylabel("predicted (ms)")

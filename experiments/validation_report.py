@@ -1,4 +1,4 @@
-"""What a validation says: the JSON report, its table, and which targets were met."""
+"""What a validation says, as the content of ``validation.json``, and which targets were met."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from experiments.engine_cells import Cell
 from experiments.loading import Experiment
@@ -47,7 +46,9 @@ Outcomes = dict[str, list[Outcome]]
 """Of each cell, repeat by repeat."""
 
 
-def evaluate_all(sessions: Sequence[Session], progress: Callable[[str, int, int], None]) -> Outcomes:
+def evaluate_all(
+    sessions: Sequence[Session], progress: Callable[[str, int, int], None]
+) -> Outcomes:
     """Every offline cell in every repeat."""
     jobs = [
         (session, repeat, cell)
@@ -148,10 +149,10 @@ def _cell(cell: Cell, all_repeats: list[Outcome], kept: list[int]) -> dict[str, 
         },
         "wall_per_cpu": [o.wall_per_cpu for o in all_repeats],
         "preempted": [o.preempted for o in all_repeats],
-        "replay": _over(some, lambda o: _errors(o.replayed, o.measured)),
+        "replay": _over([_errors(o.replayed, o.measured) for o in some]),
     }
     for prediction in PREDICTIONS:
-        entry[prediction] = _over(some, lambda o, p=prediction: _prediction(o, p)) | {
+        entry[prediction] = _over([_prediction(outcome, prediction) for outcome in some]) | {
             "by_kind": errors_by_kind(some[len(some) // 2], prediction),
             "repeats": [_prediction(outcome, prediction) for outcome in all_repeats],
         }
@@ -188,11 +189,8 @@ def _errors(simulated: Whole, measured: Whole) -> dict[str, float]:
     return found
 
 
-def _over(
-    outcomes: list[Outcome], numbers: Callable[[Outcome], Mapping[str, float]]
-) -> dict[str, Any]:
+def _over(rows: list[dict[str, float]]) -> dict[str, Any]:
     """Median and range of each number."""
-    rows = [numbers(outcome) for outcome in outcomes]
     return {key: _range([row[key] for row in rows]) for key in rows[0]}
 
 
@@ -217,27 +215,25 @@ def _ratios(
         above, below = ratio.over
         if above not in outcomes or below not in outcomes:
             continue
-        field = _FIELDS[ratio.metric]
         both = [n for n in accepted[above] if n in accepted[below]]
         both = both or list(range(len(outcomes[above])))
-
-        def values(
-            pick: Callable[[Outcome], Whole], over: list[int] = both,
-            a: str = above, b: str = below, f: str = field,
-        ) -> list[float]:  # fmt: skip
-            return [
-                getattr(pick(outcomes[a][n]), f) / getattr(pick(outcomes[b][n]), f) for n in over
-            ]
-
-        measured = values(lambda o: o.measured)
+        pairs = [(outcomes[above][n], outcomes[below][n]) for n in both]
+        field = _FIELDS[ratio.metric]
+        measured = [_ratio(field, one.measured, other.measured) for one, other in pairs]
         entry: dict[str, Any] = {"of": [above, below], "metric": ratio.metric}
         entry["measured"] = _range(measured)
         for prediction in PREDICTIONS:
-            entry[prediction] = _range(values(lambda o, p=prediction: o.whole[p]))
+            entry[prediction] = _range(
+                [_ratio(field, o.whole[prediction], p.whole[prediction]) for o, p in pairs]
+            )
         entry["error"] = entry["calibrated"]["median"] / entry["measured"]["median"] - 1
         entry["measured_spread"] = _spread(measured)
         found[name] = entry
     return found
+
+
+def _ratio(field: str, above: Whole, below: Whole) -> float:
+    return float(getattr(above, field) / getattr(below, field))
 
 
 _FIELDS = {"makespan_s": "makespan_s", "bubble_s.mean": "bubble_per_request_s"}
@@ -264,70 +260,3 @@ def _targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, ratio in result["ratios"].items():
         judge("ratio", name, RATIO_TARGET, ratio["error"])
     return rows
-
-
-def table(result: Mapping[str, Any]) -> Table:
-    """The cells side by side; medians over the accepted repeats, with their range."""
-    shown = Table(title=result["name"], title_justify="left", title_style="bold")
-    shown.add_column("", overflow="fold")
-    for name in result["cells"]:
-        shown.add_column(name, justify="right", overflow="fold")
-    for label, keys in _ROWS.items():
-        cells = [_cell_text(cell, keys) for cell in result["cells"].values()]
-        shown.add_row(label, *cells)
-    for name, ratio in result["ratios"].items():
-        shown.add_row(
-            f"ratio {name}: measured / simulated",
-            f"{ratio['measured']['median']:.2f} / {ratio['calibrated']['median']:.2f}",
-        )
-    return shown
-
-
-_ROWS = {
-    "scheduling: batches identical": ("parity",),
-    "prediction: iteration error, median": ("iteration_error_median",),
-    "prediction: iteration error, p90": ("iteration_error_p90",),
-    "the same from the grid alone, median": ("grid", "iteration_error_median"),
-    "noise floor, repeat against repeat": ("noise_floor",),
-    "whole: makespan error": ("makespan_error",),
-    "whole: throughput error": ("throughput_error",),
-    "whole: total bubble error": ("bubble_error",),
-    "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
-    "replay of measured times: makespan error": ("replay", "makespan_error"),
-    "spread of the measured makespan": ("makespan_spread",),
-}
-
-
-def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
-    node: Any = cell
-    for key in keys:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    if node is None:
-        return "-"
-    if isinstance(node, Mapping):
-        if node["median"] is None:
-            return "-"
-        return f"{node['median']:+.1%} ({node['min']:+.1%} to {node['max']:+.1%})"
-    return f"{node:.0%}" if keys == ("parity",) else f"{node:.1%}"
-
-
-def verdict(result: Mapping[str, Any]) -> list[str]:
-    """What may be claimed, in sentences."""
-    lines = []
-    for layout, entry in result["repeats"].items():
-        for rejected in entry["rejected"]:
-            lines.append(f"{layout}: repeat {rejected['repeat']} rejected: {rejected['why']}")
-    missed = [row for row in result["targets"] if row["met"] is False]
-    for row in missed:
-        lines.append(
-            f"missed: {row['what']} of {row['cell']} is {row['value']:+.1%}, "
-            f"and was to be within {row['limit']:.0%}"
-        )
-    if not result["quiet"]:
-        lines.append(
-            f"the machine was not quiet: fewer than {FEWEST_REPEATS} repeats were accepted, so "
-            "nothing is claimed of predicted times"
-        )
-    elif not missed:
-        lines.append("all targets met")
-    return lines

@@ -33,6 +33,7 @@ def time_collectives(
     0 to rank 1. Raises ProfileError where a rank fails, or where nothing comes for ``timeout_s``;
     no process is left behind either way.
     """
+
     def arguments(folder: Path) -> list[str]:
         listed = ["--backend", backend, "--dtype", dtype, "--store", str(folder / "store")]
         listed += ["--world", str(ranks), "--repeats", str(repeats), "--timeout", str(timeout_s)]

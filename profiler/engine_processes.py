@@ -1,7 +1,7 @@
 """An engine of several processes: starts the ranks, gives them jobs, reads what they did.
 
-torch-free; the ranks are :mod:`profiler.engine_rank`. All times of a run are seconds since it began,
-by the node's one monotonic clock.
+torch-free; the ranks are :mod:`profiler.engine_main`. All times of a run are seconds since it
+began, by the node's one monotonic clock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class StageLog:
     """What rank 0 of each stage measured, shape (micro-batches, stages), in seconds.
 
     ``arrived``: the input was there (or was taken up, if that was later); ``start`` and ``finish``
-    of the work, sending on included; ``cpu`` the thread's CPU time of it. ``ops`` has a last axis of
-    ``work.TIMED_OPS``, all layers, and the LM head.
+    of the work, sending on included; ``cpu`` the thread's CPU time of it. ``ops`` has a last axis
+    of ``work.TIMED_OPS``, all layers, and the LM head.
     """
 
     arrived: Floats
@@ -60,9 +60,7 @@ class EngineProcesses:
     def __init__(self, spec: EngineSpec, timeout_s: float = 20.0) -> None:
         self.spec = spec
         self._timeout_s = timeout_s
-        self._processes = RankProcesses(
-            "profiler.engine_rank", self._arguments, spec.ranks, "gloo"
-        )
+        self._processes = RankProcesses("profiler.engine_main", self._arguments, spec.ranks, "gloo")
         self._number = 0
 
     def _arguments(self, folder: Path) -> Sequence[str]:
@@ -134,18 +132,14 @@ class EngineProcesses:
         result = self._do({"kind": "play", "works": works}, progress)
         return self._stages(result["began"])
 
-    def _do(
-        self, job: dict[str, Any], progress: Callable[[int], object] | None
-    ) -> dict[str, Any]:
+    def _do(self, job: dict[str, Any], progress: Callable[[int], object] | None) -> dict[str, Any]:
         self._number += 1
         self._processes.send(job | {"number": self._number})
         self._expect("done", self._timeout_s, progress)
         result: dict[str, Any] = json.loads(self._file("json").read_text(encoding="utf-8"))
         return result
 
-    def _expect(
-        self, key: str, timeout_s: float, progress: Callable[[int], object] | None
-    ) -> None:
+    def _expect(self, key: str, timeout_s: float, progress: Callable[[int], object] | None) -> None:
         while True:
             line = self._processes.line("the engine", timeout_s)
             if not line:

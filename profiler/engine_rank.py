@@ -1,6 +1,5 @@
-"""One rank of an engine: ``python -m profiler.engine_rank``. Imports torch.
+"""One rank of an engine: a shard, its links to the others, its log. Imports torch.
 
-:mod:`profiler.engine_processes` starts one such process for each stage and tensor-parallel rank.
 Rank 0 holds the scheduler: it takes jobs from standard input (a line of JSON each), forms
 micro-batches and runs the first stage. They go down the pipeline over torch.distributed; the last
 stage sends the tokens back to rank 0 over a local socket, which can be polled. Every rank writes
@@ -9,15 +8,11 @@ when each micro-batch arrived, started and finished on it, by the one monotonic 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
-import queue
 import struct
-import sys
 import time
-from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -28,44 +23,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from policies.catalogue import build
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.driver import Returned, Served, serve
+from profiler.driver import Returned
 from profiler.engine import greedy
-from profiler.engine_spec import EngineSpec, read_spec
+from profiler.engine_spec import EngineSpec
 from profiler.links import Format, Inbox, Outbox
-from profiler.rank_processes import end_with_parent
 from profiler.stage import Stage
-from profiler.work import EngineError, SlotBook, Words, Work
+from profiler.work import Words, Work
 
-_WORK, _FLUSH, _STOP = 0, 1, 2
-_HEAD = struct.Struct("<idi")
+WORK, FLUSH, STOP = 0, 1, 2
+"""What a message is: a work, the end of a run (with its number), the end."""
 
-
-def main() -> None:
-    """Join the others, then work until told to stop."""
-    parser = argparse.ArgumentParser(prog="python -m profiler.engine_rank")
-    parser.add_argument("--spec", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    options = parser.parse_args()
-    spec = read_spec(options.spec)
-    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    end_with_parent(jobs.put)
-    if spec.realtime:  # before any thread is started, so that all have it
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
-    try:
-        rank = Rank(spec, options.rank, options.spec.parent)
-        if options.rank == 0:
-            Head(rank, jobs).run()
-        else:
-            rank.run()
-    except EngineError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.stderr.flush()
-        os._exit(2)
-    sys.stdout.flush()
-    os._exit(0)  # destroying a group can hang where a peer is gone already
+RESULT = struct.Struct("<idi")
 
 
 class Rank:
@@ -138,7 +106,7 @@ class Rank:
             message = self.inbox.receive()
             arrived = time.perf_counter()
             words = self.form.words(message)
-            if words[0] == _WORK:
+            if words[0] == WORK:
                 work = Work.decode(words[1:])
                 x = None if self.stage_number == 0 else self.form.rows(message, work.num_tokens)
                 self.execute(words, work, x, arrived)
@@ -146,7 +114,7 @@ class Rank:
             if self.next is not None:
                 self.next.send(words)
                 self.next.flush()
-            if words[0] == _STOP:
+            if words[0] == STOP:
                 return
             self.write_log(int(words[1]))
 
@@ -163,7 +131,7 @@ class Rank:
         else:
             tokens, margin = self._sample(out)
             finish = time.perf_counter()
-            self._give_back(Returned(work.index, tokens, margin))
+            self.give_back(Returned(work.index, tokens, margin))
         busy = time.thread_time() - cpu
         self.rows.append([work.index, arrived, began, finish, busy, *self.stage.seconds])
 
@@ -187,10 +155,11 @@ class Rank:
         chosen = torch.cat(all_ids, dim=1).gather(1, top.indices[:, :1])[:, 0]
         return chosen.tolist(), float((top.values[:, 0] - top.values[:, 1]).min())
 
-    def _give_back(self, result: Returned) -> None:
+    def give_back(self, result: Returned) -> None:
+        """Send a result to rank 0."""
         if self.back is not None:
             tokens = np.array(result.tokens, np.int32).tobytes()
-            self.back.send_bytes(_HEAD.pack(result.index, result.margin, len(tokens)) + tokens)
+            self.back.send_bytes(RESULT.pack(result.index, result.margin, len(tokens)) + tokens)
 
     def write_log(self, number: int) -> None:
         """Write what this rank did since the last time, whole or not at all."""
@@ -201,107 +170,3 @@ class Rank:
         self.rows = []
         gc.collect()
         gc.disable()
-
-
-class Head(Rank):
-    """Rank 0: takes jobs, schedules, and runs the first stage."""
-
-    def __init__(self, rank: Rank, jobs: queue.SimpleQueue[bytes]) -> None:
-        self.__dict__.update(rank.__dict__)
-        self._jobs = jobs
-        self._said = 0.0
-        self._own: list[Returned] = []
-
-    def run(self) -> None:
-        """Say that all is ready, and do the jobs."""
-        _say({"ready": True})
-        while True:
-            job = json.loads(self._jobs.get())
-            if job["kind"] == "stop":
-                self._command(_STOP)
-                return
-            result = self._play(job) if job["kind"] == "play" else asdict(self._serve(job))
-            number = int(job["number"])
-            self._command(_FLUSH, number)
-            self.write_log(number)
-            path = self.folder / f"run{number}.json"
-            scratch = path.with_suffix(".part")
-            scratch.write_text(json.dumps(result), encoding="utf-8")
-            scratch.replace(path)
-            _say({"done": number})
-
-    def _serve(self, job: dict[str, Any]) -> Served:
-        requests = [Request(*row) for row in job["requests"]]
-        scheduler = Scheduler(build(**job["policy"]), **job["scheduler"])
-        spec = self.spec
-        book = SlotBook(requests, spec.slots, spec.model.vocab_size, spec.seed)
-        return serve(requests, scheduler, self, book, progress=self._progress)
-
-    def _play(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Synthetic works in a stream: ``[chunks, decodes]`` each, with made-up tokens."""
-        rng = np.random.default_rng(0)
-        began = time.perf_counter()
-        in_flight = 0
-        for index, (chunks, decodes) in enumerate(job["works"]):
-            rows = sum(chunk[1] for chunk in chunks) + len(decodes)
-            tokens = rng.integers(self.spec.model.vocab_size, size=rows).astype(np.int32)
-            work = Work(index, tuple(map(tuple, chunks)), tuple(map(tuple, decodes)), tokens)
-            while in_flight >= self.spec.pp:
-                in_flight -= self.returned(None) is not None
-            self.submit(work)
-            in_flight += 1
-            self._progress(index)
-        while in_flight:
-            in_flight -= self.returned(None) is not None
-        return {"began": began}
-
-    def _progress(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self._said > 0.5:  # also the sign of life that the parent waits for
-            self._said = now
-            _say({"progress": done})
-
-    def _command(self, *words: int) -> None:
-        message = np.array(words, np.int32)
-        for outbox in [*self.peers, *([self.next] if self.next is not None else [])]:
-            outbox.send(message)
-            outbox.flush()
-
-    # What makes it an Executor -------------------------------------------------------------------
-
-    def submit(self, work: Work) -> None:
-        """Run the first stage on a work, and send it on its way."""
-        if work.num_tokens > self.spec.max_tokens:
-            raise EngineError(
-                f"a micro-batch of {work.num_tokens} tokens does not fit: the engine was started "
-                f"with room for {self.spec.max_tokens}"
-            )
-        words = np.concatenate([np.array([_WORK], np.int32), work.encode()])
-        for outbox in self.peers:
-            outbox.send(words)
-        self.execute(words, work, None, time.perf_counter())
-
-    def _give_back(self, result: Returned) -> None:
-        self._own.append(result)
-
-    def returned(self, until: float | None = 0.0) -> Returned | None:
-        """See :class:`profiler.driver.Executor`."""
-        if self.next is None:
-            return self._own.pop(0) if self._own else None
-        assert self.back is not None
-        left = None if until is None else max(0.0, until - time.perf_counter())
-        if not self.back.poll(left):
-            return None
-        message = self.back.recv_bytes()
-        index, margin, size = _HEAD.unpack_from(message)
-        tokens = np.frombuffer(message, np.int32, size // 4, _HEAD.size)
-        return Returned(index, tokens.tolist(), margin)
-
-
-def _say(entry: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(entry) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""What an engine of several ranks is: model, degrees, room. torch-free but for its dtypes' names."""
+"""What an engine of several ranks is: model, degrees, room. torch-free."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class EngineSpec:
     """An engine on CPUs: ``pp`` stages of ``tp`` ranks, a process each.
 
-    ``layers`` are those of each stage. Each rank holds ``slots`` sequences of ``max_length`` tokens;
-    a micro-batch has at most ``max_tokens`` rows. ``realtime`` asks for SCHED_FIFO.
+    ``layers`` are those of each stage. A rank holds ``slots`` sequences of ``max_length`` tokens; a
+    micro-batch has at most ``max_tokens`` rows. ``realtime`` asks for SCHED_FIFO.
     """
 
     model: ModelSpec

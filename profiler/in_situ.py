@@ -30,13 +30,13 @@ def grid_works(max_batch: int, chunks: list[int], whole: list[int], longest: int
     """
     works: list[GridWork] = []
     for batch in range(1, max_batch + 1):
-        for context in (longest // 8, longest // 2, longest - 1):
-            works.append(([], [(slot, context) for slot in range(batch)]))
+        contexts = (longest // 8, longest // 2, longest - 1)
+        works += [([], [(slot, context) for slot in range(batch)]) for context in contexts]
     for tokens in sorted({*chunks, *whole}):
-        contexts = [0]
+        before = [0]
         if tokens in chunks:
-            contexts += [c for c in (longest // 4, longest // 2) if c + tokens <= longest]
-        works += [([(0, tokens, context, 1)], []) for context in contexts]
+            before += [c for c in (longest // 4, longest // 2) if c + tokens <= longest]
+        works += [([(0, tokens, context, 1)], []) for context in before]
     return works
 
 
@@ -130,4 +130,4 @@ def _table(keys: list[int], seconds: Floats, column: str, op: str | None = None)
 
 def _medians(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """One row a key, sorted: the median of its repeats."""
-    return frame.groupby(keys, as_index=False)["time_us"].median()
+    return frame.groupby(keys)[["time_us"]].median().reset_index()

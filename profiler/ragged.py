@@ -17,7 +17,7 @@ from torch import Tensor
 from profiler.attention import Attention, KVCache, XformersAttention
 
 #: A sequence joins a call if it is at least this share as long as the longest one in it: at most a
-#: fifth of what is read is padding, where one call for all would read a quarter too much on average.
+#: fifth of what is read is padding.
 _ALIKE = 0.8
 
 
@@ -46,9 +46,7 @@ class Ragged:
 class RaggedDecode:
     """Decode attention over caches of ``slots`` times ``stride`` tokens."""
 
-    def __init__(
-        self, attention: Attention, slots: int, stride: int, device: torch.device
-    ) -> None:
+    def __init__(self, attention: Attention, slots: int, stride: int, device: torch.device) -> None:
         self._xformers = attention if isinstance(attention, XformersAttention) else None
         self._end = slots * stride
         self._stride = stride

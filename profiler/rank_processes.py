@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -81,10 +82,8 @@ class RankProcesses:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    try:
+                    with suppress(BrokenPipeError):  # something was still to be written
                         stream.close()
-                    except BrokenPipeError:  # something was still to be written
-                        pass
         self._scratch.cleanup()
 
     def send(self, message: object) -> None:

@@ -82,13 +82,16 @@ class Stage:
             self._norm = drawn.final_norm()
         self.seconds: list[float] = []
 
-    @torch.inference_mode()
     def run(self, work: Work, x: Tensor | None = None) -> Tensor:
         """Activations (tokens, hidden) to hand on; on the last stage logits of the yielding rows.
 
         ``x`` comes from the previous stage, and is left out on the first. Logits are (outputs,
         this rank's part of the vocabulary).
         """
+        with torch.inference_mode():
+            return self._run(work, x)
+
+    def _run(self, work: Work, x: Tensor | None) -> Tensor:
         positions = self._positions_of(work)
         if x is None:
             x = self._embed(work, positions)

@@ -37,7 +37,7 @@ class EngineError(ProfileError):
 class Work:
     """One micro-batch to execute; its rows are the chunks' tokens, then one for each decode.
 
-    ``chunks``   ``(slot, tokens, context, yields)``: ``yields`` is 1 where the chunk ends its prompt
+    ``chunks``   ``(slot, tokens, context, yields)``: ``yields`` is 1 where it ends its prompt
     ``decodes``  ``(slot, context)``: the new token is written after ``context`` cached ones
     ``tokens``   the token id of every row, int32
     """
@@ -70,7 +70,12 @@ class Work:
         middle, end = 3 + 4 * chunks, 3 + 4 * chunks + 2 * decodes
         of_chunks = words[3:middle].reshape(chunks, 4).tolist()
         of_decodes = words[middle:end].reshape(decodes, 2).tolist()
-        return Work(index, tuple(map(tuple, of_chunks)), tuple(map(tuple, of_decodes)), words[end:])
+        return Work(
+            index,
+            tuple((slot, count, context, ends) for slot, count, context, ends in of_chunks),
+            tuple((slot, context) for slot, context in of_decodes),
+            words[end:],
+        )
 
 
 def prompt_tokens(request: Request, vocab_size: int, seed: int) -> list[int]:

@@ -113,7 +113,7 @@ class _Playback(Replica):
 
 
 class _Durations(Jitter):
-    """Recorded durations where a replica asks for factors; the last ones again when they run out."""
+    """Recorded durations in place of factors; the last ones again when they run out."""
 
     def __init__(self, durations: Floats) -> None:
         self._rows = durations.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -169,7 +170,7 @@ def shard_logits(model: ModelSpec, tp: int, cuts: tuple[int, ...]) -> torch.Tens
     work = chunk(tokens, 0, 20)
     edges = (0, *cuts, model.num_layers)
     x = None
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         shards = [
             Stage(StageShape(model, first, last, tp, rank, 1, MAX_LENGTH), CPU, torch.float32)
             for rank in range(tp)

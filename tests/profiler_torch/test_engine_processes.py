@@ -96,7 +96,9 @@ def test_lockstep_forms_the_same_batches(engine: EngineProcesses, rate: float | 
 
 
 def _check_books(outputs: dict[int, list[int]], load: list[Request]) -> None:
-    assert {i: len(tokens) for i, tokens in outputs.items()} == {r.id: r.output_tokens for r in load}
+    assert {i: len(tokens) for i, tokens in outputs.items()} == {
+        r.id: r.output_tokens for r in load
+    }
 
 
 def _check_metrics(measured: Analysis, load: list[Request]) -> None:
@@ -169,7 +171,10 @@ def alive(pids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "complaint"),
-    [(signal.SIGKILL, "rank 1 of 2 was ended by SIGKILL"), (signal.SIGSTOP, "no sign of life for 3 s")],
+    [
+        (signal.SIGKILL, "rank 1 of 2 was ended by SIGKILL"),
+        (signal.SIGSTOP, "no sign of life for 3 s"),
+    ],
 )
 def test_a_rank_that_dies_or_hangs_ends_the_run(number: int, complaint: str) -> None:
     began = 0.0
