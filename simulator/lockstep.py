@@ -9,7 +9,7 @@ measurement is what the recurrence does not model (*replay*).
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simpy
@@ -20,8 +20,9 @@ from policies.scheduler import Scheduler
 from simulator.jitter import Jitter
 from simulator.moment import ARRIVAL, Moment
 from simulator.quantum import quantize
-from simulator.records import Floats, Records
+from simulator.records import Floats, Records, ReplicaLog
 from simulator.replica import Replica
+from simulator.timeline import StageTimes
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,17 @@ class _Playback(Replica):
 
     def __init__(self, env: simpy.Environment, scheduler: Scheduler, recorded: Recorded) -> None:
         # One layer of a second a stage, so that "jitter factors" are durations in seconds.
-        super().__init__(
-            env, scheduler, lambda _: (1.0, 0.0, 0.0, 0.0), (1,) * recorded.num_stages, lazy=True
-        )
+        super().__init__(env, scheduler, self._times, (1,) * recorded.num_stages, lazy=True)
         self._plain = False
         self._recorded = recorded
         self.jitter = _Durations(recorded.service)
         self.formed: list[Formed] = []
+        self._sends: Floats = np.zeros(0)
+        self._passed: list[tuple[list[float], list[float]]] = []
+
+    def _times(self, _: Batch) -> tuple[float, float, float, float]:
+        """What the log says of the links is their mean: it has one number for all."""
+        return 1.0, 0.0, 0.0, float(self._sends.mean()) if len(self._sends) else 0.0
 
     def _dispatch(self, now: float) -> None:
         clock = self._recorded.clock
@@ -104,12 +109,22 @@ class _Playback(Replica):
         durations = self.jitter.factors()
         self._stage_rows.append(durations)
         arrival = finish = now
+        starts, finishes = [], []
         for stage, duration in enumerate(durations):
-            finish = max(arrival, self._free[stage]) + duration
+            starts.append(max(arrival, self._free[stage]))
+            finish = starts[-1] + duration
             self._free[stage] = finish
+            finishes.append(finish)
             if stage < len(self._sends):
                 arrival = finish + float(self._sends[stage])
+        self._passed.append((starts, finishes))
         return finish
+
+    def log(self) -> ReplicaLog:
+        """With the times as they were: the log's one number a link does not reproduce them."""
+        times = np.array(self._passed).reshape(-1, 2, len(self.layers))
+        finish = times[:, 1]
+        return replace(super().log(), measured=StageTimes(times[:, 0], finish, finish))
 
 
 class _Durations(Jitter):
