@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.config import SarathiPolicy, Scenario
+from experiments.config import Scenario
 from experiments.errors import ConfigError
 from experiments.loading import Experiment, Source
 from experiments.requests import build_requests
@@ -146,9 +146,8 @@ def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     chunks: set[int] = set()
     for cell in cells:
-        policy = cell.scenario.policy
-        if isinstance(policy, SarathiPolicy):
-            size = policy.chunk_size
+        size: int | None = getattr(cell.scenario.policy, "chunk_size", None)
+        if size is not None:
             chunks |= {max(1, size // 4), max(1, size // 2), max(1, size - batch), size}
     whole = [16, 32, *range(64, prompt, 64), prompt]
     return grid_works(batch, sorted(c for c in chunks if c <= prompt), whole, longest)

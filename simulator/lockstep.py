@@ -69,7 +69,7 @@ class _Playback(Replica):
         self._sends: Floats = np.zeros(0)
         self._passed: list[tuple[list[float], list[float]]] = []
 
-    def _times(self, _: Batch) -> tuple[float, float, float, float]:
+    def _times(self, batch: Batch) -> tuple[float, float, float, float]:
         """What the log says of the links is their mean: it has one number for all."""
         return 1.0, 0.0, 0.0, float(self._sends.mean()) if len(self._sends) else 0.0
 

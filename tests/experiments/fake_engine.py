@@ -32,7 +32,7 @@ class FakeEngine:
     seen: list[Decision] = field(default_factory=list)
 
     def layer_s(self, tokens: int, decodes: int, context: int) -> float:
-        """One layer: linear ops 1 us a token, attention of decodes 1 us each and 0.1 us a KV token."""
+        """One layer: 1 us a token; decodes 1 us each and 0.1 us a KV token on top."""
         return 1e-4 + 1e-6 * tokens + 1e-6 * decodes + 1e-7 * context
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -68,7 +68,7 @@ class FakeEngine:
         return EngineRun(served, stages), records
 
     def play(self, works: Sequence[GridWork]) -> StageLog:
-        """The grid: all of a layer that is not attention is in preproj and others, half and half."""
+        """The grid: what is not attention is half in preproj and half in others."""
         layers = np.array(self.cell.layers, float)
         rows, begin = [], 0.0
         ops = np.zeros((len(works), len(layers), len(TIMED_OPS) + 2))

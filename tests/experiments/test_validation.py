@@ -56,9 +56,10 @@ def cell_of(experiment: Experiment, name: str = "orca") -> Cell:
 
 def numbers(whole: Whole) -> list[float]:
     """All of them in a row."""
-    return [
-        n for value in asdict(whole).values() for n in (value if isinstance(value, tuple) else [value])
-    ]
+    found: list[float] = []
+    for value in asdict(whole).values():
+        found += value if isinstance(value, tuple) else [value]
+    return found
 
 
 @pytest.mark.parametrize("name", ["orca", "sarathi", "online"])
