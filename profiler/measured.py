@@ -20,7 +20,7 @@ from profiler.model import LAYER_GEMMS, ModelSpec
 from profiler.plan import OPS, TILE
 from profiler.profile_error import ProfileError
 from profiler.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
-from profiler.tables import EDGE_OPS, LAYER_OPS, TABLES
+from profiler.tables import EDGE_OPS, LAYER_OPS, OVERHEADS, TABLES
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]
@@ -47,6 +47,7 @@ def measured_bundle(
         (*key, _rounded(timing.time_us or 0.0), round(100 * timing.spread, 3))
         for key, timing in measured(journal, "mixed").items()
     ]
+    overhead = [(OVERHEADS[int(index)], time) for index, time in _rows(journal, "overhead")]
     sends += [(size, "inter_node", _rounded(time)) for size, time in inter_node.items()]
     meta = BundleMeta(
         device=device_name,
@@ -66,6 +67,7 @@ def measured_bundle(
         linear=_frame("linear", linear),
         send_recv=_frame("send_recv", sends),
         mixed=_frame("mixed", mixed),
+        overhead=_frame("overhead", overhead),
         **tables,
     )
 

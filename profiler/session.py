@@ -12,6 +12,7 @@ from profiler.journal import Journal, Timing
 from profiler.measured import Facts, measured, skipped
 from profiler.plan import OPS, Settings, coarse_grid, make_grid
 from profiler.profile_error import ProfileError
+from profiler.tables import OVERHEADS
 
 if TYPE_CHECKING:
     from profiler.shard_ops import ShardOps
@@ -134,6 +135,18 @@ class Session:
                 grids[op].add(key, timing.time_us, timing.spread)
             self.progress(what, round(min(self.spent_s - before, room)), max(1, round(room)))
         self.progress(what, max(1, round(room)), max(1, round(room)))
+
+    def overhead(self) -> None:
+        """What launching a layer costs beside running it, and what that means for a simulation."""
+        from profiler.overhead import advice, time_overhead
+
+        if self.journal.get("overhead", (OVERHEADS.index("layer_launch"),)) is None:
+            for what, timing in time_overhead(self.ops).items():
+                self.journal.add("overhead", (OVERHEADS.index(what),), timing)
+        times = measured(self.journal, "overhead")
+        known = {OVERHEADS[index]: timing.time_us or 0.0 for (index,), timing in times.items()}
+        layers = self.settings.model.num_layers
+        self.say(f"tp {self.tp}: {advice(self.settings.device, layers, known)}")
 
     def collectives(self, ranks: int) -> None:
         """All-reduce over the TP degree, and send/recv between two ranks of this node."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulator.regression import OpTimes
 
 #: Weight of "there is no such effect" in units of measured points.
-_PRIOR = 0.2
+_PRIOR = 0.05
 _MICRO = 1e-6
 
 
