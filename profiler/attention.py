@@ -7,6 +7,7 @@ on CUDA where a trial call works; the reason for falling back is kept, for the b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -192,9 +193,21 @@ def choose_attention(
         )
         torch.cuda.synchronize()
     except Exception as error:  # a missing library, an operator that refuses the shape, ...
-        lines = str(error).strip().splitlines() or [""]
-        return fallback, f"xformers failed: {type(error).__name__}: {lines[0][:200]}"
+        return fallback, _refusal(error)
     return attention, ""
+
+
+def _refusal(error: Exception) -> str:
+    """One line: what failed, and the first of the reasons that xformers lists per operator."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = f"xformers failed: {type(error).__name__}: {lines[0][:200]}"
+    for before, line in pairwise(lines):
+        if before.endswith("because:"):
+            text += f" {before} {line[:200]}"
+            if "CUDA support" in line:
+                text += " (does its extension find the libcudart of its own CUDA version?)"
+            break
+    return text
 
 
 def prefill_step(
