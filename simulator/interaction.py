@@ -59,6 +59,8 @@ def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     one) and ``measured`` (with the whole-layer terms). Layers with the same number of tokens are
     held out together. ``ops`` are the bundle's.
     """
+    if bundle.mixed.empty:
+        return pd.DataFrame({"kind": [], "sum": [], "measured": []})
     layers = _Layers.of(ops, bundle.mixed)
     predicted = np.zeros(len(layers.time))
     for size in np.unique(layers.tokens):
@@ -160,6 +162,8 @@ def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     ``skew`` (fitted without the points of the same batch size). ``ops`` are the bundle's.
     """
     rows = bundle.attn_decode_skew
+    if rows.empty:
+        return pd.DataFrame({"mean": [], "longest": [], "skew": []})
     mean, longest, time = _skewed(ops.decode, rows)
     sizes, share = rows["batch_size"].to_numpy(), np.zeros(len(rows))
     for size in np.unique(sizes):

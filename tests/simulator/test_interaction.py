@@ -81,6 +81,8 @@ def test_without_the_tables_the_sum_and_the_mean_stand() -> None:
     ops = OpTimes(simple_bundle())
     assert ops.whole_layer == SUM
     assert ops.skew == 0.0
+    assert interaction_errors(simple_bundle(), ops).empty
+    assert skew_errors(simple_bundle(), ops).empty
 
 
 def test_held_out_errors_are_of_points_that_the_fit_did_not_see() -> None:
