@@ -142,6 +142,17 @@ def test_the_effective_context_is_found_and_used(share: float) -> None:
     assert predictor(bundle)(longer) == predictor(bundle)(equal)
 
 
+def test_a_skew_error_is_of_batches_that_the_fit_did_not_see() -> None:
+    """Batches of 8 pad, the others do not: what the others say of them is far off."""
+    rows = skewed(0.0)
+    odd = (rows["batch_size"] == 8).to_numpy()
+    rows.loc[odd, "time_us"] = skewed(1.0)["time_us"][odd]
+    bundle = replace(simple_bundle(), attn_decode_skew=rows)
+    errors = skew_errors(bundle, OpTimes(bundle))
+    assert errors["skew"][odd].to_numpy() == pytest.approx(errors["mean"][odd].to_numpy())
+    assert errors["longest"][odd].max() < 0.1
+
+
 def test_more_than_padding_is_not_believed() -> None:
     """An effective context beyond the longest one would leave the tables."""
     rows = skewed(1.0)
