@@ -131,7 +131,7 @@ def engine_spec(cells: Sequence[Cell], *, realtime: bool = False) -> EngineSpec:
         first.model,
         first.layers,
         first.scenario.cluster.tp,
-        slots=slots,
+        slots=slots + 1,  # the grid's chunk has one of its own
         max_length=longest,
         max_tokens=batch * longest,
         realtime=realtime,

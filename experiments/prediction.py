@@ -83,7 +83,14 @@ class Prediction:
         for decision in decisions:
             chunks = tuple((members[i], n, context) for i, n, context in decision.chunks)
             tokens = sum(n for _, n, _ in chunks)
-            batch = Batch(group, chunks, tokens, len(decision.decodes), decision.decode_context)
+            batch = Batch(
+                group,
+                chunks,
+                tokens,
+                len(decision.decodes),
+                decision.decode_context,
+                decision.longest_context,
+            )
             layer_s, first_s, last_s, _ = self(batch)
             row = [n * layer_s for n in self.cell.layers]
             row[0] += first_s

@@ -57,6 +57,7 @@ class Decision:
     chunks: list[list[int]]
     decodes: list[int]
     decode_context: int
+    longest_context: int
     padding: int
     returned_s: float = -1.0
 
@@ -69,6 +70,7 @@ class Decision:
             [[sequence.id, tokens, context] for sequence, tokens, context in batch.chunks],
             [sequence.id for sequence in batch.decodes],
             batch.decode_context,
+            batch.longest_context,
             batch.padding,
         )
 

@@ -7,11 +7,13 @@ and ``lm_head`` (the last), so that the parts add up to what the engine takes. t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date
 
 import numpy as np
 import pandas as pd
 
+from profiler.designed import skewed_contexts
 from profiler.engine_processes import Floats, StageLog
 from profiler.engine_spec import EngineSpec
 from profiler.schema import Bundle, BundleMeta
@@ -25,19 +27,37 @@ _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 def grid_works(max_batch: int, chunks: list[int], whole: list[int], longest: int) -> list[GridWork]:
     """Micro-batches that cover what a workload will do.
 
-    Decodes alone: every number up to ``max_batch``, at three contexts up to ``longest``. Chunks
-    alone: those of ``chunks`` with and without context, those of ``whole`` without.
+    Decodes alone: every number up to ``max_batch``, at three contexts up to ``longest``, and some
+    with unequal ones. Chunks alone: those of ``chunks`` with and without context, those of
+    ``whole`` without. Both: the largest of each with few and many decodes.
     """
-    works: list[GridWork] = []
-    for batch in range(1, max_batch + 1):
-        contexts = (longest // 8, longest // 2, longest - 1)
-        works += [([], [(slot, context) for slot in range(batch)]) for context in contexts]
+    mean = longest // 2
+    works: list[GridWork] = [
+        ([], _decodes([context] * batch))
+        for batch in range(1, max_batch + 1)
+        for context in (longest // 8, mean, longest - 1)
+    ]
+    works += [
+        ([], _decodes(skewed_contexts(batch, mean, most)))
+        for batch in (max_batch // 2, max_batch)
+        for most in (5 * mean // 4, 7 * mean // 4)
+        if most <= batch * mean
+    ]
     for tokens in sorted({*chunks, *whole}):
         before = [0]
         if tokens in chunks:
             before += [c for c in (longest // 4, longest // 2) if c + tokens <= longest]
         works += [([(0, tokens, context, 1)], []) for context in before]
-    return works
+    return works + [
+        ([(0, tokens, 0, 1)], _decodes([mean] * riders))
+        for tokens in sorted({max(chunks, default=1), max(whole, default=1)})
+        for riders in sorted({max_batch // 2, max_batch - 1} - {0})
+    ]
+
+
+def _decodes(contexts: list[int]) -> list[tuple[int, int]]:
+    """In slots of their own; slot 0 is the chunk's."""
+    return [(slot, context) for slot, context in enumerate(contexts, start=1)]
 
 
 def in_situ_bundle(
@@ -69,22 +89,7 @@ def in_situ_bundle(
         _table(rows, first, "num_tokens", "embedding"),
         _table(outputs, last, "num_tokens", "lm_head"),
     ]
-    chunked = [i for i, (chunks, _) in enumerate(works) if chunks]
-    decoding = [i for i, (chunks, _) in enumerate(works) if not chunks]
-    prefill = pd.DataFrame(
-        {
-            "chunk_tokens": [works[i][0][0][1] for i in chunked],
-            "context_tokens": [works[i][0][0][2] for i in chunked],
-            "time_us": _us(per_layer[chunked, TIMED_OPS.index("attn_prefill")]),
-        }
-    )
-    decode = pd.DataFrame(
-        {
-            "batch_size": [len(works[i][1]) for i in decoding],
-            "context_tokens": [works[i][1][0][1] for i in decoding],
-            "time_us": _us(per_layer[decoding, TIMED_OPS.index("attn_decode")]),
-        }
-    )
+    table = _Cases(works, per_layer)
     reduce = pd.DataFrame(columns=list(TABLES["all_reduce"].columns))
     if spec.tp > 1:
         size = 4 if spec.dtype == "float32" else 2
@@ -109,11 +114,74 @@ def in_situ_bundle(
     return Bundle(
         meta,
         pd.concat(linear, ignore_index=True),
-        _medians(prefill, ["chunk_tokens", "context_tokens"]),
-        _medians(decode, ["batch_size", "context_tokens"]),
+        table.prefill(),
+        table.decode(),
         reduce,
         send,
+        attn_decode_skew=table.skewed(),
+        mixed=table.mixed(),
     )
+
+
+class _Cases:
+    """The works by what they tell beside their linear ops, and the tables that follow."""
+
+    def __init__(self, works: list[GridWork], per_layer: Floats) -> None:
+        self._works = works
+        self._us = _us(per_layer)
+
+    def prefill(self) -> pd.DataFrame:
+        """Attention of chunks alone."""
+        rows = [
+            (chunks[0][1], chunks[0][2], self._us[i, TIMED_OPS.index("attn_prefill")])
+            for i, (chunks, decodes) in enumerate(self._works)
+            if chunks and not decodes
+        ]
+        return _frame(rows, "chunk_tokens", "context_tokens")
+
+    def decode(self) -> pd.DataFrame:
+        """Attention of decodes alone that have equal contexts."""
+        rows = [
+            (len(contexts), contexts[0], self._us[i, TIMED_OPS.index("attn_decode")])
+            for i, contexts in self._decodes_alone()
+            if len(set(contexts)) == 1
+        ]
+        return _frame(rows, "batch_size", "context_tokens")
+
+    def skewed(self) -> pd.DataFrame:
+        """Attention of decodes alone that have unequal contexts."""
+        rows = [
+            (
+                len(contexts),
+                round(sum(contexts) / len(contexts)),
+                max(contexts),
+                self._us[i, TIMED_OPS.index("attn_decode")],
+            )
+            for i, contexts in self._decodes_alone()
+            if len(set(contexts)) > 1
+        ]
+        return _frame(rows, "batch_size", "context_tokens", "max_context_tokens")
+
+    def mixed(self) -> pd.DataFrame:
+        """Whole layers of a chunk with decodes of equal contexts."""
+        rows = [
+            (chunks[0][1], chunks[0][2], len(decodes), decodes[0][1], self._us[i, _LAYERS])
+            for i, (chunks, decodes) in enumerate(self._works)
+            if chunks and decodes
+        ]
+        names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
+        return _frame(rows, *names).assign(spread_pct=0.0)
+
+    def _decodes_alone(self) -> list[tuple[int, list[int]]]:
+        return [
+            (i, [context for _, context in decodes])
+            for i, (chunks, decodes) in enumerate(self._works)
+            if not chunks
+        ]
+
+
+def _frame(rows: Sequence[tuple[float, ...]], *keys: str) -> pd.DataFrame:
+    return _medians(pd.DataFrame(rows, columns=[*keys, "time_us"]), list(keys))
 
 
 def _us(seconds: Floats) -> Floats:
