@@ -76,8 +76,10 @@ def test_a_measured_run_reads_like_the_simulated_one(experiment: Experiment, nam
     assert lockstep(run, requests, cell.scheduler()).identical
 
 
-def test_links_are_those_of_awaited_messages(experiment: Experiment) -> None:
-    cell = cell_of(experiment)
+def test_links_are_those_of_awaited_messages(tmp_path: Path) -> None:
+    """The last stage is three times as slow as the first, and most messages wait for it."""
+    uneven = {"max_length": 100, "pp": 2, "layers_per_stage": [2, 6]}
+    cell = cell_of(load(tmp_path, cluster=uneven))
     sends, turnaround = links(FakeEngine(cell).serve(cell.requests())[0])
     assert sends == pytest.approx([SEND_S])
     assert turnaround == pytest.approx(TURNAROUND_S)
@@ -94,6 +96,16 @@ def test_lockstep_sees_a_clock_that_is_off(experiment: Experiment) -> None:
     parity = lockstep(run, requests, cell.scheduler())
     assert parity.difference is not None
     assert parity.difference.startswith("batch 3: engine")
+
+
+def test_lockstep_knows_when_a_return_was_handled(experiment: Experiment) -> None:
+    """Had the results been handled later than the decisions say, these could not have been made."""
+    cell = cell_of(experiment)
+    requests = cell.requests()
+    run, _ = FakeEngine(cell).serve(requests)
+    for decision in run.served.decisions:
+        decision.returned_s += 0.01
+    assert not lockstep(run, requests, cell.scheduler()).identical
 
 
 def session(
