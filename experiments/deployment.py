@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -60,6 +60,7 @@ class Deployment:
             for _ in range(cluster.replicas)
         ]
 
+    @cached_property
     def predictor(self) -> BundlePredictor:
         """Times of this deployment's batches."""
         scenario = self.scenario
@@ -81,7 +82,7 @@ class Deployment:
         return simulate(
             self.requests,
             self.schedulers(),
-            self.predictor(),
+            self.predictor,
             self.layers,
             router=scenario.cluster.router,
             lazy=scenario.batching.formation == "lazy",

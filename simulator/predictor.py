@@ -6,12 +6,13 @@ import numpy as np
 
 from policies.batch import Batch
 from simulator.quantum import QUANTUM_S, ROUNDER, quantize
+from simulator.records import Floats
 from simulator.regression import OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
 """Attention rows hold a time every so many tokens of context, or coarser for very long ones."""
 
-CHUNK_BLOCK = 128
+CHUNK_BLOCK = 32
 """Chunk sizes whose rows are tabulated at a time."""
 
 
@@ -57,7 +58,8 @@ class BundlePredictor:
         self._chunk_rows: dict[int, list[float]] = {}
         sizes = np.arange(1, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
-        self._decode_rows = [[0.0] * len(grid), *ops.decode(sizes[:, None], grid).tolist()]
+        self._decode_table = np.vstack([np.zeros(len(grid)), ops.decode(sizes[:, None], grid)])
+        self._decode_rows: list[list[float]] = self._decode_table.tolist()
         head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
         self._head: list[float] = [0.0, *head.tolist()]
 
@@ -85,6 +87,13 @@ class BundlePredictor:
             low = int(place)
             layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
+
+    def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
+        """Seconds of decode attention of many batches at once, as :meth:`__call__` counts it."""
+        place = mean_context * self._per_step
+        low, row = place.astype(np.intp), decodes.astype(np.intp)
+        first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
+        return np.asarray(first + (second - first) * (place - low))
 
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""

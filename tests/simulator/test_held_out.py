@@ -22,7 +22,7 @@ def test_a_straight_line_is_known_between_and_beyond_its_points() -> None:
         columns=["op", "num_tokens", "time_us"],
     )
     errors = held_out_errors(dataclasses.replace(simple_bundle(), linear=linear))
-    ours = errors[errors["op"] == "preproj"].set_index("where")
+    ours = errors[errors["op"] == "others"].set_index("where")
     assert ours["worst"].max() < 1e-6
     assert ours.loc["between", "points"] == 198
     assert ours.loc["edges", "points"] == 24  # 128, 256 ... 3072; one above none is not sampled

@@ -1,0 +1,61 @@
+"""What each op took in the recorded iterations, recovered from the columns after the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.records import Floats, ReplicaLog
+from simulator.regression import OpTimes
+
+@dataclass(frozen=True)
+class OpUse:
+    """One op in the recorded iterations.
+
+    ``time_s`` is its part of the layer's (first stage's, last stage's, transfer's) time and
+    ``size`` what it is a function of: shape (iterations, 1 or 2), in the units of the bundle's
+    columns. Rows of iterations without the op hold time 0 and sizes without meaning.
+    """
+
+    time_s: Floats
+    size: Floats
+
+
+def breakdown(
+    log: ReplicaLog, ops: OpTimes, decode_s: Callable[[Floats, Floats], Floats]
+) -> dict[str, OpUse]:
+    """Every op's use, by name. The layer's ops add up to ``layer_s`` (``others`` once a layer).
+
+    Linear ops and all-reduces are known from the token rows, decode attention from the decodes and
+    their mean context; prefill attention is what remains, and its sizes are the *mean* chunk of a
+    batch and its mean context. ``decode_s(decodes, mean_context)`` is the predictor's table.
+    """
+    columns = log.iterations
+    decodes, chunks = columns["decodes"], columns["chunks"]
+    tokens = columns["prefill_tokens"] + decodes
+    used: dict[str, OpUse] = {}
+    for op, times in ops.linear.items():
+        used[op] = OpUse(_by_token(times, tokens), tokens[:, None])
+    num_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
+    if ops.all_reduce is not None:
+        used["all_reduce"] = OpUse(2 * _by_token(ops.all_reduce, num_bytes), num_bytes[:, None])
+    mean_context = columns["decode_context"] / np.maximum(decodes, 1)
+    attention = decode_s(decodes, mean_context)
+    used["attn_decode"] = OpUse(attention, np.stack([decodes, mean_context], axis=1))
+    rest = columns["layer_s"] - sum((use.time_s for use in used.values()), np.zeros(len(tokens)))
+    size = np.stack([columns["prefill_tokens"], columns["prefill_context"]], axis=1)
+    used["attn_prefill"] = OpUse(
+        np.where(chunks > 0, np.maximum(rest, 0), 0), size / np.maximum(chunks, 1)[:, None]
+    )
+    used["embedding"] = OpUse(columns["first_s"], tokens[:, None])
+    # The prompts that end in a batch are not recorded apart from the chunks.
+    used["lm_head"] = OpUse(columns["last_s"], (decodes + chunks)[:, None])
+    used["send_recv"] = OpUse(columns["send_s"], (num_bytes / ops.tp)[:, None])
+    return used
+
+
+def _by_token(times: Callable[[Floats], Floats], sizes: Floats) -> Floats:
+    distinct, which = np.unique(sizes, return_inverse=True)
+    return np.asarray(times(distinct)[which], np.float64)
