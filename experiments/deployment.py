@@ -43,6 +43,16 @@ class Deployment:
     ops: OpTimes
     notes: tuple[str, ...] = ()
 
+    @property
+    def scope(self) -> Literal["intra_node", "inter_node"]:
+        """Which link a pipeline's stages send over."""
+        return _scope(self.scenario, self.device)
+
+    @property
+    def bundle_name(self) -> str:
+        """Which bundle its op times come from."""
+        return f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
+
     def schedulers(self) -> list[Scheduler]:
         """One fresh scheduler per replica."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
@@ -71,7 +81,7 @@ class Deployment:
             max_tokens=_rows(scenario, self.requests),
             max_length=scenario.cluster.max_length,
             max_batch=scenario.batching.max_batch,
-            scope=_scope(scenario, self.device),
+            scope=self.scope,
             num_stages=cluster.pp,
             include_head=scenario.engine.lm_head,
         )

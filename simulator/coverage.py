@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.breakdown import OpUse
+from simulator.breakdown import OpUse, distinct_sizes
 from simulator.held_out import OpTable
 from simulator.hull import Hull
 from simulator.records import Floats
@@ -60,29 +60,35 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
             continue
         sizes = np.concatenate([use[op].size[rows] for use, rows in zip(uses, used, strict=True)])
         time = np.concatenate([use[op].time_s[rows] for use, rows in zip(uses, used, strict=True)])
-        distinct, which = np.unique(np.round(sizes), axis=0, return_inverse=True)
+        distinct, which = distinct_sizes(sizes)
         hull = Hull(tables[op].points)
         outside = hull.outside(distinct)
         if not outside.any():
             continue
-        counts, seconds = np.bincount(which.ravel()), np.bincount(which.ravel(), time)
+        counts, seconds = np.bincount(which), np.bincount(which, time)
         found.append(
             Outside(
                 op=op,
                 iterations=float(counts[outside].sum() / counts.sum()),
                 time=float(seconds[outside].sum() / seconds.sum()),
                 beyond=float(hull.times_beyond(distinct[outside]).max()),
-                profile=_proposed(distinct[outside], seconds[outside]),
+                profile=_proposed(distinct[outside], seconds[outside], tables[op].points.min(axis=0)),
             )
         )
     return sorted(found, key=lambda outside: -outside.time)
 
 
-def _proposed(points: Floats, weight: Floats) -> tuple[tuple[int, ...], ...]:
-    """Where most of the time outside is, by octave: each octave's largest point."""
+def _proposed(points: Floats, weight: Floats, low: Floats) -> tuple[tuple[int, ...], ...]:
+    """Where most of the time outside is, by octave: each octave's far end.
+
+    That is its largest size, or its smallest where it lies below all that was measured.
+    """
     octave = np.floor(np.log2(np.maximum(points, 1)))
     cells, which = np.unique(octave, axis=0, return_inverse=True)
-    total = np.bincount(which.ravel(), weight)
-    largest = [points[which.ravel() == cell].max(axis=0) for cell in range(len(cells))]
-    best = np.argsort(-total, kind="stable")[:FEW]
-    return tuple(tuple(int(v) for v in largest[cell]) for cell in best)
+    which = which.ravel()
+    ends = []
+    for cell in range(len(cells)):
+        least, most = points[which == cell].min(axis=0), points[which == cell].max(axis=0)
+        ends.append(np.where(least < low, least, most))
+    best = np.argsort(-np.bincount(which, weight), kind="stable")[:FEW]
+    return tuple(tuple(int(v) for v in ends[cell]) for cell in best)

@@ -49,16 +49,17 @@ class BundlePredictor:
         self._per_step = 1.0 / step
         # The first time is that of one cached token: none at all may be a faster kernel, and is
         # tabulated apart.
-        grid = np.maximum(np.arange(max_length // step + 2) * step, 1)
+        grid = np.maximum(np.arange(max_length // step + 2) * step, 1.0)
         self._context_grid = grid
         self._by_tokens: list[tuple[float, float, float]] = []
         self._tabulate_tokens(max_tokens)
         # A prompt processed whole: context 0, any chunk.
-        self._whole: list[float] = [0.0, *ops.prefill(np.arange(1, max_length + 1), 0).tolist()]
+        whole = ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
+        self._whole: list[float] = [0.0, *whole[:, 0].tolist()]
         self._chunk_rows: dict[int, list[float]] = {}
-        sizes = np.arange(1, max_batch + 1)
+        sizes = np.arange(1.0, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
-        self._decode_table = np.vstack([np.zeros(len(grid)), ops.decode(sizes[:, None], grid)])
+        self._decode_table = np.vstack([np.zeros(len(grid)), ops.decode_table(sizes, grid)])
         self._decode_rows: list[list[float]] = self._decode_table.tolist()
         head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
         self._head: list[float] = [0.0, *head.tolist()]
@@ -99,7 +100,7 @@ class BundlePredictor:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
         sizes = np.arange(first, first + CHUNK_BLOCK)
-        rows = self.ops.prefill(sizes[:, None], self._context_grid).tolist()
+        rows = self.ops.prefill_table(sizes.astype(float), self._context_grid).tolist()
         self._chunk_rows.update(zip(sizes.tolist(), rows, strict=True))
         return self._chunk_rows[chunk]
 

@@ -8,16 +8,23 @@ formula with a learned residual (``surface.py``).
 
 from __future__ import annotations
 
+import hashlib
 from functools import cached_property
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
 
 from profiler.model import LAYER_GEMMS
 from profiler.schema import LAYER_OPS, Bundle
+from simulator.cache import cached
 from simulator.lines import PiecewiseLinear, PooledRoofline, Shape
 from simulator.records import Floats
-from simulator.surface import PhysicalSurface, decode_surface, prefill_surface
+from simulator.surface import LEAVES, TREES, PhysicalSurface, decode_surface, prefill_surface
+
+
+FITS = 1
+"""Of the regressions: to be raised with every change of what they give."""
 
 
 class OpTimes:
@@ -55,6 +62,29 @@ class OpTimes:
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
         }
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of all that the times depend on: the bundle's content, and how it is fitted."""
+        meta = self.bundle.meta
+        about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
+        text = repr((meta.content_sha256, about, meta.model_spec))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def prefill_table(self, chunk: Floats, context: Floats) -> Floats:
+        """:attr:`prefill` of every chunk with every context, kept on disk (``cache.py``)."""
+        return self._table("prefill", chunk, context)
+
+    def decode_table(self, batch: Floats, context: Floats) -> Floats:
+        """:attr:`decode` of every batch with every context, kept on disk."""
+        return self._table("decode", batch, context)
+
+    def _table(self, op: str, a: Floats, b: Floats) -> Floats:
+        if not self.bundle.meta.content_sha256:  # made in memory: nothing identifies it
+            return np.asarray(getattr(self, op)(a[:, None], b))
+        digest = hashlib.sha256(f"{self.key} {op} {len(a)}".encode())
+        digest.update(np.concatenate([a, b]).astype(np.float64).tobytes())
+        return cached(digest.hexdigest(), lambda: getattr(self, op)(a[:, None], b))
 
     @cached_property
     def prefill(self) -> PhysicalSurface:

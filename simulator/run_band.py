@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.breakdown import OpUse
+from simulator.breakdown import OpUse, distinct_sizes
 from simulator.records import Floats, Ints, Records
 from simulator.retime import retimed_finish
 from simulator.rides import Rides
@@ -18,45 +18,45 @@ _PARTS = {"embedding": FIRST, "lm_head": LAST, "send_recv": SEND}
 
 
 class _Perturbed:
-    """What op errors add to the recorded times of one replica's iterations."""
+    """What op errors add to the recorded times of one replica's iterations.
+
+    All sizes of an op that lie in one octave have one relative error in each sample. Such an (op,
+    octave) is a column of a table of times; times the table of errors it gives what is added.
+    """
 
     def __init__(self, uses: dict[str, OpUse], errors: dict[str, OpError], key: str) -> None:
-        # Each op's time goes, by octave of its size, into one of few columns; a column times its
-        # row of relative errors is what every sample adds.
-        self._parts: list[list[tuple[Floats, Ints, Floats]]] = [[] for _ in range(4)]
+        self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in range(4)]
+        tables: list[list[Floats]] = [[] for _ in range(4)]
         for op, use in uses.items():
-            if not use.time_s.any():
+            used = use.time_s > 0
+            if op not in errors or not used.any():
                 continue
-            size = np.maximum(use.size.prod(axis=1) if op == "attn_decode" else use.size[:, 0], 1)
-            octave = np.minimum(np.log2(size).astype(np.int64), OCTAVES - 1)
+            distinct, which = distinct_sizes(use.size[used])
+            seconds = np.bincount(which, use.time_s[used])
+            size = distinct.prod(axis=1) if op == "attn_decode" else distinct[:, 0]
+            octaves = np.minimum(np.log2(np.maximum(size, 1)).astype(np.int64), OCTAVES - 1)
+            present, place = np.unique(octaves, return_inverse=True)
+            # One deviation an octave: that of its sizes, weighted by the time spent in each.
+            sigma = np.bincount(place, seconds * errors[op].sigmas(distinct))
+            sigma /= np.bincount(place, seconds)
             normal = standard_normals(f"{key} {op}", SAMPLES)
-            present = np.unique(octave[use.time_s > 0])
-            table = np.zeros((OCTAVES, SAMPLES))
-            for here in present:
-                rows = (octave == here) & (use.time_s > 0)
-                sigma = self._mean_sigma(errors[op], use, rows)
-                error = errors[op].common * normal[0] + sigma * normal[1 + here]
-                table[here] = np.expm1(error)
-            self._parts[_PARTS.get(op, LAYER)].append((use.time_s, octave, table))
-
-    @staticmethod
-    def _mean_sigma(error: OpError, use: OpUse, rows: np.ndarray) -> float:
-        """Of the sizes of one octave, weighted by the time spent in each."""
-        distinct, which = np.unique(use.size[rows], axis=0, return_inverse=True)
-        weight = np.bincount(which.ravel(), use.time_s[rows])
-        if len(distinct) > 512:  # thin out: a mean needs no more
-            keep = np.argsort(weight)[-512:]
-            distinct, weight = distinct[keep], weight[keep]
-        return float(np.average(error.sigmas(distinct), weights=weight))
+            part = _PARTS.get(op, LAYER)
+            column = np.zeros(len(used), np.int64)
+            column[used] = len(tables[part]) + place[which]
+            error = errors[op].common * normal[0] + sigma[:, None] * normal[1 + present]
+            tables[part].extend(np.expm1(error))
+            self._ops[part].append((use.time_s, column))
+        self._tables = [np.reshape(rows, (len(rows), SAMPLES)) for rows in tables]
 
     def __call__(self, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """Seconds added to layer, first stage, last stage and transfer; (rows, samples) each."""
         added = []
-        for part in self._parts:
-            total = np.zeros((len(rows), SAMPLES))
-            for time_s, octave, table in part:
-                total += time_s[rows, None] * table[octave[rows]]
-            added.append(total)
+        here = np.arange(len(rows))
+        for ops, table in zip(self._ops, self._tables, strict=True):
+            times = np.zeros((len(rows), len(table)))
+            for time_s, column in ops:
+                times[here, column[rows]] += time_s[rows]
+            added.append(times @ table)
         return added[0], added[1], added[2], added[3]
 
 

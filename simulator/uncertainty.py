@@ -14,17 +14,20 @@ In neither: what all measurements of a bundle have in common (clocks, drivers, a
 
 from __future__ import annotations
 
+import hashlib
 import zlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from profiler.device import load_device
+from profiler.device import FittedOp, load_device
 from profiler.schema import Bundle
 from profiler.strict import SpecError
 from simulator.bands import Band, fit_band
+from simulator.cache import cached
 from simulator.held_out import OpTable, op_tables
 from simulator.records import Floats
+from simulator.regression import OpTimes
 
 COMMON_SHARE = 0.25
 """Of the variance of a device model's held-out error, what all sizes of one shape share.
@@ -65,22 +68,26 @@ class OpError:
         return np.asarray(np.hypot(own, self.local))
 
 
-def op_errors(bundle: Bundle) -> dict[str, OpError]:
+def op_errors(ops: OpTimes) -> dict[str, OpError]:
     """The errors of every op of a bundle, by name (``send_recv_<scope>`` for transfers)."""
+    bundle = ops.bundle
+    tables = op_tables(bundle)
+    digest = hashlib.sha256(f"{ops.key} bands".encode()).hexdigest()
+    widths = cached(digest, lambda: np.array([astuple(fit_band(table)) for table in tables]))
+    try:
+        fits = load_device(bundle.meta.device).fitted or {}
+    except SpecError:  # a device of the user's own: nothing was fitted for it
+        fits = {}
     return {
-        table.op: OpError(table, fit_band(table), *_model_error(bundle, table.op))
-        for table in op_tables(bundle)
+        table.op: OpError(table, Band(*map(float, width)), *_model_error(bundle, table.op, fits))
+        for table, width in zip(tables, widths, strict=True)
     }
 
 
-def _model_error(bundle: Bundle, op: str) -> tuple[float, float]:
+def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[float, float]:
     """(common, local) standard deviations of the device model behind an op, else zeros."""
     mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
     if mark not in ("modelled", "scaled", "interpolated"):
-        return 0.0, 0.0
-    try:
-        fits = load_device(bundle.meta.device).fitted or {}
-    except SpecError:
         return 0.0, 0.0
     name = f"all_reduce_{bundle.meta.tp}" if op == "all_reduce" else op
     behind = [fits[part] for part in _MODEL_OPS.get(op, (name,)) if part in fits]
