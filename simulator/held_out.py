@@ -74,23 +74,23 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     size = 4 if bundle.meta.dtype == "float32" else 2
     found = []
     for op, (points, time) in by_op.items():
-        far = _line
+        far = line
         if op in gemms:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
-            far = _far_gemm(gemms[op], others, size)
-        found.append(OpTable(op, points, time, _line, far, tile, gemms.get(op)))
+            far = far_gemm(gemms[op], others, size)
+        found.append(OpTable(op, points, time, line, far, tile, gemms.get(op)))
     for op, sizes, make in (
         ("attn_prefill", ("chunk_tokens", "context_tokens"), prefill_surface),
         ("attn_decode", ("batch_size", "context_tokens"), decode_surface),
     ):
         points, time = _columns(getattr(bundle, op), *sizes)
-        fit = _surface(make)
+        fit = surface_fit(make)
         found.append(OpTable(op, points, time, fit, fit, tile if op in TOKEN_OPS else None))
     if len(bundle.all_reduce):
-        found.append(OpTable("all_reduce", *_columns(bundle.all_reduce, "num_bytes"), _line, _line))
+        found.append(OpTable("all_reduce", *_columns(bundle.all_reduce, "num_bytes"), line, line))
     for scope, rows in bundle.send_recv.groupby("scope"):
         points, time = _columns(rows, "num_bytes")
-        found.append(OpTable(f"send_recv_{scope}", points, time, _line, _line))
+        found.append(OpTable(f"send_recv_{scope}", points, time, line, line))
     return found
 
 
@@ -190,12 +190,13 @@ def _hold_outs(table: OpTable) -> Iterator[tuple[str, Folds, Fit]]:
         yield "beyond", outside, table.far
 
 
-def _line(points: Floats, time: Floats) -> Model:
-    line = PiecewiseLinear(points[:, 0], time)
-    return lambda wanted: line(wanted[:, 0])
+def line(points: Floats, time: Floats) -> Model:
+    """Piecewise linear over one size."""
+    through = PiecewiseLinear(points[:, 0], time)
+    return lambda wanted: through(wanted[:, 0])
 
 
-def _far_gemm(shape: Shape, others: Gemms, dtype_bytes: int) -> Fit:
+def far_gemm(shape: Shape, others: Gemms, dtype_bytes: int) -> Fit:
     """A GEMM beyond its range; the other GEMMs are known as far as it is."""
 
     def fit(points: Floats, time: Floats) -> Model:
@@ -205,13 +206,15 @@ def _far_gemm(shape: Shape, others: Gemms, dtype_bytes: int) -> Fit:
             for op, (other, m, t) in others.items()
         }
         roofline = pooled_roofline({"": (shape, tokens, time), **near}, dtype_bytes)
-        line = PiecewiseLinear(tokens, time, roofline.beyond(shape, tokens, time))
-        return lambda wanted: line(wanted[:, 0])
+        continued = PiecewiseLinear(tokens, time, roofline.beyond(shape, tokens, time))
+        return lambda wanted: continued(wanted[:, 0])
 
     return fit
 
 
-def _surface(make: Callable[[Floats, Floats, Floats], Callable[..., Floats]]) -> Fit:
+def surface_fit(make: Callable[[Floats, Floats, Floats], Callable[..., Floats]]) -> Fit:
+    """A surface over two sizes."""
+
     def fit(points: Floats, time: Floats) -> Model:
         surface = make(points[:, 0], points[:, 1], time)
         return lambda wanted: surface(wanted[:, 0], wanted[:, 1])

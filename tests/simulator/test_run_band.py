@@ -13,7 +13,7 @@ from policies.scheduler import Scheduler
 from simulator.bands import Band, coverage, fit_band
 from simulator.breakdown import OpUse, breakdown
 from simulator.coverage import queries_outside
-from simulator.held_out import OpTable, _line, op_tables
+from simulator.held_out import OpTable, line, op_tables
 from simulator.metrics import Analysis
 from simulator.predictor import BundlePredictor
 from simulator.records import Floats, Records
@@ -132,7 +132,7 @@ def noisy(scale: float, seed: int = 0, count: int = 300) -> OpTable:
     rng = np.random.default_rng(seed)
     size = np.arange(1.0, count + 1) * 16
     time: Floats = size * np.exp(scale * rng.standard_normal(count))
-    return OpTable("x", size[:, None], time, _line, _line, tile=128)
+    return OpTable("x", size[:, None], time, line, line, tile=128)
 
 
 def test_a_band_is_as_wide_as_the_noise() -> None:
@@ -157,7 +157,7 @@ def test_unmeasured_edges_have_a_band_of_their_own() -> None:
     size = np.arange(1.0, 2050)
     time = 100 + 30 * np.floor((size - 1) / 128)
     measured = np.isin(size % 128, (0, 1, 40, 80))
-    table = OpTable("x", size[measured, None], time[measured], _line, _line, tile=128)
+    table = OpTable("x", size[measured, None], time[measured], line, line, tile=128)
     band = fit_band(table)
     assert 0.02 < 2 * band.inside < band.edges
     sparse = table.only(np.flatnonzero(table.points[:, 0] % 128 > 1))
