@@ -124,9 +124,15 @@ def _tested(table: OpTable, fitted: Ints, fit: Fit) -> tuple[Floats, np.ndarray,
 
 
 def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[Shape, Floats, Floats]]:
-    for (n, k), part in rows.groupby(["n", "k"]):
-        part = part.groupby("m", as_index=False)["time_us"].median()
-        yield Shape(int(n), int(k)), part["m"].to_numpy(float), 1e-6 * part["time_us"].to_numpy()
+    for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
+        points, time = _medians(rows[(rows["n"] == n) & (rows["k"] == k)], ["m"])
+        yield Shape(int(n), int(k)), points[:, 0], time
+
+
+def _medians(rows: pd.DataFrame, sizes: list[str]) -> tuple[Floats, Floats]:
+    """Distinct points and the median time in seconds of each."""
+    median = rows.groupby(sizes)["time_us"].median().reset_index()
+    return median[sizes].to_numpy(np.float64), 1e-6 * median["time_us"].to_numpy(np.float64)
 
 
 def gemm_in_range(datasets: Path) -> Iterator[Score]:
@@ -195,9 +201,9 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
             fitted = fit_op(GEMM, everything[(marked["_merge"] == "left_only").to_numpy()])
             for rows in mine:
                 rows = rows.assign(predicted=fitted.predict(columns_of(rows)))
-                errors.append(np.log(rows["predicted"] / rows["time_us"]).to_numpy())
+                errors.append(np.log(rows["predicted"].to_numpy() / rows["time_us"].to_numpy()))
                 layer = rows.groupby("m")[["predicted", "time_us"]].sum()
-                layers.append(np.log(layer["predicted"] / layer["time_us"]).to_numpy())
+                layers.append(np.log(layer["predicted"].to_numpy() / layer["time_us"].to_numpy()))
         fitted_to = "the other models"
         yield _score("GEMM of an unseen shape", source, fitted_to, np.concatenate(errors), (4, 14))
         what = "GEMMs of an unseen layer"
@@ -218,9 +224,8 @@ def attention(datasets: Path) -> Iterator[Score]:
     for what, source, rows, count, aim in cases:
         is_prefill = what.endswith("prefill")
         sizes = ["chunk", "context"] if is_prefill else ["batch", "context"]
-        rows = rows.groupby(sizes, as_index=False)["time_us"].median()
         fit = prefill if is_prefill else decode
-        points, time = rows[sizes].to_numpy(float), 1e-6 * rows["time_us"].to_numpy()
+        points, time = _medians(rows, sizes)
         table = OpTable("attention", points, time, fit, fit, TILE if is_prefill else None)
         off, inside, _ = _tested(table, spread_points(points, count), fit)
         yield _score(what, source, f"{count} points", off, aim, inside)
@@ -235,11 +240,11 @@ def messages(datasets: Path) -> Iterator[Score]:
     }
     for what, sources, least in (("all-reduce from 2 MB", reduces, 2e6), ("transfer", sends, 0)):
         for source, rows in sources.items():
-            rows = rows.groupby("num_bytes", as_index=False)["time_us"].median()
-            size, time = rows["num_bytes"].to_numpy(float), 1e-6 * rows["time_us"].to_numpy()
+            points, time = _medians(rows, ["num_bytes"])
+            size = points[:, 0]
             wanted = np.geomspace(max(size[0], 1024), size[-1], 26)
             grid = np.unique([int(np.argmin(np.abs(size - w))) for w in wanted])
-            table = OpTable("message", size[:, None], time, line, line)
+            table = OpTable("message", points, time, line, line)
             off, inside, rest = _tested(table, grid, line)
             kept = size[rest] >= least
             yield _score(what, source, f"{len(grid)} sizes", off[kept], (2.5, 10.0), inside[kept])

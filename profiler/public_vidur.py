@@ -74,7 +74,7 @@ def vidur_mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
 
 
 def vidur_gemms_by_tp(datasets: Path, device: str) -> Iterator[pd.DataFrame]:
-    """model, m, n, k, time_us of one model's GEMMs at one TP degree at a time: what a bundle has."""
+    """The GEMMs (model, m, n, k, time_us) of one model at one TP degree at a time, as bundled."""
     for name, path in vidur_files(datasets, device).items():
         for _, raw in read_vidur_mlp(path).groupby(_TP):
             yield merged(_vidur_model(raw.reset_index(drop=True))["gemm"].assign(model=name))

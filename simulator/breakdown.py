@@ -10,6 +10,7 @@ import numpy as np
 from simulator.records import Floats, Ints, ReplicaLog
 from simulator.regression import OpTimes
 
+
 @dataclass(frozen=True)
 class OpUse:
     """One op in the recorded iterations.

@@ -65,14 +65,16 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
         outside = hull.outside(distinct)
         if not outside.any():
             continue
-        counts, seconds = np.bincount(which), np.bincount(which, time)
+        counts = np.bincount(which)
+        seconds = np.asarray(np.bincount(which, time), np.float64)
+        low = tables[op].points.min(axis=0)
         found.append(
             Outside(
                 op=op,
                 iterations=float(counts[outside].sum() / counts.sum()),
                 time=float(seconds[outside].sum() / seconds.sum()),
                 beyond=float(hull.times_beyond(distinct[outside]).max()),
-                profile=_proposed(distinct[outside], seconds[outside], tables[op].points.min(axis=0)),
+                profile=_proposed(distinct[outside], seconds[outside], low),
             )
         )
     return sorted(found, key=lambda outside: -outside.time)

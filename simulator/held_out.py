@@ -74,7 +74,7 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     size = 4 if bundle.meta.dtype == "float32" else 2
     found = []
     for op, (points, time) in by_op.items():
-        far = line
+        far: Fit = line
         if op in gemms:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
             far = far_gemm(gemms[op], others, size)
@@ -108,10 +108,10 @@ def between(table: OpTable) -> Folds:
     return [(np.setdiff1d(rows, part), part) for part in scored if len(part)]
 
 
-def beyond(table: OpTable) -> Folds:
-    """Everything up to a quarter of the range, and the rest; none where that leaves too little."""
+def beyond(table: OpTable, share: int = 4) -> Folds:
+    """Everything up to ``1 / share`` of the range, and the rest; none where that is too little."""
     points = table.points
-    near = (points <= points.max(axis=0) / 4).all(axis=1)
+    near = (points <= points.max(axis=0) / share).all(axis=1)
     if near.sum() < 8 or near.all():
         return []
     return [(np.flatnonzero(near), np.flatnonzero(~near))]
@@ -144,15 +144,19 @@ def unseen_shape(table: OpTable, tables: list[OpTable]) -> Floats:
     return np.asarray(np.log(roofline.time_s(table.shape, table.points[:, 0]) / table.time_s))
 
 
-def held_out_errors(bundle: Bundle) -> pd.DataFrame:
+def held_out_errors(
+    bundle: Bundle, progress: Callable[[int], None] = lambda done: None
+) -> pd.DataFrame:
     """One row per op and kind of hold-out: absolute errors in percent of the bundle's times.
 
     Columns: op, where, points, median, p95, worst; and ``forest_median``, ``forest_p95``,
-    ``poly3_median``, ``poly3_p95`` of the baselines (NaN where they do not apply).
+    ``poly3_median``, ``poly3_p95`` of the baselines (NaN where they do not apply). ``progress`` is
+    called with the ops done.
     """
     tables = op_tables(bundle)
     found = []
-    for table in tables:
+    for done, table in enumerate(tables):
+        progress(done)
         for where, folds, fit in _hold_outs(table):
             row: dict[str, object] = {"op": table.op, "where": where}
             row |= _stats(residuals(table, folds, fit)[0])

@@ -9,7 +9,7 @@ formula with a learned residual (``surface.py``).
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 
 import numpy as np
@@ -21,7 +21,6 @@ from simulator.cache import cached
 from simulator.lines import PiecewiseLinear, PooledRoofline, Shape
 from simulator.records import Floats
 from simulator.surface import LEAVES, TREES, PhysicalSurface, decode_surface, prefill_surface
-
 
 FITS = 1
 """Of the regressions: to be raised with every change of what they give."""
@@ -49,7 +48,7 @@ class OpTimes:
         self._gemms = gemms
         by_op = {op: PiecewiseLinear(*xy) for op, xy in points.items()}
         for op in gemms:
-            by_op[op] = PiecewiseLinear(*points[op], beyond=lambda m, op=op: self._beyond(op, m))
+            by_op[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
         self.linear = {op: by_op[op] for op in LAYER_OPS}
         self.embedding = by_op["embedding"]
         self.lm_head = by_op["lm_head"]

@@ -37,8 +37,8 @@ class _Perturbed:
             octaves = np.minimum(np.log2(np.maximum(size, 1)).astype(np.int64), OCTAVES - 1)
             present, place = np.unique(octaves, return_inverse=True)
             # One deviation an octave: that of its sizes, weighted by the time spent in each.
-            sigma = np.bincount(place, seconds * errors[op].sigmas(distinct))
-            sigma /= np.bincount(place, seconds)
+            weighted = np.bincount(place, seconds * errors[op].sigmas(distinct))
+            sigma = weighted / np.bincount(place, seconds)
             normal = standard_normals(f"{key} {op}", SAMPLES)
             part = _PARTS.get(op, LAYER)
             column = np.zeros(len(used), np.int64)

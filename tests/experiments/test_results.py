@@ -13,11 +13,11 @@ import pytest
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.metric_paths import SHAPE
-from experiments.uncertainty import PER_MAKESPAN
 from experiments.plot import plot_results
 from experiments.results import read_tables
 from experiments.run import run_experiment
 from experiments.slices import Window
+from experiments.uncertainty import PER_MAKESPAN
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]

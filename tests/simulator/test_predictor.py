@@ -17,9 +17,9 @@ from policies.request import Sequence
 from profiler.model import load_model
 from profiler.paths import data_dir
 from profiler.schema import Bundle, BundleMeta, find_bundle, list_bundles, load_bundle
+from simulator.lines import PiecewiseLinear
 from simulator.predictor import BundlePredictor
 from simulator.quantum import QUANTUM_S
-from simulator.lines import PiecewiseLinear
 from simulator.regression import OpTimes
 from simulator.surface import Kind, PhysicalSurface
 

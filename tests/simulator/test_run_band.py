@@ -23,7 +23,7 @@ from simulator.simulation import simulate
 from simulator.uncertainty import OpError, standard_normals
 from tests.simulator.test_predictor import simple_bundle
 
-EXACT = Band(0.0, 0.0, 0.0)
+EXACT = Band(0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +136,25 @@ def noisy(scale: float, seed: int = 0, count: int = 300) -> OpTable:
 
 
 def test_a_band_is_as_wide_as_the_noise() -> None:
-    """Linear between two noisy points, scored on a third: 1.645 sigma times sqrt(1 + 2/4..1)."""
-    band = fit_band(noisy(0.02))
-    assert 1.645 * 0.02 < band.inside < 1.645 * 0.02 * 1.5
-    assert fit_band(noisy(0.0)).inside < 1e-9
-    widths = band.half_widths(noisy(0.02), np.array([[1000.0], [4800], [9700], [19300]]))
-    assert widths[0] == widths[1] == band.inside
-    assert widths[2:] ** 2 == pytest.approx(
-        band.inside**2 + (band.beyond * np.log2([9700 / 4800, 19300 / 4800])) ** 2
-    )
+    """A point is off the mean of two others by sigma times the root of 1.5: 90 % of it."""
+    table = noisy(0.02)
+    band = fit_band(table)
+    widths = band.half_widths(table, table.points[1:-1] + 8)
+    assert np.median(widths) == pytest.approx(1.645 * 0.02 * np.sqrt(1.5), rel=0.25)
+    assert fit_band(noisy(0.0)).half_widths(noisy(0.0), np.array([[1000.0]])) < 1e-6
+    sizes = np.array([[4800.0], [9700], [19300]])
+    last, *far = band.half_widths(table, sizes) ** 2
+    assert far == pytest.approx(last + (band.beyond * np.log2([9700 / 4800, 19300 / 4800])) ** 2)
+
+
+def test_a_band_is_wide_where_times_step() -> None:
+    """Steps of 20 % between points 64 apart, every 512: the band opens up around them alone."""
+    size = np.arange(64.0, 8193, 64)
+    time = (100 + size) * 1.2 ** np.floor((size - 1) / 512)
+    table = OpTable("x", size[:, None], time, line, line)
+    band = fit_band(table)
+    at_step, between = band.half_widths(table, np.array([[512.0 + 32], [512 + 7 * 32]]))
+    assert at_step > 0.1 > 0.02 > between
 
 
 def test_a_band_covers_what_it_says() -> None:
@@ -158,9 +168,13 @@ def test_unmeasured_edges_have_a_band_of_their_own() -> None:
     time = 100 + 30 * np.floor((size - 1) / 128)
     measured = np.isin(size % 128, (0, 1, 40, 80))
     table = OpTable("x", size[measured, None], time[measured], line, line, tile=128)
-    band = fit_band(table)
-    assert 0.02 < 2 * band.inside < band.edges
     sparse = table.only(np.flatnonzero(table.points[:, 0] % 128 > 1))
-    widths = band.half_widths(sparse, np.array([[384.0], [385], [390]]))
-    assert widths.tolist() == [band.edges, band.edges, band.inside]
-    assert (band.half_widths(table, np.array([[384.0], [385]])) == band.inside).all()
+    band = Band(inside=1.0, edges=3.0, beyond=0.5, floor=0.01)
+    at, above, inside = band.half_widths(sparse, np.array([[384.0], [385], [390]]))
+    assert at == above == pytest.approx(3 * inside)
+    # Where both sides of an edge were measured, it is a point like others.
+    known = band.half_widths(table, np.array([[384.0], [385]]))
+    same = Band(1.0, 1.0, 0.5, 0.01).half_widths(table, np.array([[384.0], [385]]))
+    assert np.array_equal(known, same)
+    fitted = fit_band(table)
+    assert fitted.edges >= fitted.inside > 0
