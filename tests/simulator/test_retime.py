@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.request import Request
 from simulator.records import Floats, Ints, Records
-from simulator.retime import retimed_finish
+from simulator.retime import causes, retimed_finish
 from simulator.rides import Rides
 from tests.simulator.oracle import System, make_requests, systems
 
@@ -23,6 +24,12 @@ def nothing(_: int, rows: Ints) -> tuple[Floats, ...]:
     return (np.zeros((len(rows), 1)),) * 4
 
 
+def parts(records: Records, replica: int, rows: Ints | slice) -> list[Floats]:
+    """The recorded times that errors are added to, shape (rows, 1) each."""
+    columns = records.replicas[replica].iterations
+    return [columns[name][rows, None] for name in ("layer_s", "first_s", "last_s", "send_s")]
+
+
 @settings(max_examples=300, deadline=None)
 @given(systems())
 def test_unchanged_durations_give_the_recorded_finish_times(system: System) -> None:
@@ -31,24 +38,63 @@ def test_unchanged_durations_give_the_recorded_finish_times(system: System) -> N
         assert np.array_equal(finish[:, 0], log.iterations["finish_s"])
 
 
+@pytest.mark.parametrize("factor", [2.0, 0.5])
 @settings(max_examples=100, deadline=None)
 @given(systems())
-def test_everything_twice_as_slow_takes_twice_as_long(system: System) -> None:
-    """Where nothing waits for an arrival, and no turn-around or jitter stands between."""
+def test_a_run_scales_with_its_durations(factor: float, system: System) -> None:
+    """Where nothing waits for an arrival, and no turn-around stands between."""
     at_once = [
         Request(r.id, 0.0, r.prompt_tokens, r.output_tokens, r.max_tokens) for r in system.requests
     ]
     records = System(**{**vars(system), "requests": at_once, "turnaround_s": 0.0}).fast()
-    if records.rejections:
-        return
 
-    def doubled(replica: int, rows: Ints) -> tuple[Floats, ...]:
-        columns = records.replicas[replica].iterations
-        names = ("layer_s", "first_s", "last_s", "send_s")
-        return tuple(columns[name][rows, None] for name in names)
+    def scaled(replica: int, rows: Ints) -> tuple[Floats, ...]:
+        return tuple((factor - 1) * part for part in parts(records, replica, rows))
 
-    for log, finish in zip(records.replicas, retimed(records, doubled), strict=True):
-        assert np.array_equal(finish[:, 0], 2 * log.iterations["finish_s"])
+    for log, finish in zip(records.replicas, retimed(records, scaled), strict=True):
+        assert finish[:, 0] == pytest.approx(factor * log.iterations["finish_s"], rel=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(systems(), st.integers(0, 5))
+def test_no_batch_starts_before_its_members_are_there(system: System, seed: int) -> None:
+    """Whatever the errors: neither before they are back from their last one, nor arrived."""
+    records = System(**{**vars(system), "jitter": 0.0}).fast()
+    rng = np.random.default_rng(seed)
+    added = [
+        [rng.uniform(-0.9, 3) * part for part in parts(records, replica, slice(None))]
+        for replica in range(len(records.replicas))
+    ]
+    finishes = retimed(records, lambda replica, rows: tuple(p[rows] for p in added[replica]))
+    for number, (log, finish) in enumerate(zip(records.replicas, finishes, strict=True)):
+        layer, first, last, send = (
+            (old + new)[:, 0]
+            for old, new in zip(parts(records, number, slice(None)), added[number], strict=True)
+        )
+        own = sum(log.layers) * layer + first + last + (log.num_stages - 1) * send
+        ready = finish[:, 0] - own + 1e-9
+        rides = Rides(log)
+        for i, request in enumerate(rides.requests):
+            arrival = records.arrival_s[np.searchsorted(records.request_id, request)]
+            mine = range(rides.starts[i], rides.ends[i] + 1)
+            rows = [r for j in mine for r in rides.by_group[rides.first[j] : rides.last[j] + 1]]
+            assert (ready[rows] >= arrival).all()
+            assert (ready[rows[1:]] >= finish[rows[:-1], 0] + log.turnaround_s).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_members_that_move_are_waited_for(seed: int) -> None:
+    """From a free pool, formed when stage 0 is free: members come from other micro-batches."""
+    system = System(
+        "orca_unconstrained", (1, 1, 1, 1), max_in_flight=5, lazy=True, free_pool=True,
+        requests=make_requests(30, seed=seed, rate=100),
+    )  # fmt: skip
+    records = system.fast()
+    rides = Rides(records.replicas[0])
+    later = np.setdiff1d(np.arange(len(rides.first)), rides.starts)
+    after = causes(records.replicas[0], rides, records.arrival_s).after
+    before = rides.by_group[rides.last[later - 1]]
+    assert (after[rides.by_group[rides.first[later]]] >= before).all()
 
 
 @pytest.mark.parametrize("stages", [1, 3])
@@ -81,15 +127,12 @@ def test_an_arrival_is_not_moved() -> None:
     requests = [Request(i, 10.0 * i, 10, 2, 2) for i in range(3)]
     records = System(max_in_flight=1, requests=requests).fast()
 
-    def faster(_: int, rows: Ints) -> tuple[Floats, ...]:
-        columns = records.replicas[0].iterations
-        names = ("layer_s", "first_s", "last_s", "send_s")
-        return tuple(-columns[name][rows, None] / 2 for name in names)
+    def faster(replica: int, rows: Ints) -> tuple[Floats, ...]:
+        return tuple(-part / 2 for part in parts(records, replica, rows))
 
     finish = retimed(records, faster)[0][:, 0]
-    ready = columns_ready = records.replicas[0].iterations["ready_s"]
-    expected = 10.0 * np.arange(3).repeat(2)
-    spent = records.replicas[0].iterations["finish_s"] - columns_ready
+    columns = records.replicas[0].iterations
+    spent = columns["finish_s"] - columns["ready_s"]
     first = np.arange(0, 6, 2)
-    assert np.allclose(finish[first], expected[first] + spent[first] / 2)
-    assert np.allclose(ready[first], expected[first])
+    assert np.array_equal(columns["ready_s"][first], [0.0, 10.0, 20.0])
+    assert finish[first] == pytest.approx(columns["ready_s"][first] + spent[first] / 2)
