@@ -174,7 +174,7 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
             }
             for name, (shape, tokens, time) in gemms.items():
                 others = {o: g for o, g in gemms.items() if o != name}
-                fit = far_gemm(shape, others, 2)
+                fit = far_gemm(shape, others)
                 table = OpTable("gemm", tokens[:, None], time, line, fit, TILE, shape)
                 off, inside, _ = _tested(table, np.flatnonzero(tokens <= 1024), fit)
                 errors.append(off)

@@ -53,7 +53,7 @@ def _roughness(table: OpTable, points: Floats, floor: float) -> Floats:
         return np.ones(len(points))
     size, time = table.points[:, 0], table.time_s
     if len(size) < 3:
-        return np.full(len(points), 1.0)
+        return np.full(len(points), UNKNOWN)
     share = (size[1:-1] - size[:-2]) / (size[2:] - size[:-2])
     through = time[:-2] + share * (time[2:] - time[:-2])
     off = np.pad(np.abs(np.log(time[1:-1] / through)), 1, mode="edge")

@@ -71,13 +71,12 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
     by_op = {str(op): _columns(rows, "num_tokens") for op, rows in bundle.linear.groupby("op")}
     gemms = {op: Shape(shapes[op].n, shapes[op].k) for op in (*LAYER_GEMMS, "lm_head")}
-    size = 4 if bundle.meta.dtype == "float32" else 2
     found = []
     for op, (points, time) in by_op.items():
         far: Fit = line
         if op in gemms:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
-            far = far_gemm(gemms[op], others, size)
+            far = far_gemm(gemms[op], others)
         found.append(OpTable(op, points, time, line, far, tile, gemms.get(op)))
     for op, sizes, make in (
         ("attn_prefill", ("chunk_tokens", "context_tokens"), prefill_surface),
@@ -140,7 +139,7 @@ def unseen_shape(table: OpTable, tables: list[OpTable]) -> Floats:
     }
     if table.shape is None or not others:
         return np.empty(0)
-    roofline = pooled_roofline(others, 2)
+    roofline = pooled_roofline(others)
     return np.asarray(np.log(roofline.time_s(table.shape, table.points[:, 0]) / table.time_s))
 
 
@@ -200,7 +199,7 @@ def line(points: Floats, time: Floats) -> Model:
     return lambda wanted: through(wanted[:, 0])
 
 
-def far_gemm(shape: Shape, others: Gemms, dtype_bytes: int) -> Fit:
+def far_gemm(shape: Shape, others: Gemms) -> Fit:
     """A GEMM beyond its range; the other GEMMs are known as far as it is."""
 
     def fit(points: Floats, time: Floats) -> Model:
@@ -209,7 +208,7 @@ def far_gemm(shape: Shape, others: Gemms, dtype_bytes: int) -> Fit:
             op: (other, m[m <= tokens[-1]], t[m <= tokens[-1]])
             for op, (other, m, t) in others.items()
         }
-        roofline = pooled_roofline({"": (shape, tokens, time), **near}, dtype_bytes)
+        roofline = pooled_roofline({"": (shape, tokens, time), **near})
         continued = PiecewiseLinear(tokens, time, roofline.beyond(shape, tokens, time))
         return lambda wanted: continued(wanted[:, 0])
 

@@ -51,26 +51,25 @@ class PooledRoofline:
     """A soft-max roofline with one set of constants for all GEMMs of a bundle.
 
     ``t = overhead + (compute^p + memory^p)^(1/p)``, where compute counts the rows rounded up to a
-    tile in part, and memory weights and activations. Two shapes tell compute from memory where
-    one's points do not; so it is fitted (to relative errors, robustly) over all of them.
+    tile in part, and memory the numbers in weights and activations. Two shapes tell compute from
+    memory where one's points do not; so it is fitted (to relative errors, robustly) over all.
     """
 
     TILE = 128.0
     _SPAN = ((0.1, 100.0), (1e3, 1e11), (1e2, 1e9), (1.05, 20.0), (1e-3, 1.0))
-    """Bounds of overhead (us), rates (FLOP and bytes a us), p, and the share of a tile paid."""
+    """Bounds of overhead (us), rates (FLOP and numbers a us), p, and the share of a tile paid."""
 
-    def __init__(self, points: Mapping[Shape, tuple[Floats, Floats]], dtype_bytes: int = 2) -> None:
+    def __init__(self, points: Mapping[Shape, tuple[Floats, Floats]]) -> None:
         """``points`` are (tokens, seconds) of each shape."""
         from scipy.optimize import least_squares
 
-        self._dtype_bytes = dtype_bytes
         tokens = np.concatenate([m for m, _ in points.values()])
         time = 1e6 * np.concatenate([t for _, t in points.values()])
         sizes = [len(m) for m, _ in points.values()]
         n = np.repeat([float(shape.n) for shape in points], sizes)
         k = np.repeat([float(shape.k) for shape in points], sizes)
         low, high = np.log(self._SPAN).T
-        flops, traffic = 2 * tokens * n * k, dtype_bytes * n * k
+        flops, traffic = 2 * tokens * n * k, n * k
         start = np.log([5.0, (flops / time).max(), (traffic / time).max(), 2.0, 0.5])
 
         def miss(x: Floats) -> Floats:
@@ -84,7 +83,7 @@ class PooledRoofline:
         overhead, rate, bandwidth, p, paid = constants
         rows = m + paid * (np.ceil(m / self.TILE) * self.TILE - m)
         compute = 2 * rows * n * k / rate
-        memory = self._dtype_bytes * (n * k + m * k + m * n) / bandwidth
+        memory = (n * k + m * k + m * n) / bandwidth
         top = np.maximum(compute, memory)
         soft = top * ((compute / top) ** p + (memory / top) ** p) ** (1 / p)
         return np.asarray(overhead + soft)

@@ -100,7 +100,7 @@ class OpTimes:
     @cached_property
     def roofline(self) -> PooledRoofline:
         """What all GEMMs of the bundle have in common; fitted when first asked beyond the range."""
-        return pooled_roofline(self._gemms, self.dtype_bytes)
+        return pooled_roofline(self._gemms)
 
     def _beyond(self, op: str, tokens: Floats) -> Floats:
         return self.roofline.beyond(*self._gemms[op])(tokens)
@@ -109,7 +109,7 @@ class OpTimes:
 Gemms = dict[str, tuple[Shape, Floats, Floats]]
 
 
-def pooled_roofline(gemms: Gemms, dtype_bytes: int) -> PooledRoofline:
+def pooled_roofline(gemms: Gemms) -> PooledRoofline:
     """Fitted to (shape, tokens, seconds) of several ops; those of one shape count together."""
     points: dict[Shape, list[tuple[Floats, Floats]]] = {}
     for shape, tokens, time_s in gemms.values():
@@ -118,7 +118,7 @@ def pooled_roofline(gemms: Gemms, dtype_bytes: int) -> PooledRoofline:
         shape: (np.concatenate([m for m, _ in parts]), np.concatenate([t for _, t in parts]))
         for shape, parts in points.items()
     }
-    return PooledRoofline(joined, dtype_bytes)
+    return PooledRoofline(joined)
 
 
 def _columns(table: pd.DataFrame, a: str, b: str) -> tuple[Floats, Floats, Floats]:
