@@ -57,8 +57,7 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
     records, ops = analysis.records, deployment.ops
     if not any(log.num_iterations for log in records.replicas):
         return None
-    decode_s = deployment.predictor.decode_s
-    uses = [breakdown(log, ops, decode_s) for log in records.replicas]
+    uses = [breakdown(log, deployment.predictor) for log in records.replicas]
     errors = dict(_errors(ops))
     scoped = errors.get(f"send_recv_{deployment.scope}")
     if scoped is not None:

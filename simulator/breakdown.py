@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.predictor import BundlePredictor
 from simulator.records import Floats, Ints, ReplicaLog
-from simulator.regression import OpTimes
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,34 @@ class OpUse:
     size: Floats
 
 
-def breakdown(
-    log: ReplicaLog, ops: OpTimes, decode_s: Callable[[Floats, Floats], Floats]
-) -> dict[str, OpUse]:
+def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     """Every op's use, by name. The layer's ops add up to ``layer_s`` (``others`` once a layer).
 
     Linear ops and all-reduces are known from the token rows, decode attention from the decodes and
-    their mean context; prefill attention is what remains, and its sizes are the *mean* chunk of a
-    batch and its mean context. ``decode_s(decodes, mean_context)`` is the predictor's table.
+    their mean context. What remains of a layer is prefill attention where there are chunks (whose
+    sizes are the *mean* chunk and its mean context), with what mixing adds; else decode attention
+    (unequal contexts). What a whole layer takes beyond its ops is in ``others``.
     """
-    columns = log.iterations
+    ops, layer, columns = predict.ops, predict.layer, log.iterations
     decodes, chunks = columns["decodes"], columns["chunks"]
     tokens = columns["prefill_tokens"] + decodes
     used: dict[str, OpUse] = {}
     for op, times in ops.linear.items():
-        used[op] = OpUse(_by_token(times, tokens), tokens[:, None])
+        extra_s = layer.extra_s if op == "others" else 0.0
+        time_s = layer.scale * _by_token(times, tokens) + extra_s
+        used[op] = OpUse(time_s, tokens[:, None])
     num_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
     if ops.all_reduce is not None:
         used["all_reduce"] = OpUse(2 * _by_token(ops.all_reduce, num_bytes), num_bytes[:, None])
     mean_context = columns["decode_context"] / np.maximum(decodes, 1)
-    attention = decode_s(decodes, mean_context)
+    attention = predict.decode_s(decodes, mean_context)
+    known = sum((use.time_s for use in used.values()), attention)
+    rest = np.maximum(columns["layer_s"] - known, 0)
+    attention = attention + np.where((chunks == 0) & (decodes > 0), rest, 0)
     used["attn_decode"] = OpUse(attention, np.stack([decodes, mean_context], axis=1))
-    rest = columns["layer_s"] - sum((use.time_s for use in used.values()), np.zeros(len(tokens)))
     size = np.stack([columns["prefill_tokens"], columns["prefill_context"]], axis=1)
     used["attn_prefill"] = OpUse(
-        np.where(chunks > 0, np.maximum(rest, 0), 0), size / np.maximum(chunks, 1)[:, None]
+        np.where(chunks > 0, rest, 0), size / np.maximum(chunks, 1)[:, None]
     )
     used["embedding"] = OpUse(columns["first_s"], tokens[:, None])
     # The prompts that end in a batch are not recorded apart from the chunks.

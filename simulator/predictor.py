@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.batch import Batch
+from simulator.interaction import SUM
 from simulator.quantum import QUANTUM_S, ROUNDER, quantize
 from simulator.records import Floats
 from simulator.regression import OpTimes
@@ -25,6 +26,9 @@ class BundlePredictor:
     last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP
     numbers per rank (each rank sends its slice).
 
+    Where the bundle timed whole layers, ``layer_time`` "measured" corrects that sum by them, also
+    for what a chunk and decodes do to each other (:mod:`simulator.interaction`); "sum" does not.
+
     ``max_tokens`` is the most token rows tabulated beforehand (more are tabulated when met),
     ``max_length`` the longest context, ``max_batch`` the most decodes.
     """
@@ -39,8 +43,13 @@ class BundlePredictor:
         scope: str = "inter_node",
         num_stages: int = 1,
         include_head: bool = True,
+        layer_time: str = "measured",
     ) -> None:
         self.ops = ops
+        layer = self.layer = ops.whole_layer if layer_time == "measured" else SUM
+        self._skew = ops.skew
+        # What a chunk and decodes add in one batch, as shares of all ops and of the decodes'.
+        self._mixing = (layer.both, layer.decode) if layer.both or layer.decode else None
         self._max_length = max_length
         self._scope = scope
         self._num_stages = num_stages
@@ -52,14 +61,16 @@ class BundlePredictor:
         grid = np.maximum(np.arange(max_length // step + 2) * step, 1.0)
         self._context_grid = grid
         self._by_tokens: list[tuple[float, float, float]] = []
+        self._beside_ops: list[float] = []
         self._tabulate_tokens(max_tokens)
         # A prompt processed whole: context 0, any chunk.
-        whole = ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
+        whole = layer.scale * ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
         self._whole: list[float] = [0.0, *whole[:, 0].tolist()]
         self._chunk_rows: dict[int, list[float]] = {}
         sizes = np.arange(1.0, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
-        self._decode_table = np.vstack([np.zeros(len(grid)), ops.decode_table(sizes, grid)])
+        decode = layer.scale * ops.decode_table(sizes, grid)
+        self._decode_table = np.vstack([np.zeros(len(grid)), decode])
         self._decode_rows: list[list[float]] = self._decode_table.tolist()
         head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
         self._head: list[float] = [0.0, *head.tolist()]
@@ -85,12 +96,18 @@ class BundlePredictor:
         if decodes:
             row = self._decode_rows[decodes]
             place = batch.decode_context / decodes * self._per_step
+            if self._skew:
+                place += self._skew * (batch.longest_context * self._per_step - place)
             low = int(place)
-            layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
+            decode_s = row[low] + (row[low + 1] - row[low]) * (place - low)
+            layer_s += decode_s
+            if self._mixing and batch.chunks:
+                of_all, of_decodes = self._mixing
+                layer_s += of_all * (layer_s - self._beside_ops[tokens]) + of_decodes * decode_s
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
     def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
-        """Seconds of decode attention of many batches at once, as :meth:`__call__` counts it."""
+        """Seconds of decode attention of many batches at once, their contexts equal."""
         place = mean_context * self._per_step
         low, row = place.astype(np.intp), decodes.astype(np.intp)
         first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
@@ -100,8 +117,8 @@ class BundlePredictor:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
         sizes = np.arange(first, first + CHUNK_BLOCK)
-        rows = self.ops.prefill_table(sizes.astype(float), self._context_grid).tolist()
-        self._chunk_rows.update(zip(sizes.tolist(), rows, strict=True))
+        rows = self.layer.scale * self.ops.prefill_table(sizes.astype(float), self._context_grid)
+        self._chunk_rows.update(zip(sizes.tolist(), rows.tolist(), strict=True))
         return self._chunk_rows[chunk]
 
     def _tabulate_tokens(self, max_tokens: int) -> None:
@@ -110,11 +127,14 @@ class BundlePredictor:
         tokens = np.arange(1, max_tokens + 1)
         layer = sum((op(tokens) for op in ops.linear.values()), np.zeros(max_tokens))
         activation_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
+        beside = np.full(max_tokens, self.layer.extra_s)
         if ops.all_reduce is not None:
-            layer += 2 * ops.all_reduce(activation_bytes)
+            beside += 2 * ops.all_reduce(activation_bytes)
+        layer = self.layer.scale * layer + beside
         send = np.zeros(max_tokens)
         if self._num_stages > 1:
             send = ops.send[self._scope](activation_bytes / ops.tp)
         first = ops.embedding(tokens) if self._include_head else np.zeros(max_tokens)
         table = np.stack([np.maximum(layer, QUANTUM_S), quantize(first), quantize(send)])
+        self._beside_ops = [0.0, *beside.tolist()]
         self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]

@@ -9,6 +9,8 @@ formula with a learned residual (``surface.py``).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import astuple
 from functools import cached_property, partial
 from importlib.metadata import version
 
@@ -18,6 +20,7 @@ import pandas as pd
 from profiler.model import LAYER_GEMMS
 from profiler.schema import LAYER_OPS, Bundle
 from simulator.cache import cached
+from simulator.interaction import WholeLayer, fit_skew, fit_whole_layer
 from simulator.lines import PiecewiseLinear, PooledRoofline, Shape
 from simulator.records import Floats
 from simulator.surface import LEAVES, TREES, PhysicalSurface, decode_surface, prefill_surface
@@ -31,7 +34,8 @@ class OpTimes:
 
     ``linear[op](tokens)``, ``embedding(tokens)``, ``lm_head(rows)``, ``prefill(chunk, context)``,
     ``decode(batch, mean_context)``, ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
-    ``dtype_bytes`` is what a number takes in the dtype that was timed.
+    ``dtype_bytes`` is what a number takes in the dtype that was timed. ``whole_layer`` and ``skew``
+    are what the ops one by one, with equal contexts, miss.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -79,11 +83,32 @@ class OpTimes:
         return self._table("decode", batch, context)
 
     def _table(self, op: str, a: Floats, b: Floats) -> Floats:
+        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
+        return self._kept(f"{op} {len(a)}", sizes, lambda: getattr(self, op)(a[:, None], b))
+
+    def _kept(self, what: str, sizes: bytes, make: Callable[[], Floats]) -> Floats:
+        """What ``make`` computes from this bundle, kept on disk."""
         if not self.bundle.meta.content_sha256:  # made in memory: nothing identifies it
-            return np.asarray(getattr(self, op)(a[:, None], b))
-        digest = hashlib.sha256(f"{self.key} {op} {len(a)}".encode())
-        digest.update(np.concatenate([a, b]).astype(np.float64).tobytes())
-        return cached(digest.hexdigest(), lambda: getattr(self, op)(a[:, None], b))
+            return make()
+        digest = hashlib.sha256(f"{self.key} {what} ".encode() + sizes)
+        return cached(digest.hexdigest(), make)
+
+    @cached_property
+    def skew(self) -> float:
+        """Where between mean and longest context a batch of decodes counts."""
+        rows = self.bundle.attn_decode_skew
+        if rows.empty:
+            return 0.0
+        return float(self._kept("skew", b"", lambda: np.array([fit_skew(self.decode, rows)]))[0])
+
+    @cached_property
+    def whole_layer(self) -> WholeLayer:
+        """What a layer takes beyond the sum of its ops."""
+        rows = self.bundle.mixed
+        if rows.empty:
+            return WholeLayer()
+        terms = self._kept("layer", b"", lambda: np.array(astuple(fit_whole_layer(self, rows))))
+        return WholeLayer(*map(float, terms))
 
     @cached_property
     def prefill(self) -> PhysicalSurface:

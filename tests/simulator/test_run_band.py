@@ -37,7 +37,7 @@ def run() -> tuple[Records, OpTimes, list[dict[str, OpUse]]]:
         max_length=1024,
     )  # fmt: skip
     records = simulate(requests, [scheduler], predict, (2, 2))
-    return records, ops, [breakdown(log, ops, predict.decode_s) for log in records.replicas]
+    return records, ops, [breakdown(log, predict) for log in records.replicas]
 
 
 def errors(ops: OpTimes, common: float = 0.0) -> dict[str, OpError]:
@@ -84,7 +84,7 @@ def test_an_error_of_one_op_moves_the_run_by_its_share(
     records = simulate(
         [Request(i, 0.0, 60 + 6 * i, 10, 10) for i in range(40)], [scheduler], predict, (3,)
     )
-    uses = [breakdown(log, ops, predict.decode_s) for log in records.replicas]
+    uses = [breakdown(log, predict) for log in records.replicas]
     one = errors(ops)
     one["ffn_ln1"] = dataclasses.replace(one["ffn_ln1"], common=0.2)
     samples = makespan_samples(records, Analysis(records).rides, uses, one, "key")
