@@ -19,12 +19,14 @@ from experiments.errors import ConfigError
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
 SUMMARY = "summary.json"
+FITS_FORMAT = "sarathi-sim fits 1"
 VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
-_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, "figures"}
+_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, "figures", "errors.csv"}
 _KINDS = {
     FORMAT: "that of a run",
     FIGURES_FORMAT: "figures of several runs",
+    FITS_FORMAT: "the fits of a bundle",
     VALIDATION_FORMAT: "that of a validation",
 }
 
