@@ -154,9 +154,13 @@ def end_with_parent(on_line: Callable[[bytes], object] | None = None) -> None:
     """
 
     def watch() -> None:
-        for line in sys.stdin.buffer:
-            if on_line is not None:
-                on_line(line)
+        # Not through sys.stdin: a thread that holds its lock would abort the interpreter's exit.
+        pending = b""
+        while block := os.read(0, 65_536):
+            *lines, pending = (pending + block).split(b"\n")
+            for line in lines:
+                if on_line is not None:
+                    on_line(line)
         os._exit(3)
 
     threading.Thread(target=watch, daemon=True).start()
