@@ -18,7 +18,7 @@ from profiler import public_data as data
 from profiler.device import load_device
 from profiler.fit import columns_of, fit_op
 from profiler.forms import GEMM
-from profiler.grid import Line
+from profiler.grid import Key, Line
 from profiler.plan import TILE, Limits, coarse_grid
 from profiler.public_vidur import vidur_gemms_by_tp
 from profiler.study import on
@@ -83,7 +83,7 @@ def _score(
 def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
     """Rows of up to ``points`` that the profiler would measure, given the times of all sizes."""
     largest = int(size[-1])
-    row = {(int(m),): number for number, m in enumerate(size)}
+    row: dict[Key, int] = {(int(m),): number for number, m in enumerate(size)}
     limits = Limits(max_tokens=largest, max_context=largest, max_batch=1)
     chosen = [key for key in coarse_grid("preproj", limits) if key in row]
     grid = Line({key: float(time[row[key]]) for key in chosen}, target=0.01)
