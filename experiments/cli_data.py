@@ -90,14 +90,11 @@ def policies() -> None:
     Example:
       sarathi-sim policies
     """
-    from typing import get_args
-
-    from experiments.config import PolicyConfig
+    from experiments.config import POLICIES
 
     rows = []
-    for policy in get_args(PolicyConfig):
+    for name, policy in POLICIES.items():
         fields = policy.model_fields
-        name = get_args(fields["name"].annotation)[0]
         keys = [
             f"{key}={field.default}{_others(field.annotation, field.default)}"
             for key, field in fields.items()

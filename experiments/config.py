@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
-from policies.orca import Orca, OrcaWorstCase
-from policies.policy import Policy
-from policies.request_level import RequestLevel
-from policies.sarathi import ChunkRule, Sarathi
+from policies.catalogue import build, builders
+from policies.policy import Builder, Policy
 
 # Names become folder and file names.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
@@ -134,43 +140,41 @@ class Cluster(Strict):
     max_length: Tokens | None = None
 
 
-class RequestLevelPolicy(Strict):
-    """Request-level batching, as in FasterTransformer."""
+class NamedPolicy(Strict):
+    """A policy's name, and its arguments."""
 
-    name: Literal["request_level"]
+    name: str
 
-    def build(self) -> Policy:
-        """The policy object this describes."""
-        return RequestLevel()
-
-
-class OrcaPolicy(Strict):
-    """Iteration-level scheduling with whole prompts, in the paper's three cases."""
-
-    name: Literal["orca"]
-    case: Literal["best", "worst", "unconstrained"] = "best"
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        self.build()
+        return self
 
     def build(self) -> Policy:
         """The policy object this describes."""
-        if self.case == "worst":
-            return OrcaWorstCase()
-        return Orca(max_prefills=1 if self.case == "best" else None)
+        return build(**self.model_dump())
 
 
-class SarathiPolicy(Strict):
-    """Chunked prefills and decode-maximal batching."""
+def _policy_model(name: str, builder: Builder) -> type[NamedPolicy]:
+    """The keys that a policy takes: the parameters of what builds it. Whole numbers are counts."""
+    made_by = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc]
+    hints = get_type_hints(made_by)
+    fields: dict[str, Any] = {"name": (Literal[name], ...)}
+    for key, parameter in signature(builder).parameters.items():
+        needed = parameter.default is Parameter.empty
+        kind = Tokens if hints[key] is int else hints[key]
+        fields[key] = (kind, ... if needed else parameter.default)
+    about = (builder.__doc__ or "").partition("\n")[0]
+    return create_model(f"{name}_policy", __base__=NamedPolicy, __doc__=about, **fields)
 
-    name: Literal["sarathi"]
-    chunk_size: Tokens = 256
-    tile: Tokens = 128
-    chunk_rule: ChunkRule = "fill"
 
-    def build(self) -> Policy:
-        """The policy object this describes."""
-        return Sarathi(self.chunk_size, self.tile, self.chunk_rule)
+POLICIES = {name: _policy_model(name, builder) for name, builder in builders().items()}
+"""Every policy of ``policies/`` that has a name."""
 
-
-PolicyConfig = RequestLevelPolicy | OrcaPolicy | SarathiPolicy
+if TYPE_CHECKING:
+    PolicyConfig = NamedPolicy
+else:
+    PolicyConfig = Annotated[Union[tuple(POLICIES.values())], Field(discriminator="name")]  # noqa: UP007
 
 
 class Batching(Strict):
@@ -216,7 +220,7 @@ class Scenario(Strict):
     profiles: Text | None = None
     workload: Workload
     cluster: Cluster = Cluster()
-    policy: Annotated[PolicyConfig, Field(discriminator="name")]
+    policy: PolicyConfig
     batching: Batching = Batching()
     engine: Engine = Engine()
 
@@ -236,9 +240,18 @@ class Ratio(Strict):
     label: Text | None = None
 
 
+class Validation(Strict):
+    """What ``sarathi-sim validate`` does with the scenarios: how often it runs each, and how long
+    the calibration runs around each are."""
+
+    repeats: Annotated[int, Field(ge=1, le=100)] = 5
+    calibration_requests: Annotated[int, Field(ge=1, le=10_000)] = 10
+
+
 class Header(Strict):
     """The keys of a file beside those of its scenarios."""
 
     name: Name
     description: Annotated[str, StringConstraints(max_length=20_000)] = ""
     compare: dict[Name, Ratio] = {}
+    validation: Validation = Validation()

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from experiments.config import SarathiPolicy, Scenario
+from experiments.config import Scenario
 from experiments.errors import ConfigError
 from experiments.loading import Source
 from experiments.requests import build_requests
@@ -267,8 +267,9 @@ def _load(path: Path) -> tuple[OpTimes, int]:
 def _rows(scenario: Scenario, requests: list[Request]) -> int:
     """Token rows of a typical large iteration: what the predictor tabulates beforehand."""
     batch = scenario.batching.max_batch or 1
-    if isinstance(scenario.policy, SarathiPolicy):
-        return max(scenario.policy.chunk_size, scenario.policy.tile) + 2 * batch
+    chunk: int | None = getattr(scenario.policy, "chunk_size", None)
+    if chunk is not None:
+        return max(chunk, getattr(scenario.policy, "tile", 1)) + 2 * batch
     limit = scenario.cluster.max_length or 1
     fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= limit)
     return max(fitting, default=1) + batch

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.config import Header, Name, Ratio, Scenario
+from experiments.config import Header, Name, Ratio, Scenario, Validation
 from experiments.errors import ConfigError
 from experiments.key_paths import KeyPath, get, has, meet, merge, without
 from experiments.messages import mistakes, show, suggest
@@ -62,6 +62,7 @@ class Experiment:
     scenarios: dict[str, Scenario]
     compare: dict[str, Ratio]
     sources: dict[str, Source]
+    validation: Validation
 
 
 def shipped_configs() -> list[str]:
@@ -105,7 +106,13 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
     _check_effect(raw, overrides, assigned)
     _check_ratios(header, scenarios, base_source)
     return Experiment(
-        str(path), header.name, header.description, scenarios, header.compare, sources
+        str(path),
+        header.name,
+        header.description,
+        scenarios,
+        header.compare,
+        sources,
+        header.validation,
     )
 
 

@@ -20,11 +20,14 @@ FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
 SUMMARY = "summary.json"
 FITS_FORMAT = "sarathi-sim fits 1"
-_TOP_LEVEL = {"config.yaml", SUMMARY, "figures", "errors.csv"}
+VALIDATION = "validation.json"
+VALIDATION_FORMAT = "sarathi-sim validation 1"
+_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, "figures", "errors.csv"}
 _KINDS = {
     FORMAT: "that of a run",
     FIGURES_FORMAT: "figures of several runs",
     FITS_FORMAT: "the fits of a bundle",
+    VALIDATION_FORMAT: "that of a validation",
 }
 
 
@@ -92,8 +95,9 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> None:
 
 def _summary(folder: Path) -> dict[str, Any]:
     """The folder's summary; empty where there is none."""
+    name = VALIDATION if (folder / VALIDATION).is_file() else SUMMARY
     try:
-        content = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

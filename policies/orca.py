@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from policies.policy import DECODES, Plan, View
+from typing import Literal
+
+from policies.policy import DECODES, Plan, Policy, View, named
 
 
 class Orca:
@@ -47,3 +49,11 @@ class OrcaWorstCase:
             return DECODES
         joining = view.admissible()
         return Plan(tuple((s, s.prompt_tokens) for s in joining)) if joining else None
+
+
+@named("orca")
+def orca(case: Literal["best", "worst", "unconstrained"] = "best") -> Policy:
+    """Iteration-level scheduling with whole prompts, in the paper's three cases."""
+    if case == "worst":
+        return OrcaWorstCase()
+    return Orca(max_prefills=1 if case == "best" else None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import KeysView
-from typing import Protocol
+from collections.abc import Callable, KeysView
+from typing import Protocol, TypeVar
 
 from policies.request import Sequence
 
@@ -103,3 +103,20 @@ class Policy(Protocol):
     def plan(self, view: View) -> Plan | None:
         """The plan, or None when there is nothing this micro-batch could do now."""
         ...
+
+
+Builder = Callable[..., Policy]
+_Named = TypeVar("_Named", bound=Builder)
+
+
+def named(name: str) -> Callable[[_Named], _Named]:
+    """Marks a policy (a class, or a function that makes one) as what ``name`` means.
+
+    Simulator and engine find it by that name (``policies/catalogue.py``).
+    """
+
+    def mark(builder: _Named) -> _Named:
+        builder.policy_name = name  # type: ignore[attr-defined]
+        return builder
+
+    return mark

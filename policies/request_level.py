@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from policies.orca import OrcaWorstCase
+from policies.policy import named
 
 
+@named("request_level")
 class RequestLevel(OrcaWorstCase):
     """A batch is prefilled together and leaves together: who finishes early computes padding.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from policies.policy import DECODES, Plan, View
+from policies.policy import DECODES, Plan, View, named
 
 ChunkRule = Literal["fill", "reserve", "fixed"]
 
 
+@named("sarathi")
 class Sarathi:
     """One prefill chunk an iteration, and every decode of the micro-batch piggybacks on it.
 

@@ -154,6 +154,10 @@ class XformersAttention:
             kv_seqlen=[context + 1 for context in contexts],
         )
 
+    def gappy_mask(self) -> Any:
+        """The bias class for sequences that lie anywhere in one long cache."""
+        return self._fmha.attn_bias.BlockDiagonalCausalWithOffsetGappyKeysMask
+
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
         """One sequence; see :class:`Attention`."""
         return self._attend(q, keys, values, bias)

@@ -1,25 +1,15 @@
-"""All-reduce and send/recv times on one node: starts the ranks, reads them, ends them. torch-free.
-
-The ranks are processes of :mod:`profiler.ranks` and not forks of this one, so that an accelerator
-that is in use here is no hindrance. They end when their standard input closes, hence with us.
-"""
+"""All-reduce and send/recv times on one node, from ranks of :mod:`profiler.ranks`. torch-free."""
 
 from __future__ import annotations
 
 import json
-import os
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from profiler.journal import Timing
 from profiler.profile_error import ProfileError
+from profiler.rank_processes import RankProcesses
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -43,104 +33,20 @@ def time_collectives(
     0 to rank 1. Raises ProfileError where a rank fails, or where nothing comes for ``timeout_s``;
     no process is left behind either way.
     """
-    with tempfile.TemporaryDirectory(prefix="sarathi-sim-ranks-") as folder:
-        command = [sys.executable, "-m", "profiler.ranks", "--backend", backend, "--dtype", dtype]
-        command += ["--store", str(Path(folder) / "store"), "--world", str(ranks)]
-        command += ["--repeats", str(repeats), "--timeout", str(timeout_s)]
-        command += ["--all-reduce", *map(str, all_reduce), "--send-recv", *map(str, send_recv)]
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(ranks):
-                with (Path(folder) / f"stderr{rank}").open("wb") as errors:
-                    processes.append(
-                        subprocess.Popen(
-                            [*command, "--rank", str(rank)],
-                            stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                            stderr=errors,
-                            env=_environment(backend),
-                        )
-                    )
-            for line in _lines(processes, Path(folder), timeout_s):
-                began = time.perf_counter()
-                entry = json.loads(line)
-                seconds = entry["time_us"] * 1e-6 * repeats + (time.perf_counter() - began)
-                timing = Timing(
-                    entry["time_us"], entry["spread"], entry["samples"], seconds=seconds
-                )
-                yield entry["op"], int(entry["num_bytes"]), timing
-        finally:
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.wait()
-                for stream in (process.stdin, process.stdout):
-                    if stream is not None:
-                        stream.close()
 
+    def arguments(folder: Path) -> list[str]:
+        listed = ["--backend", backend, "--dtype", dtype, "--store", str(folder / "store")]
+        listed += ["--world", str(ranks), "--repeats", str(repeats), "--timeout", str(timeout_s)]
+        listed += ["--all-reduce", *map(str, all_reduce), "--send-recv", *map(str, send_recv)]
+        return listed
 
-def _environment(backend: str) -> dict[str, str]:
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(
-        part for part in (root, environment.get("PYTHONPATH", "")) if part
-    )
-    if backend == "gloo" and sys.platform == "linux":
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return environment
-
-
-def _lines(
-    processes: list[subprocess.Popen[bytes]], folder: Path, timeout_s: float
-) -> Iterator[bytes]:
-    """Rank 0's lines until it closes its output. Raises ProfileError as time_collectives says."""
-    output = processes[0].stdout
-    assert output is not None
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_pump, args=(output, lines), daemon=True).start()
-    quiet_since = time.monotonic()
-    while True:
-        try:
-            line = lines.get(timeout=0.2)
-        except queue.Empty:
-            _check(processes, folder)
-            if time.monotonic() - quiet_since > timeout_s:
-                raise ProfileError(
-                    f"the collectives over {len(processes)} ranks gave no time for "
-                    f"{timeout_s:g} s; {_complaint(folder, len(processes))}"
-                ) from None
-            continue
-        if not line:
-            processes[0].wait(timeout=timeout_s)
-            _check(processes, folder)
-            return
-        quiet_since = time.monotonic()
-        yield line
-
-
-def _pump(output: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    for line in output:
-        lines.put(line)
-    lines.put(b"")
-
-
-def _check(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    for rank, process in enumerate(processes):
-        code = process.poll()
-        if code:
-            raise ProfileError(
-                f"rank {rank} of {len(processes)} ended with code {code}; "
-                f"{_complaint(folder, len(processes))}"
-            )
-
-
-def _complaint(folder: Path, ranks: int) -> str:
-    """The last line that a rank wrote to stderr."""
-    for rank in range(ranks):
-        text = (folder / f"stderr{rank}").read_text(encoding="utf-8", errors="replace").strip()
-        if text:
-            return f"rank {rank} says: {text.splitlines()[-1][:300]}"
-    return "no rank says why"
+    with RankProcesses("profiler.ranks", arguments, ranks, backend) as processes:
+        while line := processes.line("timing the collectives", timeout_s):
+            began = time.perf_counter()
+            entry = json.loads(line)
+            seconds = entry["time_us"] * 1e-6 * repeats + (time.perf_counter() - began)
+            timing = Timing(entry["time_us"], entry["spread"], entry["samples"], seconds=seconds)
+            yield entry["op"], int(entry["num_bytes"]), timing
 
 
 def read_inter_node(path: Path) -> dict[int, float]:

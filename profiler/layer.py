@@ -28,7 +28,8 @@ class ShardLayer:
     """The ops of one layer on one of ``tp`` ranks.
 
     Activations are (tokens, width). ``copies`` sets of weights allow timings to meet cold ones:
-    every op takes the number of the set. The two all-reduces of tensor parallelism are left out.
+    every op takes the number of the set; ``sets`` are given ones, such as those of a stage's
+    layers. The two all-reduces of tensor parallelism are left out.
     Raises ValueError where ``tp`` does not divide the model.
     """
 
@@ -40,13 +41,14 @@ class ShardLayer:
         dtype: torch.dtype,
         copies: int = 1,
         seed: int = 0,
+        sets: list[Weights] | None = None,
     ) -> None:
         self.model = model
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self.shapes = model.gemms(tp)
         self.device, self.dtype = device, dtype
         self._generator = torch.Generator(device=device).manual_seed(seed)
-        self.sets = [self._weights() for _ in range(copies)]
+        self.sets = [self._weights() for _ in range(copies)] if sets is None else sets
 
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal numbers on the layer's device, in its dtype."""

@@ -16,7 +16,6 @@ import json
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from profiler.rank_processes import end_with_parent
 from profiler.timing import cuda_events, no_garbage_collection, relative_iqr
 
 _WARM_UPS = 5
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="rank 0 writes here too")
     options = parser.parse_args()
     if options.store:
-        _end_with_parent()
+        end_with_parent()
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if options.backend == "nccl":
@@ -76,16 +76,6 @@ def main() -> None:
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # destroying a group can hang where a peer is gone already
-
-
-def _end_with_parent() -> None:
-    """Exit when standard input closes, which it does however the parent ends: no orphans."""
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        os._exit(3)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _measure(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from simulator.timeline import StageTimes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -39,6 +43,9 @@ class ReplicaLog:
 
     ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter
     made it differ from what the iteration columns say.
+
+    ``measured`` are the times on a real engine's stages, where this is the log of one: they do not
+    follow from the durations.
     """
 
     layers: tuple[int, ...]
@@ -51,6 +58,7 @@ class ReplicaLog:
     iterations: dict[str, Floats]
     rides: Ints
     stage_s: Floats | None = None
+    measured: StageTimes | None = None
 
     @property
     def num_iterations(self) -> int:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config import Scenario
+from experiments.engine_cells import make_cells
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment, shipped_configs
 from experiments.run import deploy_all
@@ -147,6 +148,8 @@ def test_shipped_configs_are_good(name: str) -> None:
     if name == "azure_trace":
         with pytest.raises(ConfigError, match=r"AzureLLMInferenceTrace_conv\.csv: No such file"):
             deploy_all(experiment)
+    elif name == "validate_cpu":  # for a device that must be measured
+        assert {cell.layout for cell in make_cells(experiment)} == {(1, 1), (2, 1)}
     else:
         deploy_all(experiment)
 

@@ -1,0 +1,198 @@
+"""How far simulation and measurement differ, and whose fault it is: pure functions of sessions.
+
+Errors are fractions, predicted / measured - 1; an iteration's is absolute, and that of the
+micro-batch's time summed over the stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.engine_cells import Cell
+from experiments.measured import (
+    KINDS,
+    Parity,
+    kinds,
+    lockstep,
+    measured_records,
+    replay,
+    stage_times,
+)
+from experiments.prediction import Links, Prediction, bundle_predictor
+from experiments.validation import Repeat, Session
+from profiler.engine_processes import EngineRun, StageLog
+from profiler.in_situ import in_situ_bundle
+from simulator.ledger import WAITS
+from simulator.metrics import Analysis
+from simulator.records import Floats, Records
+from simulator.regression import OpTimes
+
+# Decided beforehand: a repeat outside of these says something of the machine, not of the model.
+MOST_WALL_PER_CPU = 1.03
+MOST_PREEMPTED = 0.05
+MOST_DRIFT = 0.05
+#: Preempted: a stage's time for a micro-batch beyond this factor of its CPU time, and 0.1 ms.
+_PREEMPTED = 1.03
+
+PREDICTIONS = ("calibrated", "grid")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run in totals. Bubbles are those of the ledger, communication and turn-around included."""
+
+    makespan_s: float
+    tokens_per_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    bubble_s: float
+    bubble_by_stage_s: tuple[float, ...]
+    bubble_per_request_s: float
+
+    @staticmethod
+    def of(records: Records) -> Whole:
+        """Of a simulated or a measured run."""
+        analysis = Analysis(records)
+        table = analysis.requests
+        stages = [
+            sum(float(row[f"{name}_s"]) for name in WAITS) for _, row in analysis.ledger.iterrows()
+        ]
+        tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
+        makespan = records.end_s - float(records.arrival_s.min())
+        return Whole(
+            makespan,
+            tokens / makespan,
+            float(table["ttft_s"].quantile(0.5)),
+            float(table["ttft_s"].quantile(0.9)),
+            sum(stages),
+            tuple(stages),
+            float(table["bubble_s"].mean()),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One cell in one repeat. ``iterations`` and ``whole`` are by prediction.
+
+    ``measured_iterations`` is the time of each micro-batch, summed over the stages.
+    """
+
+    parity: Parity
+    kinds: list[str]
+    measured_iterations: Floats
+    iterations: dict[str, Floats]
+    measured: Whole
+    whole: dict[str, Whole]
+    replayed: Whole
+    wall_per_cpu: float
+    preempted: float
+    records: dict[str, Records]
+
+
+def drift(repeat: Repeat) -> float:
+    """How much slower the grid was after than before (a ratio; 1 is no drift)."""
+    before, after = ((log.finish - log.start).sum(axis=1) for log in repeat.grids)
+    return float(np.median(after / before))
+
+
+def rejection(repeat: Repeat, outcomes: list[Outcome]) -> str | None:
+    """Why a repeat does not count, or None."""
+    moved = drift(repeat)
+    if abs(moved - 1) > MOST_DRIFT:
+        return f"the grid took {moved:.2f} times as long after as before"
+    for outcome in outcomes:
+        if outcome.wall_per_cpu > MOST_WALL_PER_CPU:
+            return f"wall time was {outcome.wall_per_cpu:.3f} times the CPU time"
+        if outcome.preempted > MOST_PREEMPTED:
+            return f"{outcome.preempted:.0%} of the stages' work was preempted"
+    return None
+
+
+def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
+    """Everything about one cell in one repeat."""
+    served = repeat.served[cell.name]
+    run, requests = served.run, cell.requests()
+    around = Links.of([calibration for calibration, _ in served.calibration])
+    grid = _joined(repeat.grids)
+    bundle = in_situ_bundle(session.spec, 2 * session.works, grid, around.send_s, "in-situ")
+    alone = Prediction(cell, bundle_predictor(cell, OpTimes(bundle)), around)
+    predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
+    decisions = run.served.decisions
+    measured = measured_records(run, requests, cell.scheduler())
+    simulated = {name: p.simulate(requests) for name, p in predictions.items()}
+    again = replay(run, requests, cell.scheduler())
+    times = stage_times(run)
+    wall, preempted = _disturbance(run.stages)
+    return Outcome(
+        parity=lockstep(run, requests, cell.scheduler()),
+        kinds=kinds(decisions),
+        measured_iterations=(times.finish - times.start).sum(axis=1),
+        iterations={
+            name: p.stages(decisions, requests).sum(axis=1) for name, p in predictions.items()
+        },
+        measured=Whole.of(measured),
+        whole={name: Whole.of(records) for name, records in simulated.items()},
+        replayed=Whole.of(again),
+        wall_per_cpu=wall,
+        preempted=preempted,
+        records={"measured": measured, **simulated},
+    )
+
+
+def online_outcome(cell: Cell, run: EngineRun) -> tuple[Parity, Whole, Whole]:
+    """Parity, and the totals measured and replayed, of a run with arrivals over time."""
+    requests = cell.requests()
+    return (
+        lockstep(run, requests, cell.scheduler()),
+        Whole.of(measured_records(run, requests, cell.scheduler())),
+        Whole.of(replay(run, requests, cell.scheduler())),
+    )
+
+
+def _joined(grids: tuple[StageLog, StageLog]) -> StageLog:
+    before, after = grids
+    columns = ("arrived", "start", "finish", "cpu", "ops")
+    return StageLog(*(np.concatenate([getattr(before, c), getattr(after, c)]) for c in columns))
+
+
+def _disturbance(log: StageLog) -> tuple[float, float]:
+    """Wall over CPU time of the stages' work, and the share of it that was preempted."""
+    wall = log.finish - log.start
+    preempted = wall > _PREEMPTED * log.cpu + 1e-4
+    return float(wall.sum() / log.cpu.sum()), float(preempted.mean())
+
+
+def noise_floor(repeats: list[Floats]) -> float:
+    """Median relative difference of a micro-batch's time between two repeats, over all pairs.
+
+    NaN where there is but one repeat. Only repeats with the same micro-batches compare.
+    """
+    differences = [
+        np.abs(one / other - 1)
+        for place, one in enumerate(repeats)
+        for other in repeats[place + 1 :]
+        if len(one) == len(other)
+    ]
+    return float(np.median(np.concatenate(differences))) if differences else float("nan")
+
+
+def iteration_errors(outcome: Outcome, prediction: str) -> Floats:
+    """|predicted / measured - 1| of every micro-batch."""
+    return np.asarray(np.abs(outcome.iterations[prediction] / outcome.measured_iterations - 1))
+
+
+def errors_by_kind(outcome: Outcome, prediction: str) -> dict[str, dict[str, float]]:
+    """Median and 90th percentile of the iterations' errors, by kind of micro-batch."""
+    errors, kind = iteration_errors(outcome, prediction), np.array(outcome.kinds)
+    found = {}
+    for name in KINDS:
+        some = errors[kind == name]
+        if len(some):
+            found[name] = {
+                "count": len(some),
+                "median": float(np.median(some)),
+                "p90": float(np.quantile(some, 0.9)),
+            }
+    return found

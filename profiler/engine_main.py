@@ -1,0 +1,46 @@
+"""A process of an engine: ``python -m profiler.engine_main``. Imports torch.
+
+:mod:`profiler.engine_processes` starts one for each stage and tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import sys
+from pathlib import Path
+
+from profiler.engine_head import Head
+from profiler.engine_rank import Rank
+from profiler.engine_spec import read_spec
+from profiler.rank_processes import end_with_parent
+from profiler.work import EngineError
+
+
+def main() -> None:
+    """Join the others, then work until told to stop."""
+    parser = argparse.ArgumentParser(prog="python -m profiler.engine_main")
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    spec = read_spec(options.spec)
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    end_with_parent(jobs.put)
+    if spec.realtime:  # before any thread is started, so that all have it
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+    try:
+        if options.rank == 0:
+            Head(spec, options.spec.parent, jobs).run()
+        else:
+            Rank(spec, options.rank, options.spec.parent).run()
+    except EngineError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(2)
+    sys.stdout.flush()
+    os._exit(0)  # destroying a group can hang where a peer is gone already
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What an engine of several ranks is: model, degrees, room. torch-free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from profiler.model import ModelSpec
+from profiler.work import EngineError
+
+if TYPE_CHECKING:
+    from profiler.stage import StageShape
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """An engine on CPUs: ``pp`` stages of ``tp`` ranks, a process each.
+
+    ``layers`` are those of each stage. A rank holds ``slots`` sequences of ``max_length`` tokens; a
+    micro-batch has at most ``max_tokens`` rows. ``realtime`` asks for SCHED_FIFO.
+    """
+
+    model: ModelSpec
+    layers: tuple[int, ...]
+    tp: int
+    slots: int
+    max_length: int
+    max_tokens: int
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+    threads: int = 1
+    realtime: bool = False
+
+    @property
+    def pp(self) -> int:
+        """Pipeline stages."""
+        return len(self.layers)
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        return self.pp * self.tp
+
+    def stage(self, number: int) -> StageShape:
+        """What rank ``number`` holds; the ranks of a stage are neighbours."""
+        from profiler.stage import StageShape
+
+        stage, tp_rank = divmod(number, self.tp)
+        first = sum(self.layers[:stage])
+        return StageShape(
+            self.model, first, first + self.layers[stage], self.tp, tp_rank,
+            self.slots, self.max_length, self.seed,
+        )  # fmt: skip
+
+    def bytes_needed(self) -> int:
+        """Weights, tables, KV caches and message buffers of all ranks together."""
+        size = 4 if self.dtype == "float32" else 2
+        gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
+        layer = sum(shape.n * shape.k for op, shape in gemms.items() if op != "lm_head")
+        kv = 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
+        tables = (gemms["lm_head"].n + self.model.vocab_size) * self.model.hidden_size
+        messages = 4 * (self.pp + 1) * self.max_tokens * self.model.hidden_size
+        of_a_stage = messages if self.pp > 1 else 0
+        total = sum(self.layers) * (layer + kv) + tables + self.pp * of_a_stage
+        return self.tp * total * size
+
+    def check_memory(self, number: int) -> None:
+        """In a rank: raises EngineError where all ranks together need more than is free."""
+        from profiler.environment import memory_bytes
+
+        free = memory_bytes("cpu")[1]
+        if number == 0 and self.bytes_needed() > 0.9 * free:
+            raise EngineError(
+                f"the engine needs {self.bytes_needed() / 1e9:.1f} GB for weights and KV caches of "
+                f"{self.slots} sequences of {self.max_length} tokens, and {free / 1e9:.1f} GB are "
+                "free: take fewer or shorter sequences, or a smaller model"
+            )
+
+
+def write_spec(spec: EngineSpec, path: Path) -> None:
+    """As JSON, for the ranks."""
+    path.write_text(json.dumps(asdict(spec)), encoding="utf-8")
+
+
+def read_spec(path: Path) -> EngineSpec:
+    """What :func:`write_spec` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"] = ModelSpec(**content["model"])
+    content["layers"] = tuple(content["layers"])
+    return EngineSpec(**content)

@@ -1,0 +1,256 @@
+"""What a validation says of an engine whose every time is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments.engine_cells import Cell, engine_spec, grid_of, make_cells
+from experiments.errors import ConfigError
+from experiments.loading import Experiment, load_experiment
+from experiments.measured import links, lockstep, measured_records, replay
+from experiments.validation import Repeat, Served, Session
+from experiments.validation_errors import Whole, evaluate, iteration_errors, noise_floor, rejection
+from experiments.validation_report import evaluate_all, report
+from experiments.validation_table import table, verdict
+from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
+
+CONFIG: dict[str, Any] = {
+    "name": "fake",
+    "model": "tiny-llama-40m",
+    "device": "cpu",
+    "workload": {"requests": 12, "lengths": {"kind": "uniform", "min": 20, "max": 100},
+                 "pd_ratio": 4},
+    "cluster": {"max_length": 100, "pp": 2},
+    "batching": {"max_batch": 4, "formation": "lazy"},
+    "scenarios": {
+        "orca": {"policy": {"name": "orca"}},
+        "sarathi": {"policy": {"name": "sarathi", "chunk_size": 32, "tile": 8}},
+        "online": {"policy": {"name": "orca"},
+                   "workload": {"arrivals": {"kind": "poisson", "rate": 50.0}}},
+    },
+    "compare": {"bubble": {"metric": "bubble_s.mean", "over": ["orca", "sarathi"]}},
+}  # fmt: skip
+
+
+def load(tmp_path: Path, **changes: Any) -> Experiment:
+    path = tmp_path / "fake.yaml"
+    path.write_text(yaml.safe_dump(CONFIG | changes))
+    return load_experiment(path)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    return load(tmp_path)
+
+
+def cell_of(experiment: Experiment, name: str = "orca") -> Cell:
+    return next(cell for cell in make_cells(experiment) if cell.name == name)
+
+
+def numbers(whole: Whole) -> list[float]:
+    """All of them in a row."""
+    found: list[float] = []
+    for value in asdict(whole).values():
+        found += value if isinstance(value, tuple) else [value]
+    return found
+
+
+@pytest.mark.parametrize("name", ["orca", "sarathi", "online"])
+def test_a_measured_run_reads_like_the_simulated_one(experiment: Experiment, name: str) -> None:
+    """All metrics from the engine's log are those of the simulation it was made from."""
+    cell = cell_of(experiment, name)
+    requests = cell.requests()
+    run, simulated = FakeEngine(cell).serve(requests)
+    measured = Whole.of(measured_records(run, requests, cell.scheduler()))
+    assert numbers(measured) == pytest.approx(numbers(Whole.of(simulated)), rel=1e-9)
+    assert measured.bubble_s > 0
+    again = Whole.of(replay(run, requests, cell.scheduler()))
+    assert numbers(again) == pytest.approx(numbers(measured), rel=1e-6)
+    assert lockstep(run, requests, cell.scheduler()).identical
+
+
+def test_links_are_those_of_awaited_messages(tmp_path: Path) -> None:
+    """The last stage is three times as slow as the first, and most messages wait for it."""
+    uneven = {"max_length": 100, "pp": 2, "layers_per_stage": [2, 6]}
+    cell = cell_of(load(tmp_path, cluster=uneven))
+    sends, turnaround = links(FakeEngine(cell).serve(cell.requests())[0])
+    assert sends == pytest.approx([SEND_S])
+    assert turnaround == pytest.approx(TURNAROUND_S)
+
+
+def test_lockstep_sees_a_clock_that_is_off(experiment: Experiment) -> None:
+    """An arrival on the other side of a decision is another batch, or a batch at another time."""
+    cell = cell_of(experiment, "online")
+    requests = cell.requests()
+    run, _ = FakeEngine(cell).serve(requests)
+    late = [replace(r, arrival_s=r.arrival_s + 0.02) for r in requests]
+    assert not lockstep(run, late, cell.scheduler()).identical
+    run.served.decisions[3].decodes.append(99)
+    parity = lockstep(run, requests, cell.scheduler())
+    assert parity.difference is not None
+    assert parity.difference.startswith("batch 3: engine")
+
+
+def test_lockstep_knows_when_a_return_was_handled(experiment: Experiment) -> None:
+    """Had the results been handled later than the decisions say, these could not have been made."""
+    cell = cell_of(experiment)
+    requests = cell.requests()
+    run, _ = FakeEngine(cell).serve(requests)
+    for decision in run.served.decisions:
+        decision.returned_s += 0.01
+    assert not lockstep(run, requests, cell.scheduler()).identical
+
+
+def session(
+    experiment: Experiment, *, repeats: int = 3, factor: float = 1.0, offset_s: float = 0.0
+) -> Session:
+    """``factor`` and ``offset_s``: how much slower serving is than the grid says."""
+    cells = make_cells(experiment)
+    offline = [cell for cell in cells if not cell.online]
+    spec, works = engine_spec(cells), grid_of(cells)
+    grid = FakeEngine(cells[0]).play(works)
+    found = []
+    for number in range(repeats):
+        served = {}
+        for cell in offline:
+            engine = FakeEngine(cell, factor, offset_s)
+            around = [cell.requests(100 + 2 * number + i, 6) for i in range(2)]
+            calibration = [(engine.serve(some)[0], some) for some in around]
+            served[cell.name] = Served(engine.serve(cell.requests())[0], calibration)
+        found.append(Repeat((grid, grid), served, 0.5))
+    online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
+    return Session(spec, cells, works, found, online, 1.0)
+
+
+def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experiment) -> None:
+    """The grid's points lie on the formula, which is linear: what lies between is exact too."""
+    measured = session(experiment, repeats=1)
+    for name in ("orca", "sarathi"):
+        outcome = evaluate(measured, measured.repeats[0], cell_of(experiment, name))
+        for prediction in ("grid", "calibrated"):
+            assert np.median(iteration_errors(outcome, prediction)) < 0.005
+            assert iteration_errors(outcome, prediction).max() < 0.02
+            whole = outcome.whole[prediction]
+            assert whole.makespan_s == pytest.approx(outcome.measured.makespan_s, rel=5e-3)
+            assert whole.bubble_s == pytest.approx(outcome.measured.bubble_s, rel=0.03)
+
+
+def test_calibration_finds_what_serving_adds(experiment: Experiment) -> None:
+    measured = session(experiment, repeats=1, factor=1.25, offset_s=1e-3)
+    outcome = evaluate(measured, measured.repeats[0], cell_of(experiment))
+    assert np.median(iteration_errors(outcome, "grid")) > 0.2
+    assert iteration_errors(outcome, "calibrated").max() < 0.01
+    assert outcome.whole["calibrated"].makespan_s == pytest.approx(
+        outcome.measured.makespan_s, rel=5e-3
+    )
+
+
+def test_the_noise_floor_is_the_median_over_pairs_of_repeats() -> None:
+    one, two = np.array([1.0, 2.0, 4.0]), np.array([1.0, 1.6, 5.0])
+    # 1/1 - 1 = 0, 2/1.6 - 1 = 0.25, 4/5 - 1 = -0.2
+    assert noise_floor([one, two]) == pytest.approx(0.2)
+    assert np.isnan(noise_floor([one]))
+    assert np.isnan(noise_floor([one, two[:2]]))
+
+
+def test_gates_reject_what_the_machine_spoilt(experiment: Experiment) -> None:
+    measured = session(experiment, repeats=1)
+    repeat = measured.repeats[0]
+    outcome = evaluate(measured, repeat, cell_of(experiment))
+    assert rejection(repeat, [outcome]) is None
+    grid = repeat.grids[0]
+    slower = replace(grid, finish=grid.start + 1.06 * (grid.finish - grid.start))
+    drifted = replace(repeat, grids=(grid, slower))
+    assert rejection(drifted, [outcome]) == "the grid took 1.06 times as long after as before"
+    for changes, why in (
+        ({"wall_per_cpu": 1.031}, "wall time was 1.031 times the CPU time"),
+        ({"preempted": 0.06}, "6% of the stages' work was preempted"),
+    ):
+        assert rejection(repeat, [replace(outcome, **changes)]) == why
+
+
+def test_preempted_work_is_counted(experiment: Experiment) -> None:
+    measured = session(experiment, repeats=1)
+    cell = cell_of(experiment)
+    log = measured.repeats[0].served["orca"].run.stages
+    log.cpu[0] = (log.finish - log.start)[0] / 2
+    outcome = evaluate(measured, measured.repeats[0], cell)
+    assert outcome.preempted == pytest.approx(1 / len(log.cpu))
+    assert outcome.wall_per_cpu > 1
+
+
+def test_the_report_holds_what_was_promised(experiment: Experiment) -> None:
+    measured = [session(experiment)]
+    outcomes = evaluate_all(measured, lambda *_: None)
+    result = report(experiment, measured, outcomes)
+    assert result["quiet"]
+    orca = result["cells"]["orca"]
+    for key in ("iteration_error_median", "iteration_error_p90", "makespan_error",
+                "throughput_error", "bubble_error"):  # fmt: skip
+        assert set(orca[key]) == {"median", "min", "max"}
+        assert len(orca["grid"]["repeats"]) == 3
+    assert orca["parity"] == result["cells"]["online"]["parity"] == 1.0
+    assert orca["noise_floor"] == 0.0
+    assert (orca["pp"], orca["tp"], orca["online"]) == (2, 1, False)
+    assert set(orca["grid"]["by_kind"]) <= {"prefill", "decode", "mixed"}
+    ratio = result["ratios"]["bubble"]
+    assert abs(ratio["error"]) < 0.05
+    assert all(row["met"] for row in result["targets"])
+    assert verdict(result) == ["all targets met"]
+    assert table(result).row_count > 8
+    json.dumps(result, allow_nan=False)
+
+
+def test_on_a_busy_machine_nothing_is_claimed(experiment: Experiment) -> None:
+    measured = session(experiment)
+    busy = [
+        replace(repeat, grids=(repeat.grids[0], replace(
+            repeat.grids[0], finish=repeat.grids[0].start + 2.0)))
+        for repeat in measured.repeats[:1]
+    ]  # fmt: skip
+    spoilt = [replace(measured, repeats=busy + measured.repeats[1:])]
+    result = report(experiment, spoilt, evaluate_all(spoilt, lambda *_: None))
+    assert not result["quiet"]
+    layout = result["repeats"]["pp2_tp1"]
+    assert (layout["run"], layout["accepted"]) == (3, 2)
+    assert layout["rejected"][0]["repeat"] == 0
+    # Scheduling does not depend on the machine, and is judged all the same.
+    judged = {row["what"] for row in result["targets"] if row["met"] is not None}
+    assert judged == {"parity"}
+    assert "nothing is claimed" in verdict(result)[-1]
+
+
+def test_a_missed_target_is_said(experiment: Experiment) -> None:
+    measured = [session(experiment)]
+    outcomes = evaluate_all(measured, lambda *_: None)
+    for outcome in outcomes["orca"]:
+        outcome.iterations["calibrated"] *= 1.06
+    result = report(experiment, measured, outcomes)
+    assert any(
+        line.startswith("missed: iteration_error_median of orca is +6.") for line in verdict(result)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batching": {"max_batch": 4}}, "batching.formation: value 'eager': must be lazy"),
+        ({"batching": {"formation": "lazy"}}, "batching.max_batch: this key is missing"),
+        ({"cluster": {"max_length": 100, "replicas": 2}}, "cluster.replicas: value 2: must be 1"),
+        ({"cluster": {"max_length": 100, "tp": 3}}, "cluster.tp: value 3: .*does not divide"),
+        ({"cluster": {"max_length": 100, "pp": 9}}, "cluster.pp: value 9: must be at most 8"),
+        ({"model": "tiny-lama-40m"}, "did you mean 'tiny-llama-40m'"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_cells(load(tmp_path, **changes))

@@ -1,0 +1,82 @@
+"""``sarathi-sim validate`` end to end, on a tiny model; and its refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.experiments.test_validation import CONFIG
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = {
+    "name": "tiny", "num_layers": 2, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 16, "ffn_hidden_size": 128, "gated_ffn": True, "vocab_size": 96,
+    "tied_embeddings": False, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def validate(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"{before}\nimport sys, runpy\nsys.argv[0] = 'sarathi-sim'\n"
+    call = [sys.executable, "-c", f"{code}runpy.run_module('experiments')", "validate", *arguments]
+    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def config(tmp_path: Path) -> str:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(MODEL))
+    content = CONFIG | {
+        "model": str(tmp_path / "tiny.yaml"),
+        "validation": {"repeats": 2, "calibration_requests": 4},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def test_validate_writes_its_report(tmp_path: Path) -> None:
+    out = tmp_path / "result"
+    done = validate(config(tmp_path), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    result = json.loads((out / "validation.json").read_text())
+    assert result["format"] == "sarathi-sim validation 1"
+    assert {name: cell["parity"] for name, cell in result["cells"].items()} == {
+        "orca": 1.0, "sarathi": 1.0, "online": 1.0,
+    }  # fmt: skip
+    orca = result["cells"]["orca"]
+    assert len(orca["calibrated"]["repeats"]) == result["repeats"]["pp2_tp1"]["run"] == 2
+    assert orca["noise_floor"] > 0
+    assert result["ratios"]["bubble"]["measured"]["median"] > 0
+    for name in ("iterations", "timelines"):
+        assert (out / "figures" / f"{name}.png").stat().st_size > 10_000
+    assert "scheduling: batches identical" in done.stdout
+    # It replaces its own result, and nothing else.
+    again = validate(config(tmp_path), "--out", str(tmp_path))
+    assert again.returncode == 2
+    assert "so it is not replaced" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "before", "message"),
+    [
+        ((), "sys = __import__('sys'); sys.modules['torch'] = None", "the engine needs torch"),
+        (("--realtime",), "import os; os.geteuid = lambda: 1000", "only root may ask for it"),
+        (
+            ("--set", "compare.bubble.metric=ttft_s.p50"),
+            "",
+            "compare.bubble.metric: value 'ttft_s.p50': a validation compares makespan_s",
+        ),
+        (("--set", "validation.repeats=0"), "", "validation.repeats: value 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_validated_is_refused(
+    tmp_path: Path, arguments: tuple[str, ...], before: str, message: str
+) -> None:
+    done = validate(config(tmp_path), "--out", str(tmp_path / "out"), *arguments, before=before)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
