@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 # Files and folders of a result that a scenario must not be called like.
 _RESERVED = ("figures", "config.yaml", "summary.json")
-_FILE_KEYS = (*Header.model_fields, "scenarios")
+_FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
 
 
 @dataclass(frozen=True)
@@ -69,44 +69,80 @@ def shipped_configs() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A file and the ``--set`` options laid over it, not yet turned into scenarios.
+
+    ``raw`` is what all scenarios share, ``overrides`` what each of them changes.
+    """
+
+    header: Header
+    raw: dict[str, Any]
+    overrides: dict[str, dict[str, Any]]
+    assigned: tuple[KeyPath, ...]
+    source: Source
+
+
 def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Experiment:
     """Read a configuration: the path of a file, or the name of a shipped one.
 
     ``assignments`` are ``key.path=value``, applied to the top level in order (a scenario by
     ``scenarios.NAME.key.path=value``). Raises ConfigError with one line per mistake.
     """
+    draft = read_draft(config, assignments)
+    if "sweep" in draft.raw:
+        raise ConfigError(
+            f"{draft.source.file}: sweep: this file describes many runs: use sarathi-sim sweep, "
+            "or sarathi-sim plan to see them"
+        )
+    header, source = draft.header, draft.source
+    scenarios: dict[str, Scenario] = {}
+    sources: dict[str, Source] = {}
+    found: list[str] = []
+    for name, override in draft.overrides.items():
+        sources[name] = replace(source, scenario=name, override=override)
+        try:
+            scenarios[name] = check_scenario(draft, name, draft.raw, sources[name])
+        except ConfigError as error:
+            found += str(error).splitlines()
+    if found:
+        # A mistake at the top level shows in every scenario: say it once.
+        raise ConfigError("\n".join(dict.fromkeys(found)))
+    _check_effect(draft.raw, draft.overrides, draft.assigned)
+    _check_ratios(header, scenarios, source)
+    return Experiment(
+        source.file, header.name, header.description, scenarios, header.compare, sources
+    )
+
+
+def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
+    """Read a configuration as :func:`load_experiment` does, up to its scenarios' own keys."""
     path = _find(str(config))
     raw = read_mapping(path)
     assigned = tuple(_assign(raw, text) for text in assignments)
     overrides = raw.pop("scenarios", None)
     header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
-    base_source = Source(str(path), "", {}, assigned)
-    found: list[str] = []
+    source = Source(str(path), "", {}, assigned)
     try:
         header = Header.model_validate(header_keys)
     except ValidationError as error:
-        found += mistakes(error, Header, header_keys, base_source.name)
+        found = mistakes(error, Header, header_keys, source.name)
         raise ConfigError("\n".join(found)) from None
-    overrides = {header.name: {}} if overrides is None else _check_names(overrides, base_source)
+    named = {header.name: {}} if overrides is None else _check_names(overrides, source)
+    return Draft(header, raw, named, assigned, source)
 
-    scenarios: dict[str, Scenario] = {}
-    sources: dict[str, Source] = {}
-    for name, override in overrides.items():
-        merged = merge(raw, override)
-        sources[name] = Source(str(path), name, override, assigned)
-        try:
-            scenarios[name] = Scenario.model_validate(merged)
-        except ValidationError as error:
-            also = () if override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
-            found += mistakes(error, Scenario, merged, sources[name].name, also)
-    if found:
-        # A mistake at the top level shows in every scenario: say it once.
-        raise ConfigError("\n".join(dict.fromkeys(found)))
-    _check_effect(raw, overrides, assigned)
-    _check_ratios(header, scenarios, base_source)
-    return Experiment(
-        str(path), header.name, header.description, scenarios, header.compare, sources
-    )
+
+def check_scenario(draft: Draft, name: str, base: Mapping[str, Any], source: Source) -> Scenario:
+    """One scenario: its own keys laid over ``base``. Raises ConfigError, a line per mistake."""
+    override = draft.overrides[name]
+    merged = merge(base, override)
+    try:
+        return Scenario.model_validate(merged)
+    except ValidationError as error:
+        also = () if override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
+        raise ConfigError(
+            "\n".join(mistakes(error, Scenario, merged, source.name, also))
+        ) from None
 
 
 def _find(config: str) -> Path:
