@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.config import Header, Name, Ratio, Scenario
 from experiments.errors import ConfigError
-from experiments.key_paths import KeyPath, get, has, meet, merge, without
+from experiments.key_paths import KeyPath, assign, get, has, meet, merge, without
 from experiments.messages import mistakes, show, suggest
 from experiments.metric_paths import SHAPE, metric
 from experiments.yaml_reader import parse_yaml, read_mapping
@@ -102,7 +102,7 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
     for name, override in draft.overrides.items():
         sources[name] = replace(source, scenario=name, override=override)
         try:
-            scenarios[name] = check_scenario(draft, name, draft.raw, sources[name])
+            scenarios[name] = check_scenario(merge(draft.raw, override), sources[name])
         except ConfigError as error:
             found += str(error).splitlines()
     if found:
@@ -132,17 +132,14 @@ def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
     return Draft(header, raw, named, assigned, source)
 
 
-def check_scenario(draft: Draft, name: str, base: Mapping[str, Any], source: Source) -> Scenario:
-    """One scenario: its own keys laid over ``base``. Raises ConfigError, a line per mistake."""
-    override = draft.overrides[name]
-    merged = merge(base, override)
+def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
+    """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
     try:
         return Scenario.model_validate(merged)
     except ValidationError as error:
-        also = () if override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
-        raise ConfigError(
-            "\n".join(mistakes(error, Scenario, merged, source.name, also))
-        ) from None
+        also = () if source.override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
+        found = mistakes(error, Scenario, merged, source.name, also)
+        raise ConfigError("\n".join(found)) from None
 
 
 def _find(config: str) -> Path:
@@ -170,13 +167,9 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
             f"there are {', '.join(names)}"
         )
     change = parse_yaml(value, f"--set {text}")
-    if isinstance(change, dict):  # a whole mapping replaces the one there
-        kept = without(raw, path)
-        raw.clear()
-        raw.update(kept)
-    for key in reversed(path):
-        change = {key: change}
-    raw.update(merge(raw, change))
+    changed = assign(raw, path, change)
+    raw.clear()
+    raw.update(changed)
     return path
 
 
