@@ -18,6 +18,7 @@ from experiments.cli_base import Commands, check_writable, consoles, print_notes
 from experiments.cli_bundles import add_profile_commands
 from experiments.cli_data import add_data_commands
 from experiments.cli_profile import add_profile_command
+from experiments.cli_sweep import add_sweep_commands
 
 if TYPE_CHECKING:
     from experiments.slices import Window
@@ -217,6 +218,7 @@ def _print_json(value: dict[str, Any]) -> None:
     typer.echo(dumps(value, indent=2, allow_nan=False))
 
 
+add_sweep_commands(app)
 add_data_commands(app)
 add_profile_command(app)
 add_profile_commands(app)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from policies.batch import Batch
@@ -52,9 +54,7 @@ class BundlePredictor:
         self._context_grid = grid
         self._by_tokens: list[tuple[float, float, float]] = []
         self._tabulate_tokens(max_tokens)
-        # A prompt processed whole: context 0, any chunk.
-        self._whole: list[float] = [0.0, *ops.prefill(np.arange(1, max_length + 1), 0).tolist()]
-        self._chunk_rows: dict[int, list[float]] = {}
+        self._whole, self._chunk_rows = _prefill_rows(ops, max_length)
         sizes = np.arange(1, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
         self._decode_rows = [[0.0] * len(grid), *ops.decode(sizes[:, None], grid).tolist()]
@@ -108,3 +108,12 @@ class BundlePredictor:
         first = ops.embedding(tokens) if self._include_head else np.zeros(max_tokens)
         table = np.stack([np.maximum(layer, QUANTUM_S), quantize(first), quantize(send)])
         self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]
+
+
+@lru_cache(maxsize=8)
+def _prefill_rows(ops: OpTimes, max_length: int) -> tuple[list[float], dict[int, list[float]]]:
+    """Times of prompts processed whole (context 0), by tokens; and the chunk rows tabulated so far.
+
+    All predictors of the same op times and length share them: a sweep makes hundreds.
+    """
+    return [0.0, *ops.prefill(np.arange(1, max_length + 1), 0).tolist()], {}

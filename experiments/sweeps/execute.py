@@ -32,7 +32,7 @@ class Report:
 
     total: int
     finished: int = 0
-    repeated: int = 0
+    earlier: int = 0
     lost_workers: int = 0
     wall_s: float = 0.0
     busy: float = 0.0
@@ -59,7 +59,7 @@ def execute(
     unique = {run.key: run for run in plan.runs}
     done = store.finished() & unique.keys()
     report = report or Report(len(unique))
-    report.finished = len(done)
+    report.finished = report.earlier = len(done)
     store.drop_failures()
     began, base = time.monotonic(), str(Path.cwd())
     todo = [Job(run, base) for run in unique.values() if run.key not in done]
