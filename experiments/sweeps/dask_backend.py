@@ -91,9 +91,11 @@ class DaskWorkers:
             return future
 
         first = [future for _ in range(ahead) if (future := submit()) is not None]
-        finished = as_completed(first)
+        finished = as_completed(first, loop=self._client.loop)
         for future in finished:
             jobs = handed_out.pop(future)
+            if future.cancelled():
+                raise ConfigError("--backend dask: the scheduler went away, or gave the runs up")
             error = future.exception()
             if isinstance(error, KilledWorker):
                 yield Lost(jobs)

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pydantic import ValidationError
@@ -68,8 +69,13 @@ class SharedRequests:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[object, list[Request]] = OrderedDict()
+        self._lock = Lock()  # a Dask worker may have several threads
 
     def __call__(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
+        with self._lock:
+            return self._shared(scenario, max_length, source)
+
+    def _shared(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
         lengths = scenario.workload.lengths
         changed = 0
         if isinstance(lengths, TraceLengths) and Path(lengths.path).is_file():
