@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,9 @@ class Lost:
     """Jobs whose worker died before it answered."""
 
     jobs: list[Job]
+
+
+Outcomes = Generator["list[Result] | Lost", None, None]
 
 
 class Bundles:
@@ -61,7 +64,7 @@ class Backend(Protocol):
 
     workers: int
 
-    def run(self, bundles: Bundles, *, ahead: int) -> Iterator[list[Result] | Lost]:
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what came of each bundle. ``ahead`` is how many may be under way at a time."""
         ...
 
@@ -75,7 +78,7 @@ class InProcess:
 
     workers = 1
 
-    def run(self, bundles: Bundles, *, ahead: int) -> Iterator[list[Result] | Lost]:
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         for jobs in bundles:
             yield in_process(jobs)
 
@@ -89,7 +92,7 @@ class LocalProcesses:
     def __init__(self, workers: int) -> None:
         self.workers = workers
 
-    def run(self, bundles: Bundles, *, ahead: int) -> Iterator[list[Result] | Lost]:
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         from joblib import Parallel, delayed
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -111,9 +114,10 @@ class LocalProcesses:
                 batch_size=1,
             )
             try:
-                for results in pool(tasks()):
-                    del under_way[results[0].key]
-                    yield results
+                with closing(pool(tasks())) as outcomes:  # closed early, joblib kills its workers
+                    for results in outcomes:
+                        del under_way[results[0].key]
+                        yield results
                 return
             except TerminatedWorkerError:
                 # The pool is broken, and with it all that was under way; the next one is not.
@@ -122,8 +126,4 @@ class LocalProcesses:
                     yield Lost(jobs)
 
     def close(self) -> None:
-        """Kill the processes, whatever they do."""
-        from joblib.externals.loky import get_reusable_executor
-
-        with suppress(Exception):
-            get_reusable_executor().shutdown(wait=False, kill_workers=True)
+        """Nothing to let go of: an interrupted pool was killed, an idle one ends by itself."""

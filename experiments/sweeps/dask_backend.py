@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 from experiments.errors import ConfigError
-from experiments.sweeps.backends import Bundles, Lost
+from experiments.sweeps.backends import Bundles, Lost, Outcomes
 from experiments.sweeps.identity import code_fingerprint
-from experiments.sweeps.work import Job, Result, work
+from experiments.sweeps.work import Job, work
 
 CONNECT_S = 10
 RETRIES = 2
@@ -75,7 +74,7 @@ class DaskWorkers:
                     "differ: install the same"
                 )
 
-    def run(self, bundles: Bundles, *, ahead: int) -> Iterator[list[Result] | Lost]:
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what came of each bundle; those whose workers kept dying as lost."""
         from distributed import KilledWorker, as_completed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from experiments.sweeps.backends import Backend, Bundles, Lost
 from experiments.sweeps.paired import paired_differences
 from experiments.sweeps.plan import Run, SweepPlan, coordinates
 from experiments.sweeps.store import RESULTS, SWEEP_FORMAT, Store
-from experiments.sweeps.work import Job
+from experiments.sweeps.work import Job, Result
 
 ATTEMPTS = 3
 """How often a run is started whose worker dies. The last time nothing else runs beside it, so that
@@ -72,22 +73,18 @@ def execute(
         first = len(what) == len(todo)
         bundles = Bundles(what, backend.workers, single=not first)
         ahead = 1 if last else 2 * backend.workers
-        for results in backend.run(bundles, ahead=ahead):
-            if isinstance(results, Lost):
-                lost += results.jobs
-                report.lost_workers += 1
-                continue
-            bundles.took(results)
-            for result in results:
-                work_s += result.seconds
-                if result.error:
-                    report.failures[result.key] = result.error
-                    store.write_failure(result.key, result.details)
-                else:
-                    store.write(result)
-                    report.finished += 1
-            if progress is not None:
-                progress("runs", report.finished + len(report.failures), report.total)
+        with closing(backend.run(bundles, ahead=ahead)) as outcomes:
+            for results in outcomes:
+                if isinstance(results, Lost):
+                    lost += results.jobs
+                    report.lost_workers += 1
+                    continue
+                bundles.took(results)
+                work_s += sum(result.seconds for result in results)
+                for result in results:
+                    _keep(result, store, report)
+                if progress is not None:
+                    progress("runs", report.finished + len(report.failures), report.total)
         return lost
 
     try:
@@ -105,6 +102,15 @@ def execute(
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
         write_tables(plan, store, report.failures)
     return report
+
+
+def _keep(result: Result, store: Store, report: Report) -> None:
+    if result.error:
+        report.failures[result.key] = result.error
+        store.write_failure(result.key, result.details)
+    else:
+        store.write(result)
+        report.finished += 1
 
 
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
