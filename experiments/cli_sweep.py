@@ -40,6 +40,7 @@ def add_sweep_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(plan)
     app.command()(sweep)
+    app.command()(compare)
 
 
 def plan(
@@ -186,3 +187,36 @@ def _tell(store: Store, report: Report, workers: int, quiet: bool) -> None:
         stdout.print(table)
     stdout.print(outcome(report, workers), highlight=False)
     stdout.print(f"written: {store.folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or a scenario's in it.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Explain the difference of two results: which part of the time makes it.
+
+    Both are simulated again from their config.yaml. The parts add up to the difference exactly.
+
+    \b
+    Examples:
+      sarathi-sim compare runs/gpt3_pp/orca_pp runs/gpt3_pp/sarathi_pp
+      sarathi-sim compare runs/before runs/after --json
+    """
+    from experiments.compare import compare as compared
+    from experiments.compare import comparison_tables
+
+    result = compared(a, b)
+    for note in result["notes"]:
+        typer.echo(f"note: {note}", err=True)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(result, indent=2, allow_nan=False))
+        return
+    stdout, _ = consoles()
+    stdout.print(f"A: {a}\nB: {b}", highlight=False, markup=False, soft_wrap=True)
+    if not result["same_requests"]:
+        stdout.print("They serve different requests.", highlight=False)
+    for table in comparison_tables(result):
+        stdout.print(table)
