@@ -132,22 +132,51 @@ def run(
 
 @app.command()
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results of runs.")],
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("runs/plot"),
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Results of runs, or one sweep.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the figures.  [default: runs/plot, or figures in the sweep]"),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="Of a sweep: what to draw; may be repeated."),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="AXIS", help="Of a sweep: over what; may be repeated."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
-    """Draw the scenarios of several runs into the same figures.
+    """Draw the scenarios of several runs into the same figures, or a sweep's results.
 
     \b
     Examples:
       sarathi-sim plot runs/gpt3_pp
       sarathi-sim plot runs/pp4 runs/pp8 --out runs/pp4_and_pp8
+      sarathi-sim plot runs/pd_sweep
+      sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
+    from experiments.errors import ConfigError
     from experiments.plot import plot_results
+    from experiments.report import ProgressBar
+    from experiments.sweeps.plot import is_sweep, plot_sweep
 
-    plot_results(folders, out)
+    stdout, stderr = consoles()
+    if len(folders) == 1 and is_sweep(folders[0]):
+        target = out or folders[0] / "figures"
+        with ProgressBar(stderr, enabled=not quiet) as progress:
+            plot_sweep(folders[0], target, metrics or [], over or [], progress)
+        if not quiet:
+            stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
+        return
+    if metrics or over:
+        raise ConfigError("--metric and --over go with the folder of one sweep")
+    target = out or Path("runs/plot")
+    plot_results(folders, target)
     if not quiet:
-        report_written(consoles()[0], out, "figures")
+        report_written(stdout, target, "figures")
 
 
 @app.command()
