@@ -100,7 +100,7 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from experiments.loading import load_experiment
-    from experiments.report import ProgressBar, ratios_table, results_table
+    from experiments.report import ProgressBar, load_notes, ratios_table, results_table
     from experiments.run import run_experiment
 
     stdout, stderr = consoles()
@@ -120,6 +120,8 @@ def run(
     if quiet:
         return
     print_notes(run.deployment for run in outcome.runs.values())
+    for note in load_notes(outcome.summary()["scenarios"]):
+        typer.echo(f"note: {note}", err=True)
     console = stderr if json else stdout
     if experiment.description:
         console.print(experiment.description, markup=False, highlight=False)

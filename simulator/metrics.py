@@ -14,8 +14,11 @@ from profiler.model import ModelSpec
 from simulator.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
 from simulator.records import Floats, Records
 from simulator.rides import Rides
+from simulator.steady import steady_state
 
 QUANTILES = (0.5, 0.9, 0.99)
+STEADY = ("queueing_s", "ttft_s", "tpot_s", "latency_s")
+"""What a run that is not steady has no quantiles of that mean anything."""
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
 
@@ -183,13 +186,30 @@ class Analysis:
             "mean_batch": carried / iterations if iterations else float("nan"),
             "kv_peak_share": float(max(peaks)),
             "tbt_s": _named(self.tbt_quantiles()),
-            **{
-                name: _named(done[name].quantile(list(QUANTILES)).tolist(), done[name].mean())
-                for name in ("queueing_s", "ttft_s", "tpot_s", "latency_s", "bubble_s")
-            },
+            **{name: _spread(done[name]) for name in (*STEADY, "bubble_s")},
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
+            "steady": self._steady(done),
         }
+
+    def _steady(self, done: pd.DataFrame) -> dict[str, Any]:
+        """The state of the run, and quantiles over its steady part; NaN where there is none."""
+        served = done.sort_values("arrival_s", kind="stable")
+        arrival, queueing, latency = (
+            served[name].to_numpy(np.float64) for name in ("arrival_s", "queueing_s", "latency_s")
+        )
+        found = steady_state(arrival, queueing, latency)
+        part = served[found.warmup_requests :] if found.state == "steady" else served[:0]
+        return {
+            "state": found.state,
+            "kendall_s": found.kendall_s,
+            "warmup_requests": found.warmup_requests,
+            **{name: _spread(part[name]) for name in STEADY},
+        }
+
+
+def _spread(values: pd.Series[float]) -> dict[str, float]:
+    return _named(values.quantile(list(QUANTILES)).tolist(), values.mean())
 
 
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:

@@ -34,7 +34,8 @@ def paired_differences(
     One entry per point of the other axes but the seed: ``point``, ``value``, ``against``, ``seeds``,
     and ``ratios``: metric -> ``ratio`` (geometric mean over the seeds), ``low`` and ``high`` (95 %
     interval, None with a single seed) and ``unpaired`` (how many times as wide the interval would
-    be if the seeds were not paired). A metric that is 0 or missing somewhere is left out.
+    be if the seeds were not paired). A metric that is 0 or missing somewhere is left out, and so are
+    latencies where a run is overloaded.
     """
     if contrast is None or table.empty:
         return []
@@ -50,10 +51,13 @@ def paired_differences(
             seeds = [seed for seed in base.index if seed in other.index]
             if not seeds:
                 continue
+            runs = pd.concat([base.loc[seeds], other.loc[seeds]])
+            growing = "steady.state" in runs and (runs["steady.state"] == "overloaded").any()
             ratios = {
                 metric: entry
                 for metric in METRICS
-                if (entry := _ratio(base.loc[seeds, metric], other.loc[seeds, metric])) is not None
+                if not (growing and metric.startswith(("ttft", "latency")))
+                and (entry := _ratio(base.loc[seeds, metric], other.loc[seeds, metric])) is not None
             }
             point = {axis: _plain(other[axis].iloc[0]) for axis in others}
             found.append(
