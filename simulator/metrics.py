@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -12,14 +12,44 @@ import pandas as pd
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
 from simulator.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
-from simulator.records import Floats, Records
+from simulator.records import Floats, Records, ReplicaLog
 from simulator.rides import Rides
 from simulator.steady import steady_state
 
+T = TypeVar("T")
 QUANTILES = (0.5, 0.9, 0.99)
 STEADY = ("queueing_s", "ttft_s", "tpot_s", "latency_s")
 """What a run that is not steady has no quantiles of that mean anything."""
+MOST_KEPT = 4_000_000
+"""Stage executions up to which the views of a run are kept: they take some 60 bytes each."""
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
+
+
+class PerReplica(Sequence[T]):
+    """Something worked out for every replica's log when asked for, and kept unless it is large.
+
+    For a million requests the gaps of all replicas would take more memory than the records; then
+    those of one replica at a time are worked out, more than once.
+    """
+
+    def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:
+        self._logs = records.replicas
+        self._work_out = work_out
+        self._keep = sum(log.num_iterations * log.num_stages for log in self._logs) <= MOST_KEPT
+        self._kept: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __getitem__(self, replica: Any) -> Any:
+        if replica >= len(self._logs):
+            raise IndexError(replica)
+        if replica in self._kept:
+            return self._kept[replica]
+        found = self._work_out(self._logs[replica])
+        if self._keep:
+            self._kept[replica] = found
+        return found
 
 
 class Analysis:
@@ -33,14 +63,14 @@ class Analysis:
         self.records = records
 
     @cached_property
-    def rides(self) -> list[Rides]:
+    def rides(self) -> PerReplica[Rides]:
         """The rides of every replica."""
-        return [Rides(log) for log in self.records.replicas]
+        return PerReplica(self.records, Rides)
 
     @cached_property
-    def gaps(self) -> list[Gaps]:
+    def gaps(self) -> PerReplica[Gaps]:
         """The idle time before every micro-batch of every replica."""
-        return [gaps(log) for log in self.records.replicas]
+        return PerReplica(self.records, gaps)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -159,7 +189,9 @@ class Analysis:
     def summary(self, model: ModelSpec, device: DeviceSpec, tp: int) -> dict[str, Any]:
         """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
         records, logs = self.records, self.records.replicas
-        done = self.requests[self.requests["replica"] >= 0]
+        done = self.requests
+        if records.rejections:  # a copy, which a long run can do without
+            done = done[done["replica"] >= 0]
         makespan = records.end_s - float(records.arrival_s.min()) if len(done) else 0.0
         prompt, output = done["prompt_tokens"].to_numpy(), done["output_tokens"].to_numpy()
         gpus = tp * sum(log.num_stages for log in logs)
@@ -194,7 +226,9 @@ class Analysis:
 
     def _steady(self, done: pd.DataFrame) -> dict[str, Any]:
         """The state of the run, and quantiles over its steady part; NaN where there is none."""
-        served = done.sort_values("arrival_s", kind="stable")
+        served = done[["arrival_s", *STEADY]]
+        if not served["arrival_s"].is_monotonic_increasing:
+            served = served.sort_values("arrival_s", kind="stable")
         arrival, queueing, latency = (
             served[name].to_numpy(np.float64) for name in ("arrival_s", "queueing_s", "latency_s")
         )

@@ -21,7 +21,11 @@ from policies.scheduler import Scheduler
 from simulator.jitter import Jitter
 from simulator.moment import DISPATCH, RETURN, Moment
 from simulator.quantum import ROUNDER, quantize
-from simulator.records import ITERATION_COLUMNS, ReplicaLog
+from simulator.records import ITERATION_COLUMNS, Floats, ReplicaLog
+
+
+BLOCK_ROWS = 4096
+"""Iterations recorded before they are packed: few, so that memory is bounded by the columns."""
 
 
 class Predictor(Protocol):
@@ -68,6 +72,7 @@ class Replica:
         self._later_stages = range(1, len(layers))
         self._free = [0.0] * len(layers)  # when each stage has finished what it was given
         self._rows: list[tuple[float, ...]] = []
+        self._blocks: list[Floats] = []  # rows of earlier iterations, as columns
         self._stage_rows: list[list[float]] = []
         self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
         self._awaiting = False  # whether a moment is set for the first of them
@@ -144,6 +149,16 @@ class Replica:
             )
         )
         self._in_flight.append((finish + self.turnaround_s, batch))
+        if len(self._rows) == BLOCK_ROWS:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Put the recorded rows away as an array: a tuple of numbers takes five times as much."""
+        width = len(ITERATION_COLUMNS)
+        values = chain.from_iterable(self._rows)
+        table = np.fromiter(values, float, width * len(self._rows)).reshape(-1, width)
+        self._blocks.append(np.ascontiguousarray(table.T))
+        self._rows.clear()
 
     def _pass_through(self, now: float, durations: list[float], send_s: float) -> float:
         """Occupy every stage in turn, whatever the switches; returns the last one's finish."""
@@ -201,11 +216,10 @@ class Replica:
             Moment(self.env, when - self.env.now, DISPATCH, self._woken)
 
     def log(self) -> ReplicaLog:
-        """What happened, as columns."""
-        width = len(ITERATION_COLUMNS)
-        values = chain.from_iterable(self._rows)
-        table = np.fromiter(values, float, width * len(self._rows)).reshape(-1, width)
-        scheduler = self.scheduler
+        """What happened, as columns. To be called once: it hands its memory over."""
+        self._pack()
+        scheduler, blocks = self.scheduler, self._blocks
+        self._blocks = []
         return ReplicaLog(
             layers=self.layers,
             blocking_send=self.blocking_send,
@@ -215,7 +229,8 @@ class Replica:
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
             iterations={
-                name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ITERATION_COLUMNS)
+                name: np.concatenate([block[i] for block in blocks])
+                for i, name in enumerate(ITERATION_COLUMNS)
             },
             rides=np.array(scheduler.rides, np.int64).reshape(-1, 5),
             stage_s=(
