@@ -232,7 +232,7 @@ class Replica:
                 name: np.concatenate([block[i] for block in blocks])
                 for i, name in enumerate(ITERATION_COLUMNS)
             },
-            rides=np.array(scheduler.rides, np.int64).reshape(-1, 5),
+            rides=np.frombuffer(scheduler.rides, np.int64).reshape(-1, 5),
             stage_s=(
                 np.array(self._stage_rows).reshape(-1, len(self.layers))
                 if self.jitter is not None
