@@ -87,16 +87,9 @@ class Analysis:
             name: np.full(len(records.request_id), np.nan)
             for name in ("start", "first_token", "finish", "tbt_max", *parts)
         }
-        for log, rides, split in zip(records.replicas, self.rides, self.gaps, strict=True):
-            if not log.num_iterations:
-                continue
-            row = np.searchsorted(records.request_id, rides.requests)
-            found["start"][row] = split.times.start[rides.first_row(), 0]
-            found["first_token"][row] = rides.first_token_s()
-            found["finish"][row] = rides.finish_s()
-            found["tbt_max"][row] = rides.longest_token_gap()
-            for name, per_iteration in iteration_bubbles(split).items():
-                found[name][row] = rides.total(per_iteration)
+        for number, log in enumerate(records.replicas):
+            if log.num_iterations:
+                self._measure(self.rides[number], self.gaps[number], found)
         arrival = records.arrival_s
         later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
         return pd.DataFrame(
@@ -116,6 +109,16 @@ class Analysis:
                 "rejected": [records.rejections.get(int(i)) for i in records.request_id],
             }
         )
+
+    def _measure(self, rides: Rides, split: Gaps, found: dict[str, Floats]) -> None:
+        """Fill in the requests of one replica. On its own, so that its arrays go when it is done."""
+        row = np.searchsorted(self.records.request_id, rides.requests)
+        found["start"][row] = split.times.start[rides.first_row(), 0]
+        found["first_token"][row] = rides.first_token_s()
+        found["finish"][row] = rides.finish_s()
+        found["tbt_max"][row] = rides.longest_token_gap()
+        for name, per_iteration in iteration_bubbles(split).items():
+            found[name][row] = rides.total(per_iteration)
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -168,7 +171,7 @@ class Analysis:
         order = np.argsort(values, kind="stable")
         share = np.cumsum(weights[order]) / weights.sum()
         places = np.searchsorted(share, np.asarray(quantiles) - 1e-12)
-        return [float(values[order][i]) for i in np.minimum(places, len(values) - 1)]
+        return [float(values[i]) for i in order[np.minimum(places, len(values) - 1)]]
 
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
         """KV tokens written on one replica: times in seconds, and the tokens from then on.
