@@ -204,9 +204,8 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
 @app.command()
 def bench(
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers as JSON.")
-    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers to a JSON file.")] = None,
     config: Annotated[str, typer.Option(help="Whose orca_pp and sarathi_pp to time.")] = "gpt3_pp",
     assignments: SetOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
@@ -216,7 +215,7 @@ def bench(
     \b
     Examples:
       sarathi-sim bench
-      sarathi-sim bench --json bench.json
+      sarathi-sim bench --json | jq .speedup_vs_oracle
     """
     from experiments.bench import benchmark
     from experiments.loading import load_experiment
@@ -224,15 +223,18 @@ def bench(
 
     stdout, stderr = consoles()
     experiment = load_experiment(config, assignments or [])
-    if json is not None:
-        check_writable(json)
+    if out is not None:
+        check_writable(out)
     with ProgressBar(stderr, enabled=True) as progress:
         numbers = benchmark(experiment, repeats, progress)
-    stdout.print(bench_table(numbers))
-    if json is not None:
+    if json:
+        _print_json(numbers)
+    else:
+        stdout.print(bench_table(numbers))
+    if out is not None:
         from json import dumps
 
-        json.write_text(dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        out.write_text(dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
 
 def _window(text: str | None) -> Window | None:

@@ -190,6 +190,7 @@ def bench_table(numbers: Mapping[str, Any]) -> Table:
         "event loop (s)": ("loop_s", "{:.3f}"),
         "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
         "times faster": ("speedup_vs_oracle", "{:.1f}"),
+        "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
         "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
     }
     for label, (key, form) in rows.items():
