@@ -16,6 +16,7 @@ from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.results import FORMAT, read_summary, to_json
 from simulator.breakdown import Breakdown, breakdown
+from simulator.interaction import SUM
 from simulator.metrics import Analysis
 
 _LABELS = {
@@ -24,6 +25,8 @@ _LABELS = {
     "prefill_attention": "attention of prompts, as if whole",
     "chunking": "chunking: attention beyond that",
     "decode_attention": "attention of decodes",
+    "mixing": "chunk and decodes in one batch",
+    "layer_overhead": "a layer beyond its ops",
     "all_reduce": "all-reduce",
     "embedding_and_head": "embedding and LM head",
     "jitter": "jitter",
@@ -81,7 +84,9 @@ def explain(folder: Path) -> Compared:
         np.ascontiguousarray(column).tobytes()
         for column in (records.prompt_tokens, records.output_tokens)
     )
-    return Compared(str(folder), breakdown(analysis, deployment.ops), summary, requests, notes)
+    measured = deployment.scenario.engine.layer_time == "measured"
+    parts = breakdown(analysis, deployment.ops, deployment.ops.whole_layer if measured else SUM)
+    return Compared(str(folder), parts, summary, requests, notes)
 
 
 def _find(folder: Path) -> tuple[Path, str]:

@@ -11,18 +11,20 @@ that a request rode in the ops of the whole micro-batch, its transfers, its wait
 another micro-batch occupied, and the time from one micro-batch to the request's next one.
 
 Of one layer's recorded time, ``linear`` is the linear ops and others at the micro-batch's token
-rows, ``all_reduce`` its collectives, ``decode_attention`` that of its decodes, and
-``prefill_attention`` what is left (with what a mixed batch costs beyond the sum of its parts).
-``chunking`` is the prefill attention beyond what the same prompts would take whole.
+rows, ``all_reduce`` its collectives, ``layer_overhead`` and ``mixing`` what whole layers take beyond
+their ops (``interaction.py``), ``decode_attention`` that of its decodes, and ``prefill_attention``
+what is left. ``chunking`` is the prefill attention beyond what the same prompts would take whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from simulator.interaction import SUM, WholeLayer
 from simulator.ledger import ACCOUNTS, WAITS
 from simulator.metrics import Analysis
 from simulator.quantum import QUANTUM_S, quantize
@@ -30,10 +32,13 @@ from simulator.records import Floats, Ints, ReplicaLog
 from simulator.regression import OpTimes
 from simulator.rides import Rides
 
-OPS = ("linear", "prefill_attention", "decode_attention", "all_reduce", "embedding_and_head")
+OPS = (
+    *("linear", "prefill_attention", "decode_attention", "mixing", "all_reduce"),
+    *("layer_overhead", "embedding_and_head"),
+)
 STAGE_PARTS = (
-    *("linear", "prefill_attention", "chunking", "decode_attention", "all_reduce"),
-    *("embedding_and_head", "jitter", "sending", *WAITS, "fill", "drain", "no_work"),
+    *("linear", "prefill_attention", "chunking", "decode_attention", "mixing", "all_reduce"),
+    *("layer_overhead", "embedding_and_head", "jitter", "sending", *WAITS, "fill", "drain", "no_work"),
 )
 LATENCY_PARTS = ("queueing", *OPS, "jitter", "transfers", "waiting_for_stages", "between_iterations")
 
@@ -50,8 +55,8 @@ class Breakdown:
     latency: Parts
 
 
-def breakdown(analysis: Analysis, ops: OpTimes) -> Breakdown:
-    """Divide a run's time. ``ops`` are the op times it was simulated with."""
+def breakdown(analysis: Analysis, ops: OpTimes, layer: WholeLayer = SUM) -> Breakdown:
+    """Divide a run's time. ``ops`` and ``layer`` are what it was simulated with."""
     records = analysis.records
     logs = records.replicas
     stages = sum(log.num_stages for log in logs)
@@ -61,12 +66,12 @@ def breakdown(analysis: Analysis, ops: OpTimes) -> Breakdown:
     for log, rides, split in zip(logs, analysis.rides, analysis.gaps, strict=True):
         if not log.num_iterations:
             continue
-        parts = _iteration_parts(log, ops)
+        parts = _iteration_parts(log, ops, layer)
         busy = _quanta(log.stage_durations()).sum(axis=1)
         parts["jitter"] = busy - sum(parts[name] for name in OPS)
         for name, per_iteration in parts.items():
             totals[name] += int(per_iteration.sum())
-        totals["chunking"] += _chunking(parts, analysis, rides, log, ops)
+        totals["chunking"] += _chunking(parts, analysis, rides, log, ops, layer.scale)
         times = split.times
         start = _quanta(times.start[:, 0])
         inside = _quanta(times.finish[:, -1]) - start
@@ -93,52 +98,69 @@ def breakdown(analysis: Analysis, ops: OpTimes) -> Breakdown:
     )
 
 
-def _iteration_parts(log: ReplicaLog, ops: OpTimes) -> dict[str, Ints]:
+def _iteration_parts(log: ReplicaLog, ops: OpTimes, whole: WholeLayer) -> dict[str, Ints]:
     """The predicted time of every micro-batch by op, over all stages, in quanta."""
     columns = log.iterations
-    decodes = columns["decodes"]
+    decodes, layer_s = columns["decodes"], columns["layer_s"]
     tokens = (columns["prefill_tokens"] + decodes).astype(np.int64)
-    layer = _quanta(columns["layer_s"])
-    linear = _by_size(lambda m: sum((op(m) for op in ops.linear.values()), np.zeros(len(m))), tokens)
-    linear = np.minimum(linear, layer)
-    reduce = ops.all_reduce
-    collectives = np.zeros_like(layer)
-    if reduce is not None:
-        width = ops.model.hidden_size * ops.dtype_bytes
-        collectives = np.minimum(_by_size(lambda m: 2 * reduce(m * width), tokens), layer - linear)
-    rest = layer - linear - collectives
-    decode = rest.copy()
-    mixed = np.flatnonzero(columns["prefill_tokens"] > 0)
-    alone = np.zeros(len(mixed))
-    with_decodes = decodes[mixed] > 0
-    rows = mixed[with_decodes]
-    alone[with_decodes] = ops.decode(decodes[rows], columns["decode_context"][rows] / decodes[rows])
-    decode[mixed] = np.minimum(_quanta(quantize(alone)), rest[mixed])
-    layers = sum(log.layers)
-    return {
-        "linear": layers * linear,
-        "prefill_attention": layers * (rest - decode),
-        "decode_attention": layers * decode,
-        "all_reduce": layers * collectives,
-        "embedding_and_head": _quanta(columns["first_s"] + columns["last_s"]),
-    }
+    mixed = np.flatnonzero((columns["prefill_tokens"] > 0) & (decodes > 0))
+    decode_s = np.zeros(len(layer_s))
+    mean_context = columns["decode_context"][mixed] / decodes[mixed]
+    decode_s[mixed] = whole.scale * ops.decode(decodes[mixed], mean_context)
+
+    def linear_s(sizes: Ints) -> Floats:
+        return whole.scale * sum((op(sizes) for op in ops.linear.values()), np.zeros(len(sizes)))
+
+    def reduce_s(sizes: Ints) -> Floats:
+        if ops.all_reduce is None:
+            return np.zeros(len(sizes))
+        return 2 * ops.all_reduce(sizes * (ops.model.hidden_size * ops.dtype_bytes))
+
+    beside_s = whole.extra_s + reduce_s(tokens[mixed])
+    # layer = alone + both * (alone - beside) + decode * decode_attention, solved for alone.
+    known = layer_s[mixed] + whole.both * beside_s - whole.decode * decode_s[mixed]
+    mixing_s = np.zeros(len(layer_s))
+    mixing_s[mixed] = layer_s[mixed] - known / (1 + whole.both)
+
+    left = _quanta(layer_s)
+    parts: dict[str, Ints] = {}
+    overhead = np.full(len(left), _quanta(np.array([quantize(whole.extra_s)]))[0])
+    for name, quanta in (
+        ("mixing", _quanta(quantize(mixing_s))),
+        ("linear", _by_size(linear_s, tokens)),
+        ("all_reduce", _by_size(reduce_s, tokens)),
+        ("layer_overhead", overhead),
+    ):
+        # What is rounded apart may exceed the whole by a quantum.
+        parts[name] = np.minimum(quanta, left) if name != "mixing" else quanta
+        left = left - parts[name]
+    only_decodes = columns["prefill_tokens"] == 0
+    attention = np.where(only_decodes, left, np.minimum(_quanta(quantize(decode_s)), left))
+    parts |= {"decode_attention": attention, "prefill_attention": left - attention}
+    found: dict[str, Ints] = {name: sum(log.layers) * quanta for name, quanta in parts.items()}
+    found["embedding_and_head"] = _quanta(columns["first_s"] + columns["last_s"])
+    return found
 
 
 def _chunking(
-    parts: dict[str, Ints], analysis: Analysis, rides: Rides, log: ReplicaLog, ops: OpTimes
+    parts: dict[str, Ints],
+    analysis: Analysis,
+    rides: Rides,
+    log: ReplicaLog,
+    ops: OpTimes,
+    scale: float,
 ) -> int:
     """Quanta of prefill attention beyond that of the replica's prompts taken whole."""
     records = analysis.records
     prompts = records.prompt_tokens[np.searchsorted(records.request_id, rides.requests)]
-    whole = _by_size(lambda tokens: ops.prefill(tokens, 0), prompts)
+    whole = _by_size(lambda tokens: scale * ops.prefill(tokens, 0), prompts)
     return int(parts["prefill_attention"].sum()) - sum(log.layers) * int(whole.sum())
 
 
-def _by_size(time_s: object, sizes: Ints) -> Ints:
+def _by_size(time_s: Callable[[Ints], Floats], sizes: Ints) -> Ints:
     """Quanta at each size; every distinct size is asked for once."""
-    assert callable(time_s)
     distinct, place = np.unique(sizes, return_inverse=True)
-    return np.asarray(_quanta(quantize(np.asarray(time_s(distinct), np.float64)))[place], np.int64)
+    return np.asarray(_quanta(quantize(time_s(distinct)))[place], np.int64)
 
 
 def _quanta(seconds: Floats) -> Ints:

@@ -42,7 +42,7 @@ def test_the_parts_add_up_exactly(scenario: str, changes: tuple[str, ...]) -> No
     assert parts.mean_latency == sum(map(Fraction, latency), Fraction()) / len(latency)
     queueing = analysis.requests["queueing_s"].to_numpy()
     assert parts.latency["queueing"] == sum(map(Fraction, queueing), Fraction()) / len(queueing)
-    signed = {"jitter", "chunking"}
+    signed = {"jitter", "chunking", "mixing"}
     for name, value in (parts.stages | parts.latency).items():
         assert value >= 0 or name in signed, name
 
