@@ -91,18 +91,20 @@ class StarvedTime:
         back = log.iterations["finish_s"] + log.turnaround_s
         enough = min(log.max_in_flight, log.num_stages)
         instants = [ready, back]
-        changes = [np.ones(len(ready)), -np.ones(len(back))]
+        changes = [np.ones(len(ready), np.int32), -np.ones(len(back), np.int32)]
         if log.lazy:
             # A batch is formed only when stage 0 is free: while it is busy nothing is missing.
             instants += [times.start[:, 0], times.release[:, 0]]
-            changes += [np.full(len(ready), float(enough)), np.full(len(ready), -float(enough))]
+            changes += [enough * changes[0], enough * changes[1]]
         when = np.concatenate(instants)
         order = np.argsort(when, kind="stable")
         self._when = when[order]
-        in_flight = np.cumsum(np.concatenate(changes)[order])
-        self._starved = (in_flight < enough).astype(float)
+        del when, instants  # a long run has millions of them
+        self._starved = np.cumsum(np.concatenate(changes)[order]) < enough
+        del order
         span = np.diff(self._when, append=self._when[-1:])
-        self._until = np.concatenate([[0.0], np.cumsum(span * self._starved)])[:-1]
+        until = np.cumsum(np.where(self._starved, span, 0.0))
+        self._until = np.concatenate([[0.0], until[:-1]])
 
     def __call__(self, t: Floats) -> Floats:
         """Starved seconds before each ``t``, counted from the first batch on."""
