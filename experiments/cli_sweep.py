@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +29,7 @@ WorkersOption = Annotated[
 ]
 
 
-class Where(str, Enum):
+class Where(StrEnum):
     """Where runs are simulated."""
 
     local = "local"
@@ -78,11 +78,15 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on in a folder; finished runs are not repeated.")
     ] = False,
-    backend: Annotated[Where, typer.Option(help="Processes here, or a Dask cluster.")] = Where.local,
+    backend: Annotated[
+        Where, typer.Option(help="Processes here, or a Dask cluster.")
+    ] = Where.local,
     address: Annotated[
         str | None, typer.Option(help="Of the Dask scheduler, as in tcp://127.0.0.1:8786.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print neither progress nor table.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table.")
+    ] = False,
 ) -> None:
     """Simulate every run that CONFIG's sweep describes; write a table with a row per run.
 
@@ -153,9 +157,7 @@ def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
     return LocalProcesses(processes) if processes > 1 else InProcess()
 
 
-def _execute(
-    planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool
-) -> None:
+def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool) -> None:
     from experiments.report import ProgressBar
     from experiments.sweeps.execute import execute
 

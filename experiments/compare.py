@@ -73,7 +73,7 @@ def explain(folder: Path) -> Compared:
     summary = to_json(
         analysis.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     stored = read_summary(where)["scenarios"][scenario]
     if stored.get("makespan_s") != summary["makespan_s"]:
         notes = (
@@ -95,7 +95,7 @@ def _find(folder: Path) -> tuple[Path, str]:
         names = summary.get("scenarios")
         if summary.get("format") != FORMAT or not isinstance(names, dict) or not names:
             continue
-        if chosen in names:
+        if chosen is not None and chosen in names:
             return where, chosen
         if chosen is None and len(names) == 1:
             return where, next(iter(names))

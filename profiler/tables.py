@@ -172,7 +172,9 @@ def _read_text_cells(path: Path) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
     except pd.errors.ParserWarning:
-        raise BundleError(f"{path}: not a valid CSV: a row has more cells than the header") from None
+        raise BundleError(
+            f"{path}: not a valid CSV: a row has more cells than the header"
+        ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise BundleError(f"{path}: not a valid CSV: {error}") from error
 

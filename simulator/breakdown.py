@@ -11,7 +11,7 @@ that a request rode in the ops of the whole micro-batch, its transfers, its wait
 another micro-batch occupied, and the time from one micro-batch to the request's next one.
 
 Of one layer's recorded time, ``linear`` is the linear ops and others at the micro-batch's token
-rows, ``all_reduce`` its collectives, ``layer_overhead`` and ``mixing`` what whole layers take beyond
+rows, ``all_reduce`` its collectives, ``layer_overhead`` and ``mixing`` what layers take beyond
 their ops (``interaction.py``), ``decode_attention`` that of its decodes, and ``prefill_attention``
 what is left. ``chunking`` is the prefill attention beyond what the same prompts would take whole.
 """
@@ -38,9 +38,25 @@ OPS = (
 )
 STAGE_PARTS = (
     *("linear", "prefill_attention", "chunking", "decode_attention", "mixing", "all_reduce"),
-    *("layer_overhead", "embedding_and_head", "jitter", "sending", *WAITS, "fill", "drain", "no_work"),
+    *(
+        "layer_overhead",
+        "embedding_and_head",
+        "jitter",
+        "sending",
+        *WAITS,
+        "fill",
+        "drain",
+        "no_work",
+    ),
 )
-LATENCY_PARTS = ("queueing", *OPS, "jitter", "transfers", "waiting_for_stages", "between_iterations")
+LATENCY_PARTS = (
+    "queueing",
+    *OPS,
+    "jitter",
+    "transfers",
+    "waiting_for_stages",
+    "between_iterations",
+)
 
 Parts = dict[str, Fraction]
 

@@ -111,7 +111,7 @@ class Analysis:
         )
 
     def _measure(self, rides: Rides, split: Gaps, found: dict[str, Floats]) -> None:
-        """Fill in the requests of one replica. On its own, so that its arrays go when it is done."""
+        """Fill in the requests of one replica; its own function, so that its arrays go with it."""
         row = np.searchsorted(self.records.request_id, rides.requests)
         found["start"][row] = split.times.start[rides.first_row(), 0]
         found["first_token"][row] = rides.first_token_s()
@@ -165,12 +165,14 @@ class Analysis:
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
         """
         found = [rides.token_gaps() for rides in self.rides]
-        values, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        values = np.concatenate([gaps_s for gaps_s, _ in found])
+        weights = np.concatenate([counts for _, counts in found])
+        del found  # in a long run these are the largest arrays there are
         if not len(values):
             return [float("nan")] * len(quantiles)
         order = np.argsort(values, kind="stable")
-        share = np.cumsum(weights[order]) / weights.sum()
-        places = np.searchsorted(share, np.asarray(quantiles) - 1e-12)
+        until = np.cumsum(weights[order], dtype=np.int64)
+        places = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
         return [float(values[i]) for i in order[np.minimum(places, len(values) - 1)]]
 
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:

@@ -42,9 +42,7 @@ class Columns(Mapping[str, Floats]):
     """
 
     def __init__(self) -> None:
-        self._held = {
-            name: array("i" if name in COUNTED else "d") for name in ITERATION_COLUMNS
-        }
+        self._held = {name: array("i" if name in COUNTED else "d") for name in ITERATION_COLUMNS}
 
     def extend(self, rows: Sequence[tuple[float, ...]]) -> None:
         """Add iterations, each with a value for every column, in their order."""

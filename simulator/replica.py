@@ -22,7 +22,6 @@ from simulator.moment import DISPATCH, RETURN, Moment
 from simulator.quantum import ROUNDER, quantize
 from simulator.records import Columns, ReplicaLog
 
-
 BLOCK_ROWS = 4096
 """Iterations recorded as tuples before they go to the columns, which take a fifth of the memory."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from experiments.errors import ConfigError
@@ -34,8 +33,9 @@ class DaskWorkers:
                 "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
         try:
-            self._client: Any = Client(address, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            connect: Any = Client  # distributed is typed in part only
+            self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
+        except (TimeoutError, OSError, ValueError) as error:
             raise ConfigError(
                 f"--address {address}: no Dask scheduler answers there ({error})"
             ) from None
@@ -49,7 +49,7 @@ class DaskWorkers:
     def _threads(self, address: str) -> int:
         try:
             self._client.wait_for_workers(1, timeout=CONNECT_S)
-        except (TimeoutError, asyncio.TimeoutError):
+        except TimeoutError:
             raise ConfigError(
                 f"--address {address}: the scheduler has no workers after {CONNECT_S} s: start one "
                 f"with: dask worker {address} --nthreads 1"
@@ -76,8 +76,10 @@ class DaskWorkers:
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what came of each bundle; those whose workers kept dying as lost."""
-        from distributed import KilledWorker, as_completed
+        from distributed import KilledWorker
+        from distributed import as_completed as as_completed_untyped
 
+        as_completed: Any = as_completed_untyped
         handed_out: dict[Any, list[Job]] = {}
         left = iter(bundles)
 

@@ -31,10 +31,10 @@ def paired_differences(
 ) -> list[dict[str, Any]]:
     """The ratio of each metric between every value of ``contrast`` and its first one.
 
-    One entry per point of the other axes but the seed: ``point``, ``value``, ``against``, ``seeds``,
+    One entry per point of the other axes but the seed: ``point``, ``value``, ``against``, ``seeds``
     and ``ratios``: metric -> ``ratio`` (geometric mean over the seeds), ``low`` and ``high`` (95 %
     interval, None with a single seed) and ``unpaired`` (how many times as wide the interval would
-    be if the seeds were not paired). A metric that is 0 or missing somewhere is left out, and so are
+    be if the seeds were not paired). A metric that is 0 or missing somewhere is left out, as are
     latencies where a run is overloaded.
     """
     if contrast is None or table.empty:

@@ -60,7 +60,7 @@ class _SweptSource(Source):
     def name(self, key: KeyPath) -> str:
         for path in self.swept:
             if meet(path, key):
-                return f"{self.file}: sweep: {'.'.join(max(path, key, key=len))}"
+                return f"{self.file}: sweep: {'.'.join(key if len(key) > len(path) else path)}"
         return super().name(key)
 
 
@@ -143,7 +143,13 @@ def plan_sweep(
         raise ConfigError("\n".join(found))
     header = draft.header
     return SweepPlan(
-        draft.source.file, header.name, header.description, axes, contrast, tuple(runs), tuple(notes)
+        draft.source.file,
+        header.name,
+        header.description,
+        axes,
+        contrast,
+        tuple(runs),
+        tuple(notes),
     )
 
 
@@ -183,9 +189,7 @@ def _seeds(draft: Draft, spec: SweepSpec) -> list[int] | list[None]:
     return [first + n for n in range(spec.seeds)] if isinstance(first, int) else [None]
 
 
-def _check_keys(
-    draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...], where: str
-) -> None:
+def _check_keys(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...], where: str) -> None:
     if spec.seeds is not None and ("seed",) in swept:
         raise ConfigError(f"{where}: seed is swept twice, by seeds too")
     if isinstance(spec.seeds, list) and len(set(spec.seeds)) < max(len(spec.seeds), 1):

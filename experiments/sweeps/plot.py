@@ -67,9 +67,7 @@ def plot_sweep(
         axes = summary["axes"]
         workload = next((a for a in axes if a.startswith("workload.") and a != contrast), None)
         drawn["pareto"] = lambda: figures.pareto(table, chosen[1], chosen[0], contrast, workload)
-    drawn["cdf"] = lambda: figures.cdfs(
-        _requests(folder, table, contrast), CDF_COLUMNS, contrast
-    )
+    drawn["cdf"] = lambda: figures.cdfs(_requests(folder, table, contrast), CDF_COLUMNS, contrast)
     return _save(drawn, out, progress)
 
 
@@ -109,7 +107,7 @@ def _table(folder: Path) -> pd.DataFrame:
 def _axes(table: pd.DataFrame, summary: dict[str, Any]) -> list[str]:
     """The swept keys, and those within a swept mapping, as ``policy.chunk_size``."""
     swept = summary["axes"]
-    return [c for c in table if any(_within(str(c), axis) for axis in swept)]
+    return [c for c in map(str, table) if any(_within(c, axis) for axis in swept)]
 
 
 def _within(column: str, axis: str) -> bool:
@@ -121,9 +119,7 @@ def _is_numeric(column: pd.Series[Any]) -> bool:
     return bool(pd.api.types.is_numeric_dtype(values)) and values.nunique() > 1
 
 
-def _lines_by(
-    x: str, contrast: str | None, axes: Sequence[str], table: pd.DataFrame
-) -> str | None:
+def _lines_by(x: str, contrast: str | None, axes: Sequence[str], table: pd.DataFrame) -> str | None:
     """What to draw a line for: what is compared; where that is what x is part of, another axis."""
     if contrast is not None and not _within(x, contrast):
         return contrast

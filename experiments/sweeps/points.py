@@ -75,7 +75,9 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     wanted = spec.sample.points if spec.sample else total
     if min(total, wanted) > MOST_RUNS:
         raise ConfigError(f"{where}: describes {total:,} points: at most {MOST_RUNS:,}")
-    _refuse_overlaps([*grid, *zipped, *dict.fromkeys(k for case in spec.cases for k in case)], where)
+    _refuse_overlaps(
+        [*grid, *zipped, *dict.fromkeys(k for case in spec.cases for k in case)], where
+    )
     if spec.sample is None:
         return [_joined(combination) for combination in product(*parts.values())]
     drawn = {key: part for key, part in parts.items() if key != contrast}
@@ -105,7 +107,7 @@ def _refuse_overlaps(keys: list[str], where: str) -> None:
 def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:
     """The ``number``-th combination of the product, whose last part changes fastest."""
     found: list[Point] = []
-    for part in reversed(parts.values()):
+    for part in reversed(list(parts.values())):
         number, place = divmod(number, len(part))
         found.insert(0, part[place])
     return found

@@ -41,9 +41,9 @@ class SweepSpec(Strict):
     ``contrast`` is the key, or ``scenario``, whose values are compared pair by pair.
     """
 
-    grid: Axes = {}
-    zip: Axes = {}
-    cases: list[dict[Text, Any]] = []
+    grid: Axes = Field(default_factory=dict)
+    zip: Axes = Field(default_factory=dict)
+    cases: list[dict[Text, Any]] = Field(default_factory=list)
     sample: Sample | None = None
     seeds: Annotated[int, Field(ge=1, le=100_000)] | list[int] | None = None
     contrast: Text | None = None

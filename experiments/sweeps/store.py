@@ -42,11 +42,11 @@ class Store:
             if foreign or not self.runs.is_dir():
                 what = f"it holds {', '.join(foreign[:3])}" if foreign else "it has no runs/"
                 raise ConfigError(
-                    f"--out {folder}: exists and is not a sweep's folder ({what}): name another one"
+                    f"--out {folder}: exists and is no sweep's folder ({what}): name another one"
                 )
             if not resume:
                 raise ConfigError(
-                    f"--out {folder}: holds a sweep already: give --resume to complete it (finished "
+                    f"--out {folder}: holds a sweep: give --resume to complete it (finished "
                     "runs are not repeated), or name another folder"
                 )
         self.runs.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,9 @@ def axes_table(plan: SweepPlan) -> Table:
     cells = [coordinates(run, plan.axes) for run in plan.runs]
     for axis in plan.axes:
         values = list(dict.fromkeys(str(cell.get(axis)) for cell in cells))
-        shown = [*values[: _MOST_SHOWN - 1], "…", values[-1]] if len(values) > _MOST_SHOWN else values
+        shown = (
+            [*values[: _MOST_SHOWN - 1], "…", values[-1]] if len(values) > _MOST_SHOWN else values
+        )
         note = "compared pair by pair" if axis == plan.contrast else ""
         table.add_row(axis, f"{len(values)}: {', '.join(shown)}", note)
     return table

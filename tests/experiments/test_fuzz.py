@@ -1,4 +1,4 @@
-"""The three doors through which files of others come: whatever is in them, a message or a result."""
+"""The three doors through which files come: whatever is in them, a message or a result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ edits = st.lists(
     min_size=1,
     max_size=4,
 )
-same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120)
+same_folder = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120
+)
 
 
 def edited(text: str, changes: list[tuple[int, int, str]]) -> bytes:
@@ -64,9 +66,7 @@ def test_any_text_as_yaml(text: str) -> None:
 
 @given(st.sampled_from(sorted(TABLES)), edits)
 @same_folder
-def test_a_damaged_profile(
-    tmp_path: Path, name: str, changes: list[tuple[int, int, str]]
-) -> None:
+def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, int, str]]) -> None:
     shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8" / f"{name}.csv"
     lines = shipped.read_text().splitlines(keepends=True)[:60]
     path = tmp_path / f"{name}.csv"
@@ -93,7 +93,8 @@ def test_a_damaged_trace(tmp_path: Path, changes: list[tuple[int, int, str]]) ->
 
 
 @pytest.mark.parametrize(
-    "tag", ["!!python/object/apply:os.system", "!!python/name:os.system", "!!python/object/new:os.x"]
+    "tag",
+    ["!!python/object/apply:os.system", "!!python/name:os.system", "!!python/object/new:os.x"],
 )
 def test_no_tag_is_executed(tmp_path: Path, tag: str) -> None:
     proof = tmp_path / "proof"
@@ -129,9 +130,15 @@ def test_nothing_unpickles() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Import | ast.ImportFrom):
                     names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
-                    found += [f"{path.name}: {n}" for n in names if n in ("pickle", "dill", "shelve")]
+                    found += [
+                        f"{path.name}: {n}" for n in names if n in ("pickle", "dill", "shelve")
+                    ]
                 if isinstance(node, ast.Call):
                     text = ast.unparse(node)
-                    if "read_pickle" in text or "allow_pickle=True" in text or "joblib.load" in text:
+                    if (
+                        "read_pickle" in text
+                        or "allow_pickle=True" in text
+                        or "joblib.load" in text
+                    ):
                         found.append(f"{path.name}: {text}")
     assert found == []

@@ -55,8 +55,15 @@ def test_a_paired_difference_is_that_of_a_t_test() -> None:
     rng = np.random.default_rng(0)
     base = np.exp(rng.normal(0, 1, 8))
     other = base * np.exp(rng.normal(0.1, 0.02, 8))
-    (entry,) = paired_differences(table(base.tolist(), other.tolist()), "policy", ("policy", "x", "seed"))
-    assert (entry["value"], entry["against"], entry["point"], entry["seeds"]) == ("b", "a", {"x": 1}, 8)
+    (entry,) = paired_differences(
+        table(base.tolist(), other.tolist()), "policy", ("policy", "x", "seed")
+    )
+    assert (entry["value"], entry["against"], entry["point"], entry["seeds"]) == (
+        "b",
+        "a",
+        {"x": 1},
+        8,
+    )
     assert list(entry["ratios"]) == ["makespan_s"], "what is missing is left out"
     found = entry["ratios"]["makespan_s"]
     expected = stats.ttest_rel(np.log(other), np.log(base)).confidence_interval(0.95)
@@ -158,6 +165,4 @@ def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, ["compare", *map(str, folders)])
         assert done.exit_code == 2
-        import re
-
         assert re.search(expected, done.stderr)

@@ -42,7 +42,9 @@ def test_every_point_scenario_and_seed_is_a_run(write_config: Write) -> None:
 def test_what_is_swept_is_laid_over_the_scenarios(write_config: Write) -> None:
     text = SWEEP.replace("batching.max_batch: [2, 4, 8]", "policy.chunk_size: [64, 96]")
     text = text.replace("  orca: {policy: {name: orca, case: best}}\n", "")
-    assert [r.scenario.policy.model_dump()["chunk_size"] for r in planned(write_config, text).runs] == [
+    assert [
+        r.scenario.policy.model_dump()["chunk_size"] for r in planned(write_config, text).runs
+    ] == [
         *[64] * 3,
         *[96] * 3,
     ]
@@ -95,16 +97,28 @@ def test_policies_serve_the_same_requests(write_config: Write) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("max_batch: [2, 4, 8]", "max_batch: [2, 0]", r"sweep: batching\.max_batch: value 0: must be"),
+        (
+            "max_batch: [2, 4, 8]",
+            "max_batch: [2, 0]",
+            r"sweep: batching\.max_batch: value 0: must be",
+        ),
         ("max_batch: [2", "max_bach: [2", r"sweep: batching\.max_bach: unknown key .*max_batch\?"),
         ("max_batch: [2", "max_batch: [99999, 2", "value 99999: does not fit: must be at most"),
         ("  seeds: 3", "  seeds: 0", r"sweep\.seeds.*at least 1"),
         ("  seeds: 3", "  seeds: [1, 1]", "a seed is given twice"),
         ("  seeds: 3", "  sedes: 3", r"sweep\.sedes: unknown key \(did you mean seeds\?\)"),
-        ("  seeds: 3", "  contrast: polisy", r"contrast: value 'polisy': must be one of .*scenario"),
+        (
+            "  seeds: 3",
+            "  contrast: polisy",
+            r"contrast: value 'polisy': must be one of .*scenario",
+        ),
         ("max_batch: [2", "name: [a", "unknown key"),
         ("batching.max_batch: [2", "scenarios.orca.seed: [2", "cannot be swept"),
-        ("batching.max_batch: [2, 4, 8]", "model: [no-such-model]", "unknown model 'no-such-model'"),
+        (
+            "batching.max_batch: [2, 4, 8]",
+            "model: [no-such-model]",
+            "unknown model 'no-such-model'",
+        ),
     ],
 )
 def test_mistakes_are_found_before_any_run(

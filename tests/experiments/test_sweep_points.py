@@ -56,7 +56,9 @@ def test_a_sample_holds_different_points_of_the_grid(a: int, b: int, seed: int) 
 
 
 def test_all_that_is_compared_is_at_every_drawn_point() -> None:
-    drawn = points("policy", grid={"a": list(range(9)), "policy": ["x", "y", "z"]}, sample={"points": 4})
+    drawn = points(
+        "policy", grid={"a": list(range(9)), "policy": ["x", "y", "z"]}, sample={"points": 4}
+    )
     assert len(drawn) == 12
     at: dict[int, list[str]] = {}
     for point in drawn:
@@ -71,14 +73,20 @@ def test_all_that_is_compared_is_at_every_drawn_point() -> None:
         ({"grid": {"a": [1, 1]}}, "a value is given twice"),
         ({"grid": {"a": {"from": 1, "to": 2}}}, "needs either step or num"),
         ({"grid": {"a": {"from": 1, "to": 2, "step": 1, "num": 2}}}, "needs either step or num"),
-        ({"grid": {"a": {"from": 3, "to": 2, "num": 2}}}, r"\.to: value 2: must be at least from, 3"),
+        (
+            {"grid": {"a": {"from": 3, "to": 2, "num": 2}}},
+            r"\.to: value 2: must be at least from, 3",
+        ),
         ({"grid": {"a": {"from": 0, "to": 2, "num": 2, "scale": "log"}}}, "from above 0"),
         ({"grid": {"a": {"from": 0, "to": 1e9, "step": 1e-9}}}, "at most 200000"),
         ({"zip": {"a": [1], "b": [1, 2]}}, "as many values: a has 1, b has 2"),
         ({"grid": {"a": [1], "b..c": [1]}}, "is not a key path"),
         ({"grid": {"a": [1]}, "cases": [{"a": 2}]}, "a is swept twice"),
         ({"grid": {"a": [1, 2]}, "sample": {"points": 3}}, "value 3: must be at most 2"),
-        ({"grid": {k: {"from": 1, "to": 9999, "step": 1} for k in "abc"}}, "points: at most 200,000"),
+        (
+            {"grid": {k: {"from": 1, "to": 9999, "step": 1} for k in "abc"}},
+            "points: at most 200,000",
+        ),
     ],
 )
 def test_mistakes(sections: dict[str, Any], expected: str) -> None:

@@ -89,7 +89,9 @@ def workers_of(pid: int) -> list[int]:
     return found
 
 
-def test_the_table_has_a_row_per_run_in_order(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_run_in_order(
+    undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
     path = tmp_path / "results.parquet"
     path.write_bytes(undisturbed["results.parquet"])
     table = pd.read_parquet(path)
@@ -131,7 +133,7 @@ class Deadly(InProcess):
     """Loses the worker that runs certain keys, and all that is under way with it."""
 
     def __init__(self, deadly: set[str], times: int) -> None:
-        self.deadly, self.left = deadly, {key: times for key in deadly}
+        self.deadly, self.left = deadly, dict.fromkeys(deadly, times)
         self.ran: list[str] = []
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
@@ -226,23 +228,20 @@ def test_a_full_disk(
     assert tree(folder) == undisturbed
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_and_resumed(
-    config: Path, undisturbed: dict[str, bytes], tmp_path: Path, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(config: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "sweep"
-    process = start(config, out, "--set", "workload.requests=4000")
+    process = start(config, out, "--set", "workload.requests=2000")
     wait_for_runs(out, 2)
     os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to the workers too
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == {2: 130, 15: 143, 9: -9}[int(number)]
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert "Traceback" not in errors
     done = {path.name for path in (out / "runs").iterdir() if not path.name.startswith(".")}
     assert 2 <= len(done) < RUNS
-    if number != signal.SIGKILL:
-        assert f"of {RUNS} runs are finished; complete the sweep with the same command" in errors
-        assert json.loads((out / "summary.json").read_text())["finished"] == len(done)
-    assert len(pd.read_parquet(out / "results.parquet")) == len(done) if number != 9 else True
+    assert f"of {RUNS} runs are finished; complete the sweep with the same command" in errors
+    assert json.loads((out / "summary.json").read_text())["finished"] == len(done)
+    assert len(pd.read_parquet(out / "results.parquet")) == len(done)
 
 
 def test_resumed_after_kill_is_the_same(
@@ -264,19 +263,23 @@ def test_resumed_after_kill_is_the_same(
 
 def test_a_folder_is_not_overwritten(plan: SweepPlan, config: Path, tmp_path: Path) -> None:
     swept(plan, tmp_path / "sweep", InProcess())
-    with pytest.raises(ConfigError, match="holds a sweep already: give --resume"):
+    with pytest.raises(ConfigError, match="holds a sweep: give --resume"):
         swept(plan, tmp_path / "sweep", InProcess())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
     done = CliRunner().invoke(app, ["sweep", str(config), "--out", str(tmp_path / "precious")])
     assert done.exit_code == 2
-    assert "is not a sweep's folder (it holds thesis.tex)" in done.stderr
+    assert "is no sweep's folder (it holds thesis.tex)" in done.stderr
 
 
 def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> None:
     store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
     store.open(False)
-    with store.locked(), pytest.raises(ConfigError, match="another sweep is at work"), other.locked():
+    with (
+        store.locked(),
+        pytest.raises(ConfigError, match="another sweep is at work"),
+        other.locked(),
+    ):
         pass
     with other.locked():
         pass
