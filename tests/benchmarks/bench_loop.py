@@ -23,7 +23,7 @@ from simulator.timeline import stage_times
 
 REQUESTS = 2000
 # Requests finished and tokens processed follow from the workload alone; iterations from the system.
-ITERATIONS = {"orca_pp": 15982, "sarathi_pp": 20061, "orca_tp": 36926}
+ITERATIONS = {"orca_pp": 16445, "sarathi_pp": 20901, "orca_tp": 37870}
 
 
 @lru_cache
