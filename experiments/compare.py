@@ -15,8 +15,8 @@ from experiments.deployment import deploy
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.results import FORMAT, read_summary, to_json
-from simulator.breakdown import Breakdown, breakdown
-from simulator.interaction import SUM
+from simulator.explain import Explanation
+from simulator.explain import explain as explanation
 from simulator.metrics import Analysis
 
 _LABELS = {
@@ -26,7 +26,6 @@ _LABELS = {
     "chunking": "chunking: attention beyond that",
     "decode_attention": "attention of decodes",
     "mixing": "chunk and decodes in one batch",
-    "layer_overhead": "a layer beyond its ops",
     "all_reduce": "all-reduce",
     "embedding_and_head": "embedding and LM head",
     "jitter": "jitter",
@@ -51,7 +50,7 @@ class Compared:
     """One of the two: its name, its parts, and the requests it served (prompt, output tokens)."""
 
     label: str
-    parts: Breakdown
+    parts: Explanation
     summary: dict[str, Any]
     requests: tuple[bytes, ...]
     notes: tuple[str, ...]
@@ -84,8 +83,7 @@ def explain(folder: Path) -> Compared:
         np.ascontiguousarray(column).tobytes()
         for column in (records.prompt_tokens, records.output_tokens)
     )
-    measured = deployment.scenario.engine.layer_time == "measured"
-    parts = breakdown(analysis, deployment.ops, deployment.ops.whole_layer if measured else SUM)
+    parts = explanation(analysis, deployment.predictor)
     return Compared(str(folder), parts, summary, requests, notes)
 
 

@@ -42,7 +42,9 @@ SHAPE: dict[str, Any] = {
         **dict.fromkeys(STEADY, _SPREAD),
     },
 }
-"""The keys of :meth:`simulator.metrics.Analysis.summary`: what can be asked for before a run."""
+"""The keys of :meth:`simulator.metrics.Analysis.summary`: what can be asked for before a run.
+
+Bands and warnings, which a run adds, are no numbers to compare."""
 
 
 def metric(summary: Mapping[str, Any], path: str, where: str) -> float:

@@ -30,7 +30,7 @@ ITERATIONS = {"orca_pp": 16445, "sarathi_pp": 20901, "orca_tp": 37870}
 def deployed(scenario: str) -> tuple[Deployment, BundlePredictor]:
     experiment = load_experiment("gpt3_pp", [f"workload.requests={REQUESTS}"])
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
-    predict = deployment.predictor()
+    predict = deployment.predictor
     _fast(deployment, predict)  # tabulates what the run asks for
     return deployment, predict
 

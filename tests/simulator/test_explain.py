@@ -9,7 +9,7 @@ import pytest
 
 from experiments.deployment import Deployment, deploy
 from experiments.loading import load_experiment
-from simulator.breakdown import LATENCY_PARTS, STAGE_PARTS, Breakdown, breakdown
+from simulator.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
 from simulator.metrics import Analysis
 
 GPT3 = ("workload.requests=60", "batching.max_batch=4")
@@ -23,11 +23,11 @@ CASES = {
 }
 
 
-def run(scenario: str, *changes: str) -> tuple[Deployment, Analysis, Breakdown]:
+def run(scenario: str, *changes: str) -> tuple[Deployment, Analysis, Explanation]:
     experiment = load_experiment("gpt3_pp", [*GPT3, *changes])
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
     analysis = Analysis(deployment.simulate())
-    return deployment, analysis, breakdown(analysis, deployment.ops)
+    return deployment, analysis, explain(analysis, deployment.predictor)
 
 
 @pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])
