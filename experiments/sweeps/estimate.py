@@ -26,7 +26,7 @@ def seconds_of_work(plan: SweepPlan) -> float:
     for run in probed:
         deployment = deploy(run.scenario, Source(plan.file, run.name, {}, ()))
         few = replace(deployment, requests=deployment.requests[:PROBE_REQUESTS])
-        few.predictor  # tabulated once in each worker, not once in each run
+        _ = few.predictor  # tabulated once in each worker, not once in each run
         began = time.perf_counter()
         analysis = Analysis(few.simulate())
         analysis.summary(few.model, few.device, run.scenario.cluster.tp)
