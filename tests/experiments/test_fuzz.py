@@ -68,7 +68,14 @@ def test_any_text_as_yaml(text: str) -> None:
 @same_folder
 def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, int, str]]) -> None:
     shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8" / f"{name}.csv"
-    lines = shipped.read_text().splitlines(keepends=True)[:60]
+    if shipped.is_file():
+        lines = shipped.read_text(encoding="utf-8").splitlines(keepends=True)[:60]
+    else:  # a table that only measured bundles have
+        columns = TABLES[name].columns
+        lines = [
+            ",".join(row) + "\n"
+            for row in (columns, *(map(str, [i] * len(columns)) for i in (1, 2)))
+        ]
     path = tmp_path / f"{name}.csv"
     path.write_bytes(edited("".join(lines), changes))
     with contextlib.suppress(BundleError):
