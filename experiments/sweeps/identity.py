@@ -15,11 +15,14 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Whose code decides what a run's files hold. The profiler's parts are those that read profiles.
 _CODE = (
     *("policies/*.py", "simulator/*.py"),
-    *(f"profiler/{name}.py" for name in ("schema", "tables", "model", "device", "strict")),
+    *(
+        f"profiler/{name}.py"
+        for name in ("schema", "tables", "model", "device", "residual", "strict")
+    ),
     *(f"experiments/{name}.py" for name in ("config", "deployment", "requests", "results")),
     "experiments/sweeps/work.py",
 )
-_LIBRARIES = ("numpy", "scipy", "pandas", "pyarrow")
+_LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
 
 
 @lru_cache(maxsize=1)
