@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +15,13 @@ from experiments.cli import app
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.sweeps.estimate import seconds_of_work
+from experiments.sweeps.identity import _CODE
 from experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
 from profiler.paths import data_dir
 from profiler.schema import load_bundle, write_bundle
 from tests.experiments.small_sweep import RUNS, SWEEP
 
+ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 
 
@@ -163,3 +167,16 @@ def test_the_sweep_section_is_yaml_like_the_rest(write_config: Write) -> None:
     assert yaml.safe_load(SWEEP)["sweep"]["seeds"] == 3
     with pytest.raises(ConfigError, match="aliases"):
         planned(write_config, SWEEP.replace("[2, 4, 8]", "&a [*a]"))
+
+
+def test_the_key_covers_the_code_that_reads_profiles() -> None:
+    code = (
+        "import sys, experiments.sweeps.work; print(*(m for m in sys.modules if 'profiler.' in m))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = {f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
+    assert loaded, done.stderr
+    # Where things lie, and models and devices: what they hold is part of the key itself.
+    assert loaded - set(_CODE) <= {
+        f"profiler/{name}.py" for name in ("paths", "hf_config", "forms", "roofline")
+    }
