@@ -22,8 +22,10 @@ from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from policies.scheduler import Scheduler
 from simulator.predictor import BundlePredictor
+from simulator.records import Records
 from simulator.simulation import simulate
 from simulator.textbook import simulate_textbook
+from simulator.timeline import stage_times
 from simulator.workload import at_once, make_requests
 
 BATCHES = (8, 32, 128, 512)
@@ -35,9 +37,11 @@ Progress = Callable[[str, int, int], None]
 def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[str, Any]:
     """Time both schedulers on the experiment's workload; medians over ``repeats``.
 
-    Returns ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle``,
-    ``stage_executions_per_s``, ``iteration_us`` (by batch), ``peak_rss_mb`` (of this whole process,
-    the textbook simulation included) and ``peak_rss_before_oracle_mb``.
+    Returns ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle`` and its range over
+    the repeats ``speedup_range``, ``trace_share`` (what it takes beside the loop to recover when
+    every micro-batch was on every stage), ``stage_executions_per_s``, ``iteration_us`` (by batch),
+    ``peak_rss_mb`` (of this whole process, the textbook simulation included) and
+    ``peak_rss_before_oracle_mb``.
     """
     for name in SCENARIOS.values():
         if name not in experiment.scenarios:
@@ -48,10 +52,11 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
     }
     predictors = {policy: d.predictor for policy, d in deployments.items()}
     # The first pass warms the predictor's tables, and counts what there is to do.
-    executions = {}
+    executions, trace_s = {}, {}
     for policy, deployment in deployments.items():
         records = _fast(deployment, predictors[policy])
         executions[policy] = sum(r.num_iterations * r.num_stages for r in records.replicas)
+        trace_s[policy] = _trace_s(records)
         del records
     iteration_us = {policy: _by_batch(d, progress) for policy, d in deployments.items()}
     lean_mb = _peak_rss_mb()
@@ -70,12 +75,30 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
         "loop_s": loop_s,
         "oracle_s": oracle_s,
         "speedup_vs_oracle": {policy: oracle_s[policy] / loop_s[policy] for policy in loop_s},
+        "speedup_range": {p: _range(oracle[p], loop[p]) for p in loop_s},
+        "trace_share": {p: trace_s[p] / loop_s[p] for p in loop_s},
         "stage_executions_per_s": {p: executions[p] / loop_s[p] for p in loop_s},
         "iteration_us": iteration_us,
         "peak_rss_mb": _peak_rss_mb(),
         "peak_rss_before_oracle_mb": lean_mb,
         "repeats": repeats,
     }
+
+
+def _range(oracle: list[float], loop: list[float]) -> list[float]:
+    ratios = [slow / fast for slow, fast in zip(oracle, loop, strict=True)]
+    return [min(ratios), max(ratios)]
+
+
+def _trace_s(records: Records) -> float:
+    """Seconds to recover the time of every micro-batch on every stage; median of three."""
+    taken = []
+    for _ in range(3):
+        began = time.perf_counter()
+        for log in records.replicas:
+            stage_times(log)
+        taken.append(time.perf_counter() - began)
+    return median(taken)
 
 
 def _fast(deployment: Deployment, predict: BundlePredictor) -> Any:

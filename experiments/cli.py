@@ -18,6 +18,7 @@ from experiments.cli_base import Commands, check_writable, consoles, print_notes
 from experiments.cli_bundles import add_profile_commands
 from experiments.cli_data import add_data_commands
 from experiments.cli_profile import add_profile_command
+from experiments.cli_sweep import add_sweep_commands
 from experiments.cli_validate import add_validate_command
 
 if TYPE_CHECKING:
@@ -100,7 +101,13 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from experiments.loading import load_experiment
-    from experiments.report import ProgressBar, print_warnings, ratios_table, results_table
+    from experiments.report import (
+        ProgressBar,
+        load_notes,
+        print_warnings,
+        ratios_table,
+        results_table,
+    )
     from experiments.run import run_experiment
 
     stdout, stderr = consoles()
@@ -120,6 +127,8 @@ def run(
     if quiet:
         return
     print_notes(run.deployment for run in outcome.runs.values())
+    for note in load_notes(outcome.summary()["scenarios"]):
+        typer.echo(f"note: {note}", err=True)
     console = stderr if json else stdout
     if experiment.description:
         console.print(experiment.description, markup=False, highlight=False)
@@ -133,22 +142,51 @@ def run(
 
 @app.command()
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Results of runs.")],
-    out: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("runs/plot"),
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Results of runs, or one sweep.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the figures.  [default: runs/plot, or figures in the sweep]"),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="Of a sweep: what to draw; may be repeated."),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="AXIS", help="Of a sweep: over what; may be repeated."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
-    """Draw the scenarios of several runs into the same figures.
+    """Draw the scenarios of several runs into the same figures, or a sweep's results.
 
     \b
     Examples:
       sarathi-sim plot runs/gpt3_pp
       sarathi-sim plot runs/pp4 runs/pp8 --out runs/pp4_and_pp8
+      sarathi-sim plot runs/pd_sweep
+      sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
+    from experiments.errors import ConfigError
     from experiments.plot import plot_results
+    from experiments.report import ProgressBar
+    from experiments.sweeps.plot import is_sweep, plot_sweep
 
-    plot_results(folders, out)
+    stdout, stderr = consoles()
+    if len(folders) == 1 and is_sweep(folders[0]):
+        target = out or folders[0] / "figures"
+        with ProgressBar(stderr, enabled=not quiet) as progress:
+            plot_sweep(folders[0], target, metrics or [], over or [], progress)
+        if not quiet:
+            stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
+        return
+    if metrics or over:
+        raise ConfigError("--metric and --over go with the folder of one sweep")
+    target = out or Path("runs/plot")
+    plot_results(folders, target)
     if not quiet:
-        report_written(consoles()[0], out, "figures")
+        report_written(stdout, target, "figures")
 
 
 @app.command()
@@ -174,9 +212,8 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
 @app.command()
 def bench(
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the numbers as JSON.")
-    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers to a JSON file.")] = None,
     config: Annotated[str, typer.Option(help="Whose orca_pp and sarathi_pp to time.")] = "gpt3_pp",
     assignments: SetOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
@@ -186,7 +223,7 @@ def bench(
     \b
     Examples:
       sarathi-sim bench
-      sarathi-sim bench --json bench.json
+      sarathi-sim bench --json | jq .speedup_vs_oracle
     """
     from experiments.bench import benchmark
     from experiments.loading import load_experiment
@@ -194,15 +231,18 @@ def bench(
 
     stdout, stderr = consoles()
     experiment = load_experiment(config, assignments or [])
-    if json is not None:
-        check_writable(json)
+    if out is not None:
+        check_writable(out)
     with ProgressBar(stderr, enabled=True) as progress:
         numbers = benchmark(experiment, repeats, progress)
-    stdout.print(bench_table(numbers))
-    if json is not None:
+    if json:
+        _print_json(numbers)
+    else:
+        stdout.print(bench_table(numbers))
+    if out is not None:
         from json import dumps
 
-        json.write_text(dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        out.write_text(dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
 
 def _window(text: str | None) -> Window | None:
@@ -219,6 +259,7 @@ def _print_json(value: dict[str, Any]) -> None:
     typer.echo(dumps(value, indent=2, allow_nan=False))
 
 
+add_sweep_commands(app)
 add_data_commands(app)
 add_profile_command(app)
 add_profile_commands(app)

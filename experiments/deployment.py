@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,7 @@ class Deployment:
     """A scenario with every default filled in, ready to run.
 
     ``scenario`` is the resolved one: running it again gives the same result. ``notes`` is what its
-    user should know.
+    user should know. ``bundle_sha256`` identifies the content of the profile bundle.
     """
 
     scenario: Scenario
@@ -41,6 +42,7 @@ class Deployment:
     kv_capacity: int
     requests: list[Request]
     ops: OpTimes
+    bundle_sha256: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -105,10 +107,17 @@ class Deployment:
         )
 
 
-def deploy(scenario: Scenario, source: Source) -> Deployment:
+Requests = Callable[[Scenario, int, Source], list[Request]]
+"""Makes a scenario's requests, given the longest a sequence may be and whom to blame."""
+
+
+def deploy(
+    scenario: Scenario, source: Source, requests_of: Requests = build_requests
+) -> Deployment:
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
 
-    Raises ConfigError, naming file, key, value and what is allowed.
+    ``requests_of`` lets who deploys many scenarios share requests between them. Raises ConfigError,
+    naming file, key, value and what is allowed.
     """
     cluster, batching = scenario.cluster, scenario.batching
     model, device = _model(scenario, source), _device(scenario, source)
@@ -132,8 +141,8 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
             "has no effect: every request declares max_length, unless workload.declared is exact"
         )
         raise source.error("batching.kv_reservation", "declared", problem)
-    requests = build_requests(scenario, max_length, source)
-    ops, longest = _op_times(scenario, model, device, source)
+    requests = requests_of(scenario, max_length, source)
+    ops, longest, digest = _op_times(scenario, model, device, source)
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
         f"the longest context that the profiles of {model.name} on {device.name} hold": longest,
@@ -153,12 +162,13 @@ def deploy(scenario: Scenario, source: Source) -> Deployment:
             ),
         }
     )
-    return Deployment(resolved, model, device, layers, kv_capacity, requests, ops, notes)
+    return Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
 
 
 def _model(scenario: Scenario, source: Source) -> ModelSpec:
     try:
-        model = load_model(scenario.model)
+        path = Path(scenario.model)
+        model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
     except SpecError as error:
         raise ConfigError(f"{source.name(('model',))}: {error}") from None
     try:
@@ -170,7 +180,7 @@ def _model(scenario: Scenario, source: Source) -> ModelSpec:
 
 def _device(scenario: Scenario, source: Source) -> DeviceSpec:
     try:
-        device = load_device(scenario.device)
+        device = _load_device(scenario.device, _changed(Path(scenario.device)))
     except SpecError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
     if scenario.cluster.tp > device.gpus_per_node:
@@ -225,18 +235,19 @@ def _dtype_bytes(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> in
     """
     path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
     try:
-        return _load(path)[0].dtype_bytes if path.is_dir() else 2
+        return _load(path, bundle_digest(path))[0].dtype_bytes if path.is_dir() else 2
     except BundleError:
         return 2
 
 
 def _op_times(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
-) -> tuple[OpTimes, int]:
-    """The op times, and the longest context among them."""
+) -> tuple[OpTimes, int, str]:
+    """The op times, the longest context among them, and the digest of their bundle."""
     try:
         path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
-        ops, longest = _load(path)
+        digest = bundle_digest(path)
+        ops, longest = _load(path, digest)
     except BundleError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
     if ops.model != model:
@@ -248,7 +259,7 @@ def _op_times(
     if scenario.cluster.pp > 1 and _scope(scenario, device) not in ops.send:
         problem = f"{path} holds no {_scope(scenario, device)} transfers, so pp must be 1"
         raise source.error("cluster.pp", scenario.cluster.pp, problem)
-    return ops, longest
+    return ops, longest, digest
 
 
 def _scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
@@ -257,9 +268,37 @@ def _scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "int
     return "intra_node" if gpus <= device.gpus_per_node else "inter_node"
 
 
+def bundle_digest(path: Path) -> str:
+    """SHA-256 of a bundle's ``meta.yaml``, which in turn holds that of its tables; empty without.
+
+    Reading the bundle checks the latter.
+    """
+    meta = path / "meta.yaml"
+    return sha256(meta.read_bytes()).hexdigest() if meta.is_file() else ""
+
+
+def _changed(path: Path) -> int:
+    """When a file was changed, for the caches below; 0 for a shipped name."""
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
 @lru_cache(maxsize=8)
-def _load(path: Path) -> tuple[OpTimes, int]:
-    """The regressions of one bundle, and its longest context; scenarios share them."""
+def _load_device(name: str, changed: int) -> DeviceSpec:
+    """A device by name or path. Reading one takes 80 ms, and a sweep needs it for every run."""
+    return load_device(name)
+
+
+@lru_cache(maxsize=8)
+def _load_model(name: str, changed: int) -> ModelSpec:
+    return load_model(name)
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
+    """The regressions of one bundle, and its longest context; scenarios share them.
+
+    ``digest`` is that of the bundle: a worker may live on when the folder's content changes.
+    """
     bundle = load_bundle(path)
     return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())
 

@@ -24,6 +24,14 @@ def without(tree: Mapping[str, Any], key: KeyPath) -> dict[str, Any]:
     return rest
 
 
+def assign(tree: Mapping[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
+    """A copy with one value set; a whole mapping replaces the one there."""
+    below = without(tree, key) if isinstance(value, dict) else tree
+    for name in reversed(key):
+        value = {name: value}
+    return merge(below, value)
+
+
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """``override`` laid over ``base``, mapping by mapping.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.config import Header, Name, Ratio, Scenario, Validation
 from experiments.errors import ConfigError
-from experiments.key_paths import KeyPath, get, has, meet, merge, without
+from experiments.key_paths import KeyPath, assign, get, has, meet, merge, without
 from experiments.messages import mistakes, show, suggest
 from experiments.metric_paths import SHAPE, metric
 from experiments.yaml_reader import parse_yaml, read_mapping
@@ -20,7 +20,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 # Files and folders of a result that a scenario must not be called like.
 _RESERVED = ("figures", "config.yaml", "summary.json")
-_FILE_KEYS = (*Header.model_fields, "scenarios")
+_FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
 
 
 @dataclass(frozen=True)
@@ -70,43 +70,49 @@ def shipped_configs() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A file and the ``--set`` options laid over it, not yet turned into scenarios.
+
+    ``raw`` is what all scenarios share, ``overrides`` what each of them changes.
+    """
+
+    header: Header
+    raw: dict[str, Any]
+    overrides: dict[str, dict[str, Any]]
+    assigned: tuple[KeyPath, ...]
+    source: Source
+
+
 def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Experiment:
     """Read a configuration: the path of a file, or the name of a shipped one.
 
     ``assignments`` are ``key.path=value``, applied to the top level in order (a scenario by
     ``scenarios.NAME.key.path=value``). Raises ConfigError with one line per mistake.
     """
-    path = _find(str(config))
-    raw = read_mapping(path)
-    assigned = tuple(_assign(raw, text) for text in assignments)
-    overrides = raw.pop("scenarios", None)
-    header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
-    base_source = Source(str(path), "", {}, assigned)
-    found: list[str] = []
-    try:
-        header = Header.model_validate(header_keys)
-    except ValidationError as error:
-        found += mistakes(error, Header, header_keys, base_source.name)
-        raise ConfigError("\n".join(found)) from None
-    overrides = {header.name: {}} if overrides is None else _check_names(overrides, base_source)
-
+    draft = read_draft(config, assignments)
+    if "sweep" in draft.raw:
+        raise ConfigError(
+            f"{draft.source.file}: sweep: this file describes many runs: use sarathi-sim sweep, "
+            "or sarathi-sim plan to see them"
+        )
+    header, source = draft.header, draft.source
     scenarios: dict[str, Scenario] = {}
     sources: dict[str, Source] = {}
-    for name, override in overrides.items():
-        merged = merge(raw, override)
-        sources[name] = Source(str(path), name, override, assigned)
+    found: list[str] = []
+    for name, override in draft.overrides.items():
+        sources[name] = replace(source, scenario=name, override=override)
         try:
-            scenarios[name] = Scenario.model_validate(merged)
-        except ValidationError as error:
-            also = () if override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
-            found += mistakes(error, Scenario, merged, sources[name].name, also)
+            scenarios[name] = check_scenario(merge(draft.raw, override), sources[name])
+        except ConfigError as error:
+            found += str(error).splitlines()
     if found:
         # A mistake at the top level shows in every scenario: say it once.
         raise ConfigError("\n".join(dict.fromkeys(found)))
-    _check_effect(raw, overrides, assigned)
-    _check_ratios(header, scenarios, base_source)
+    _check_effect(draft.raw, draft.overrides, draft.assigned)
+    _check_ratios(header, scenarios, source)
     return Experiment(
-        str(path),
+        source.file,
         header.name,
         header.description,
         scenarios,
@@ -114,6 +120,33 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
         sources,
         header.validation,
     )
+
+
+def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
+    """Read a configuration as :func:`load_experiment` does, up to its scenarios' own keys."""
+    path = _find(str(config))
+    raw = read_mapping(path)
+    assigned = tuple(_assign(raw, text) for text in assignments)
+    overrides = raw.pop("scenarios", None)
+    header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
+    source = Source(str(path), "", {}, assigned)
+    try:
+        header = Header.model_validate(header_keys)
+    except ValidationError as error:
+        found = mistakes(error, Header, header_keys, source.name)
+        raise ConfigError("\n".join(found)) from None
+    named = {header.name: {}} if overrides is None else _check_names(overrides, source)
+    return Draft(header, raw, named, assigned, source)
+
+
+def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
+    """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
+    try:
+        return Scenario.model_validate(merged)
+    except ValidationError as error:
+        also = () if source.override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
+        found = mistakes(error, Scenario, merged, source.name, also)
+        raise ConfigError("\n".join(found)) from None
 
 
 def _find(config: str) -> Path:
@@ -141,13 +174,9 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
             f"there are {', '.join(names)}"
         )
     change = parse_yaml(value, f"--set {text}")
-    if isinstance(change, dict):  # a whole mapping replaces the one there
-        kept = without(raw, path)
-        raw.clear()
-        raw.update(kept)
-    for key in reversed(path):
-        change = {key: change}
-    raw.update(merge(raw, change))
+    changed = assign(raw, path, change)
+    raw.clear()
+    raw.update(changed)
     return path
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.errors import ConfigError
 from experiments.messages import suggest
 from simulator.ledger import ACCOUNTS
-from simulator.metrics import QUANTILES
+from simulator.metrics import QUANTILES, STEADY
 
 _QUANTILES = {f"p{round(100 * q)}": 0.0 for q in QUANTILES}
 _SPREAD = {"mean": 0.0, **_QUANTILES}
@@ -35,6 +35,12 @@ SHAPE: dict[str, Any] = {
     "bubble_s": _SPREAD,
     "bubble_share": 0.0,
     "ledger_s": dict.fromkeys(("wall", *ACCOUNTS), 0.0),
+    "steady": {
+        "state": "",
+        "kendall_s": 0,
+        "warmup_requests": 0,
+        **dict.fromkeys(STEADY, _SPREAD),
+    },
 }
 """The keys of :meth:`simulator.metrics.Analysis.summary`: what can be asked for before a run.
 
@@ -53,8 +59,9 @@ def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
             )
         node = node[part]
     if not isinstance(node, int | float):
+        below = [f"{path}.{key}" for key in node] if isinstance(node, Mapping) else []
         raise ConfigError(
-            f"{where}: value {path!r}: is not a number; "
-            f"one of {', '.join(f'{path}.{key}' for key in node)}"
+            f"{where}: value {path!r}: is not a number"
+            + (f"; one of {', '.join(below)}" if below else "")
         )
     return float(node)

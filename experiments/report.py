@@ -35,10 +35,10 @@ _ROWS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Number]]] = {
     "tokens a second, 90 % band": ("1/s", lambda s: s.get("tokens_per_s_band")),
     "model FLOPs utilisation": ("%", lambda s: _percent(s["mfu"])),
     "mean batch": ("", lambda s: s["mean_batch"]),
-    "time to first token, median": ("s", lambda s: s["ttft_s"]["p50"]),
+    "time to first token, median": ("s", lambda s: _steady(s, "ttft_s")),
     "time between tokens, median": ("s", lambda s: s["tbt_s"]["p50"]),
     "time between tokens, p99": ("s", lambda s: s["tbt_s"]["p99"]),
-    "latency, median": ("s", lambda s: s["latency_s"]["p50"]),
+    "latency, median": ("s", lambda s: _steady(s, "latency_s")),
     "bubble time of a request, median": ("s", lambda s: s["bubble_s"]["p50"]),
     "bubbles, share of the stages' time": ("%", lambda s: _percent(s["bubble_share"])),
     "rejected requests": ("", lambda s: s["rejected"] or None),
@@ -47,6 +47,26 @@ _ROWS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Number]]] = {
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
+
+
+def _steady(summary: Mapping[str, Any], name: str) -> float | None:
+    """A median: of the steady part of a run that has one, and none of one that is overloaded."""
+    state = summary["steady"]["state"]
+    if state == "overloaded":
+        return None
+    found: float = (summary["steady"] if state == "steady" else summary)[name]["p50"]
+    return found
+
+
+def load_notes(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What to know of runs that are overloaded: a line each."""
+    return [
+        f"{name} is overloaded: its queue grows for as long as requests arrive (Kendall's S "
+        f"{summary['steady']['kendall_s']} of 45 over ten blocks), so its latencies depend on how "
+        "long the run is, and are not printed"
+        for name, summary in summaries.items()
+        if summary["steady"]["state"] == "overloaded"
+    ]
 
 
 def results_table(outcome: Outcome) -> Table:
@@ -189,6 +209,7 @@ def bench_table(numbers: Mapping[str, Any]) -> Table:
         "event loop (s)": ("loop_s", "{:.3f}"),
         "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
         "times faster": ("speedup_vs_oracle", "{:.1f}"),
+        "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
         "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
     }
     for label, (key, form) in rows.items():

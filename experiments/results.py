@@ -74,7 +74,7 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> None:
         )
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    summary = _summary(out)
+    summary = read_summary(out)
     if summary.get("format") != kind:
         other = _KINDS.get(str(summary.get("format")))
         problem = (
@@ -93,7 +93,7 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> None:
         )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     """The folder's summary; empty where there is none."""
     name = VALIDATION if (folder / VALIDATION).is_file() else SUMMARY
     try:
@@ -126,7 +126,7 @@ def read_tables(folder: Path) -> dict[str, Tables]:
     """The tables of every scenario of a result. Raises ConfigError where it is not one."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
-    summary = _summary(folder)
+    summary = read_summary(folder)
     if summary.get("format") == FIGURES_FORMAT:
         raise ConfigError(f"{folder}: holds figures of several runs: name the runs' own folders")
     if summary.get("format") != FORMAT:

@@ -12,6 +12,7 @@ It reads no clock: when each thing happened is the driver's business. What it lo
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 
 from policies.batch import Batch, Chunk
@@ -75,8 +76,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.groups = [Group(i, self.waiting, max_batch) for i in range(max_in_flight)]
         self.idle = list(self.groups)  # not in flight, in the order in which they returned
-        # Request, what it does, group, first and last iteration. Those of one request in order.
-        self.rides: list[tuple[int, int, int, int, int]] = []
+        # Five numbers each: request, what it does, group, first and last iteration. Those of one
+        # request in order. An array, because a long run has millions of them.
+        self.rides: array[int] = array("q")
         self._output_tokens: dict[int, int] = {}
 
     def refusal(self, request: Request) -> str | None:
@@ -274,7 +276,7 @@ class Scheduler:
         """Log the run of consecutive iterations that ended with ``last``, if there was one."""
         first = sequence._first_ride
         if sequence._group >= 0 and last >= first:
-            self.rides.append((sequence.id, role, sequence._group, first, last))
+            self.rides.extend((sequence.id, role, sequence._group, first, last))
 
     def _gather(self, group: Group) -> None:
         """Take in members of the other idle groups, while there are slots."""

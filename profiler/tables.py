@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,7 +167,14 @@ def _read_text_cells(path: Path) -> pd.DataFrame:
         last = content.count(b"\n") + 1
         raise BundleError(f"{path}: row {last} is truncated: the file does not end with a newline")
     try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+        with warnings.catch_warnings():
+            # pandas only warns where a row has more cells than the header, and drops them.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+    except pd.errors.ParserWarning:
+        raise BundleError(
+            f"{path}: not a valid CSV: a row has more cells than the header"
+        ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise BundleError(f"{path}: not a valid CSV: {error}") from error
 

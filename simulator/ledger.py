@@ -91,18 +91,20 @@ class StarvedTime:
         back = log.iterations["finish_s"] + log.turnaround_s
         enough = min(log.max_in_flight, log.num_stages)
         instants = [ready, back]
-        changes = [np.ones(len(ready)), -np.ones(len(back))]
+        changes = [np.ones(len(ready), np.int32), -np.ones(len(back), np.int32)]
         if log.lazy:
             # A batch is formed only when stage 0 is free: while it is busy nothing is missing.
             instants += [times.start[:, 0], times.release[:, 0]]
-            changes += [np.full(len(ready), float(enough)), np.full(len(ready), -float(enough))]
+            changes += [enough * changes[0], enough * changes[1]]
         when = np.concatenate(instants)
         order = np.argsort(when, kind="stable")
         self._when = when[order]
-        in_flight = np.cumsum(np.concatenate(changes)[order])
-        self._starved = (in_flight < enough).astype(float)
+        del when, instants  # a long run has millions of them
+        self._starved = np.cumsum(np.concatenate(changes)[order]) < enough
+        del order
         span = np.diff(self._when, append=self._when[-1:])
-        self._until = np.concatenate([[0.0], np.cumsum(span * self._starved)])[:-1]
+        until = np.cumsum(np.where(self._starved, span, 0.0))
+        self._until = np.concatenate([[0.0], until[:-1]])
 
     def __call__(self, t: Floats) -> Floats:
         """Starved seconds before each ``t``, counted from the first batch on."""
@@ -117,18 +119,23 @@ def gaps(log: ReplicaLog) -> Gaps:
     times = stage_times(log)
     columns = log.iterations
     shape = times.start.shape
-    gap, communication, turnaround = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    gap[1:] = times.start[1:] - times.release[:-1]
+    rest, communication, turnaround = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    rest[1:] = times.start[1:] - times.release[:-1]
     if not log.blocking_send:
-        communication[1:, 1:] = np.minimum(gap[1:, 1:], columns["send_s"][1:, None])
+        communication[1:, 1:] = np.minimum(rest[1:, 1:], columns["send_s"][1:, None])
     if log.turnaround_s:
-        turnaround[:, 0] = np.where(_just_returned(log), np.minimum(gap[:, 0], log.turnaround_s), 0)
-    rest = gap - communication - turnaround
+        gap = rest[:, 0]
+        turnaround[:, 0] = np.where(_just_returned(log), np.minimum(gap, log.turnaround_s), 0)
+    rest -= communication  # in place: in a long run each of these takes tens of megabytes
+    rest -= turnaround
     no_work = np.zeros(shape)
-    if len(gap) > 1:
+    if len(rest) > 1:
         starved = StarvedTime(log, times)
-        no_work[1:] = starved(times.release[:-1] + rest[1:]) - starved(times.release[:-1])
-    return Gaps(times, rest - no_work, communication, turnaround, no_work, pair_kinds(log))
+        for stage in range(log.num_stages):
+            released = times.release[:-1, stage]
+            no_work[1:, stage] = starved(released + rest[1:, stage]) - starved(released)
+    rest -= no_work
+    return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
 
 
 def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -152,15 +159,17 @@ def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
     """
     end = records.end_s
     rows = []
-    for number, (log, split) in enumerate(zip(records.replicas, splits, strict=True)):
-        for stage in range(log.num_stages):
-            row = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
-            if log.num_iterations:
-                row |= _stage_row(log, split, stage, end)
-            else:
-                row["no_work_s"] = end
+    for number, log in enumerate(records.replicas):
+        for stage, row in enumerate(_replica_rows(log, splits[number], end)):
             rows.append({"replica": number, "stage": stage, "wall_s": end, **row})
     return pd.DataFrame(rows)
+
+
+def _replica_rows(log: ReplicaLog, split: Gaps, end: float) -> list[dict[str, float]]:
+    empty = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
+    if not log.num_iterations:
+        return [empty | {"no_work_s": end}] * log.num_stages
+    return [empty | _stage_row(log, split, stage, end) for stage in range(log.num_stages)]
 
 
 def _stage_row(log: ReplicaLog, split: Gaps, stage: int, end: float) -> dict[str, float]:

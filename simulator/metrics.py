@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,44 @@ import pandas as pd
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
 from simulator.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
-from simulator.records import Floats, Records
+from simulator.records import Floats, Records, ReplicaLog
 from simulator.rides import Rides
+from simulator.steady import steady_state
 
+T = TypeVar("T")
 QUANTILES = (0.5, 0.9, 0.99)
+STEADY = ("queueing_s", "ttft_s", "tpot_s", "latency_s")
+"""What a run that is not steady has no quantiles of that mean anything."""
+MOST_KEPT = 4_000_000
+"""Stage executions up to which the views of a run are kept: they take some 60 bytes each."""
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
+
+
+class PerReplica(Sequence[T]):
+    """Something worked out for every replica's log when asked for, and kept unless it is large.
+
+    For a million requests the gaps of all replicas would take more memory than the records; then
+    those of one replica at a time are worked out, more than once.
+    """
+
+    def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:
+        self._logs = records.replicas
+        self._work_out = work_out
+        self._keep = sum(log.num_iterations * log.num_stages for log in self._logs) <= MOST_KEPT
+        self._kept: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __getitem__(self, replica: Any) -> Any:
+        if replica >= len(self._logs):
+            raise IndexError(replica)
+        if replica in self._kept:
+            return self._kept[replica]
+        found = self._work_out(self._logs[replica])
+        if self._keep:
+            self._kept[replica] = found
+        return found
 
 
 class Analysis:
@@ -30,14 +63,14 @@ class Analysis:
         self.records = records
 
     @cached_property
-    def rides(self) -> list[Rides]:
+    def rides(self) -> PerReplica[Rides]:
         """The rides of every replica."""
-        return [Rides(log) for log in self.records.replicas]
+        return PerReplica(self.records, Rides)
 
     @cached_property
-    def gaps(self) -> list[Gaps]:
+    def gaps(self) -> PerReplica[Gaps]:
         """The idle time before every micro-batch of every replica."""
-        return [gaps(log) for log in self.records.replicas]
+        return PerReplica(self.records, gaps)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -54,16 +87,9 @@ class Analysis:
             name: np.full(len(records.request_id), np.nan)
             for name in ("start", "first_token", "finish", "tbt_max", *parts)
         }
-        for log, rides, split in zip(records.replicas, self.rides, self.gaps, strict=True):
-            if not log.num_iterations:
-                continue
-            row = np.searchsorted(records.request_id, rides.requests)
-            found["start"][row] = split.times.start[rides.first_row(), 0]
-            found["first_token"][row] = rides.first_token_s()
-            found["finish"][row] = rides.finish_s()
-            found["tbt_max"][row] = rides.longest_token_gap()
-            for name, per_iteration in iteration_bubbles(split).items():
-                found[name][row] = rides.total(per_iteration)
+        for number, log in enumerate(records.replicas):
+            if log.num_iterations:
+                self._measure(self.rides[number], self.gaps[number], found)
         arrival = records.arrival_s
         later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
         return pd.DataFrame(
@@ -83,6 +109,16 @@ class Analysis:
                 "rejected": [records.rejections.get(int(i)) for i in records.request_id],
             }
         )
+
+    def _measure(self, rides: Rides, split: Gaps, found: dict[str, Floats]) -> None:
+        """Fill in the requests of one replica; its own function, so that its arrays go with it."""
+        row = np.searchsorted(self.records.request_id, rides.requests)
+        found["start"][row] = split.times.start[rides.first_row(), 0]
+        found["first_token"][row] = rides.first_token_s()
+        found["finish"][row] = rides.finish_s()
+        found["tbt_max"][row] = rides.longest_token_gap()
+        for name, per_iteration in iteration_bubbles(split).items():
+            found[name][row] = rides.total(per_iteration)
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -129,13 +165,15 @@ class Analysis:
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
         """
         found = [rides.token_gaps() for rides in self.rides]
-        values, weights = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        values = np.concatenate([gaps_s for gaps_s, _ in found])
+        weights = np.concatenate([counts for _, counts in found])
+        del found  # in a long run these are the largest arrays there are
         if not len(values):
             return [float("nan")] * len(quantiles)
         order = np.argsort(values, kind="stable")
-        share = np.cumsum(weights[order]) / weights.sum()
-        places = np.searchsorted(share, np.asarray(quantiles) - 1e-12)
-        return [float(values[order][i]) for i in np.minimum(places, len(values) - 1)]
+        until = np.cumsum(weights[order], dtype=np.int64)
+        places = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
+        return [float(values[i]) for i in order[np.minimum(places, len(values) - 1)]]
 
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
         """KV tokens written on one replica: times in seconds, and the tokens from then on.
@@ -156,7 +194,9 @@ class Analysis:
     def summary(self, model: ModelSpec, device: DeviceSpec, tp: int) -> dict[str, Any]:
         """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
         records, logs = self.records, self.records.replicas
-        done = self.requests[self.requests["replica"] >= 0]
+        done = self.requests
+        if records.rejections:  # a copy, which a long run can do without
+            done = done[done["replica"] >= 0]
         makespan = records.end_s - float(records.arrival_s.min()) if len(done) else 0.0
         prompt, output = done["prompt_tokens"].to_numpy(), done["output_tokens"].to_numpy()
         gpus = tp * sum(log.num_stages for log in logs)
@@ -183,13 +223,32 @@ class Analysis:
             "mean_batch": carried / iterations if iterations else float("nan"),
             "kv_peak_share": float(max(peaks)),
             "tbt_s": _named(self.tbt_quantiles()),
-            **{
-                name: _named(done[name].quantile(list(QUANTILES)).tolist(), done[name].mean())
-                for name in ("queueing_s", "ttft_s", "tpot_s", "latency_s", "bubble_s")
-            },
+            **{name: _spread(done[name]) for name in (*STEADY, "bubble_s")},
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
+            "steady": self._steady(done),
         }
+
+    def _steady(self, done: pd.DataFrame) -> dict[str, Any]:
+        """The state of the run, and quantiles over its steady part; NaN where there is none."""
+        served = done[["arrival_s", *STEADY]]
+        if not served["arrival_s"].is_monotonic_increasing:
+            served = served.sort_values("arrival_s", kind="stable")
+        arrival, queueing, latency = (
+            served[name].to_numpy(np.float64) for name in ("arrival_s", "queueing_s", "latency_s")
+        )
+        found = steady_state(arrival, queueing, latency)
+        part = served[found.warmup_requests :] if found.state == "steady" else served[:0]
+        return {
+            "state": found.state,
+            "kendall_s": found.kendall_s,
+            "warmup_requests": found.warmup_requests,
+            **{name: _spread(part[name]) for name in STEADY},
+        }
+
+
+def _spread(values: pd.Series[float]) -> dict[str, float]:
+    return _named(values.quantile(list(QUANTILES)).tolist(), values.mean())
 
 
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from policies.batch import Batch
 from simulator.interaction import SUM
 from simulator.quantum import QUANTUM_S, ROUNDER, quantize
-from simulator.records import Floats
+from simulator.records import Floats, Ints
 from simulator.regression import OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
@@ -63,10 +65,7 @@ class BundlePredictor:
         self._by_tokens: list[tuple[float, float, float]] = []
         self._beside_ops: list[float] = []
         self._tabulate_tokens(max_tokens)
-        # A prompt processed whole: context 0, any chunk.
-        whole = layer.scale * ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
-        self._whole: list[float] = [0.0, *whole[:, 0].tolist()]
-        self._chunk_rows: dict[int, list[float]] = {}
+        self._whole, self._chunk_rows = _prefill_rows(ops, max_length, layer.scale)
         sizes = np.arange(1.0, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
         decode = layer.scale * ops.decode_table(sizes, grid)
@@ -113,6 +112,10 @@ class BundlePredictor:
         first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
         return np.asarray(first + (second - first) * (place - low))
 
+    def whole_prompt_s(self, tokens: Ints) -> Floats:
+        """Seconds of attention of many prompts, each processed whole."""
+        return np.array(self._whole)[tokens]
+
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
@@ -138,3 +141,15 @@ class BundlePredictor:
         table = np.stack([np.maximum(layer, QUANTUM_S), quantize(first), quantize(send)])
         self._beside_ops = [0.0, *beside.tolist()]
         self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]
+
+
+@lru_cache(maxsize=8)
+def _prefill_rows(
+    ops: OpTimes, max_length: int, scale: float
+) -> tuple[list[float], dict[int, list[float]]]:
+    """Times of prompts processed whole (context 0), by tokens; and the chunk rows tabulated so far.
+
+    All predictors of the same op times and length share them: a sweep makes hundreds.
+    """
+    whole = scale * ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
+    return [0.0, *whole[:, 0].tolist()], {}

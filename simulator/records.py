@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +34,39 @@ ITERATION_COLUMNS = (
 )
 
 
+COUNTED = ("group", "chunks", "decodes", "padding")
+"""Those of the columns that count sequences or groups, and fit four bytes."""
+
+
+class Columns(Mapping[str, Floats]):
+    """Iteration columns by name, all given out as floats.
+
+    They grow while a simulation runs. Arrays of the standard library do that in place, so that a
+    run of millions of iterations never holds two copies of them.
+    """
+
+    def __init__(self) -> None:
+        self._held = {name: array("i" if name in COUNTED else "d") for name in ITERATION_COLUMNS}
+
+    def extend(self, rows: Sequence[tuple[float, ...]]) -> None:
+        """Add iterations, each with a value for every column, in their order."""
+        width = len(ITERATION_COLUMNS)
+        values = chain.from_iterable(rows)
+        table = np.fromiter(values, float, width * len(rows)).reshape(-1, width)
+        for held, column in zip(self._held.values(), table.T, strict=True):
+            held.frombytes(column.astype(held.typecode).tobytes())
+
+    def __getitem__(self, name: str) -> Floats:
+        held = self._held[name]
+        return np.frombuffer(held, held.typecode).astype(np.float64, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
 @dataclass(frozen=True)
 class ReplicaLog:
     """Everything that happened on one replica.
@@ -55,7 +91,7 @@ class ReplicaLog:
     lazy: bool
     max_batch: int
     kv_capacity: int
-    iterations: dict[str, Floats]
+    iterations: Mapping[str, Floats]
     rides: Ints
     stage_s: Floats | None = None
     measured: StageTimes | None = None

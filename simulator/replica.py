@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +20,10 @@ from policies.scheduler import Scheduler
 from simulator.jitter import Jitter
 from simulator.moment import DISPATCH, RETURN, Moment
 from simulator.quantum import ROUNDER, quantize
-from simulator.records import ITERATION_COLUMNS, ReplicaLog
+from simulator.records import Columns, ReplicaLog
+
+BLOCK_ROWS = 4096
+"""Iterations recorded as tuples before they go to the columns, which take a fifth of the memory."""
 
 
 class Predictor(Protocol):
@@ -68,6 +70,7 @@ class Replica:
         self._later_stages = range(1, len(layers))
         self._free = [0.0] * len(layers)  # when each stage has finished what it was given
         self._rows: list[tuple[float, ...]] = []
+        self._columns = Columns()
         self._stage_rows: list[list[float]] = []
         self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
         self._awaiting = False  # whether a moment is set for the first of them
@@ -144,6 +147,9 @@ class Replica:
             )
         )
         self._in_flight.append((finish + self.turnaround_s, batch))
+        if len(self._rows) == BLOCK_ROWS:
+            self._columns.extend(self._rows)
+            self._rows.clear()
 
     def _pass_through(self, now: float, durations: list[float], send_s: float) -> float:
         """Occupy every stage in turn, whatever the switches; returns the last one's finish."""
@@ -202,9 +208,8 @@ class Replica:
 
     def log(self) -> ReplicaLog:
         """What happened, as columns."""
-        width = len(ITERATION_COLUMNS)
-        values = chain.from_iterable(self._rows)
-        table = np.fromiter(values, float, width * len(self._rows)).reshape(-1, width)
+        self._columns.extend(self._rows)
+        self._rows.clear()
         scheduler = self.scheduler
         return ReplicaLog(
             layers=self.layers,
@@ -214,10 +219,8 @@ class Replica:
             lazy=self.lazy,
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
-            iterations={
-                name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(ITERATION_COLUMNS)
-            },
-            rides=np.array(scheduler.rides, np.int64).reshape(-1, 5),
+            iterations=self._columns,
+            rides=np.frombuffer(scheduler.rides, np.int64).reshape(-1, 5),
             stage_s=(
                 np.array(self._stage_rows).reshape(-1, len(self.layers))
                 if self.jitter is not None

@@ -11,7 +11,7 @@ What it leaves out: with other durations the scheduler might have decided otherw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +69,7 @@ def causes(log: ReplicaLog, rides: Rides, arrival_s: Floats) -> Causes:
 
 
 def retimed_finish(
-    records: Records, all_rides: list[Rides], extra: Extra, samples: int, rows: list[Ints]
+    records: Records, all_rides: Sequence[Rides], extra: Extra, samples: int, rows: list[Ints]
 ) -> list[Floats]:
     """Finish times in seconds of the iterations ``rows`` of each replica, shape (rows, samples)."""
     lines = [

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from policies.scheduler import DECODE, PREFILL
 from simulator.records import Floats, Ints, ReplicaLog
+
+Counts = npt.NDArray[np.int32]
 
 
 class Rides:
@@ -56,21 +59,21 @@ class Rides:
         along = until[self.last + 1] - until[self.first]
         return np.asarray(np.add.reduceat(along, self.starts))
 
-    def token_gaps(self) -> tuple[Floats, Floats]:
+    def token_gaps(self) -> tuple[Floats, Counts]:
         """Times between successive tokens of a request: distinct values, and how often each occurs.
 
         A decode yields a token, and so does the iteration that finishes the prompt.
         """
         decode = np.flatnonzero(self.role == DECODE)
         within = np.diff(self._finish, prepend=np.nan)
-        weight = np.zeros(len(within) + 1)
-        np.add.at(weight, self.first[decode] + 1, 1.0)
-        np.add.at(weight, self.last[decode] + 1, -1.0)
-        weight = np.cumsum(weight)[:-1]
+        weight = np.zeros(len(within) + 1, np.int32)
+        np.add.at(weight, self.first[decode] + 1, 1)
+        np.add.at(weight, self.last[decode] + 1, -1)
+        weight = np.cumsum(weight, dtype=np.int32)[:-1]
         seen = weight > 0
         entry = self._entry_gaps(decode)
         gaps = np.concatenate([within[seen], entry])
-        return gaps, np.concatenate([weight[seen], np.ones(len(entry))])
+        return gaps, np.concatenate([weight[seen], np.ones(len(entry), np.int32)])
 
     def longest_token_gap(self) -> Floats:
         """Each request's longest time between two tokens; NaN for requests of a single token."""

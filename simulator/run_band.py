@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from simulator.breakdown import OpUse, distinct_sizes
@@ -62,7 +64,7 @@ class _Perturbed:
 
 def makespan_samples(
     records: Records,
-    rides: list[Rides],
+    rides: Sequence[Rides],
     uses: list[dict[str, OpUse]],
     errors: dict[str, OpError],
     key: str,

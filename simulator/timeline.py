@@ -35,8 +35,9 @@ def stage_times(log: ReplicaLog) -> StageTimes:
     durations = log.stage_durations()
     send = log.iterations["send_s"]
     start = np.empty_like(durations)
-    finish = np.empty_like(durations)
     release = np.empty_like(durations)
+    # Sends that overlap release a stage when it finishes: one array for both.
+    finish = np.empty_like(durations) if log.blocking_send else release
     arrival = log.iterations["ready_s"]
     for stage in range(log.num_stages):
         held = durations[:, stage]
@@ -45,6 +46,7 @@ def stage_times(log: ReplicaLog) -> StageTimes:
         total = np.cumsum(held)
         release[:, stage] = np.maximum.accumulate(arrival - (total - held)) + total
         start[:, stage] = release[:, stage] - held
-        finish[:, stage] = start[:, stage] + durations[:, stage]
+        if log.blocking_send:
+            finish[:, stage] = start[:, stage] + durations[:, stage]
         arrival = release[:, stage] if log.blocking_send else finish[:, stage] + send
     return StageTimes(start, finish, release)

@@ -26,6 +26,9 @@ COMMANDS = (
     "make-bundle",
     "calibrate",
     "bench",
+    "plan",
+    "sweep",
+    "compare",
     "import",
     "profile-check",
     "profile-diff",
@@ -76,7 +79,7 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["make-bundle", "--device", "a6000", "--model", "llama-13b", "--tp", "8"], "at most 4"),
         (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
         (
-            ["bench", "--json", "absent/bench.json"],
+            ["bench", "--out", "absent/bench.json"],
             "No such file or directory: 'absent/bench.json'",
         ),
         (["calibrate", "--report", "--write"], "--write: does not go with --report"),
@@ -169,10 +172,11 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_the_bench_file(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    options = ["--set", "workload.requests=200", "--repeats", "1", "--json", str(file)]
+    options = ["--set", "workload.requests=200", "--repeats", "1", "--json", "--out", str(file)]
     done = CliRunner().invoke(app, ["bench", *options])
     assert done.exit_code == 0, done.output
     numbers = json.loads(file.read_text())
+    assert json.loads(done.stdout) == numbers
     for key in ("loop_s", "oracle_s", "speedup_vs_oracle", "stage_executions_per_s"):
         assert set(numbers[key]) == {"orca", "sarathi"}
         assert all(value > 0 for value in numbers[key].values())

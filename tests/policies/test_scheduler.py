@@ -38,6 +38,10 @@ def drain(books: Scheduler) -> list[tuple[list[tuple[int, int, int]], int, int, 
     return shapes
 
 
+def rides(books: Scheduler) -> list[tuple[int, ...]]:
+    return [tuple(books.rides[i : i + 5]) for i in range(0, len(books.rides), 5)]
+
+
 def test_a_request_takes_one_decode_less_than_it_outputs() -> None:
     books = scheduler(Sarathi(chunk_size=4, tile=1))
     books.add(request(0, 6, 3))
@@ -48,7 +52,7 @@ def test_a_request_takes_one_decode_less_than_it_outputs() -> None:
         ([], 1, 6, 0),
         ([], 1, 7, 0),
     ]
-    assert books.rides == [(0, PREFILL, 0, 0, 1), (0, DECODE, 0, 2, 3)]
+    assert rides(books) == [(0, PREFILL, 0, 0, 1), (0, DECODE, 0, 2, 3)]
     assert books.free_kv == 100
     assert books.num_unfinished == 0
 
@@ -63,7 +67,7 @@ def test_finished_members_stay_as_padding() -> None:
         ([], 2, 10, 1),
         ([(2, 3, 0)], 0, 0, 0),
     ]
-    assert books.rides == [
+    assert rides(books) == [
         (0, PREFILL, 0, 0, 0),
         (1, PREFILL, 0, 0, 0),
         (1, DECODE, 0, 1, 2),
@@ -104,7 +108,7 @@ def test_a_skipped_decode_waits_and_loses_nothing() -> None:
         ([], 2, 4 + 7, 0),  # request 1 is done after this one
         ([], 1, 5, 0),
     ]
-    assert books.rides == [
+    assert rides(books) == [
         (0, PREFILL, 0, 0, 0),
         (1, PREFILL, 0, 0, 0),
         (1, DECODE, 0, 1, 3),

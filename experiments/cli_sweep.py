@@ -1,0 +1,224 @@
+"""The commands about many runs: plan, sweep, compare."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli_base import consoles
+
+if TYPE_CHECKING:
+    from experiments.sweeps.backends import Backend
+    from experiments.sweeps.execute import Report
+    from experiments.sweeps.plan import SweepPlan
+    from experiments.sweeps.store import Store
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=4096, help="Processes.  [default: the processors there are]"),
+]
+
+
+class Where(StrEnum):
+    """Where runs are simulated."""
+
+    local = "local"
+    dask = "dask"
+
+
+def add_sweep_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(plan)
+    app.command()(sweep)
+    app.command()(compare)
+
+
+def plan(
+    config: ConfigArgument, assignments: SetOption = None, workers: WorkersOption = None
+) -> None:
+    """Check every run that CONFIG's sweep describes; say how many there are and how long they take.
+
+    \b
+    Examples:
+      sarathi-sim plan pd_sweep
+      sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
+    """
+    from experiments.sweeps.estimate import seconds_of_work
+    from experiments.sweeps.tables import axes_table, duration
+
+    planned = _planned(config, assignments, quiet=False)
+    stdout, _ = consoles()
+    stdout.print(axes_table(planned))
+    processes = workers or _processors()
+    work_s = seconds_of_work(planned)
+    stdout.print(
+        f"{len(planned.runs)} runs, predicted {duration(work_s / processes)} "
+        f"on {processes} worker{'s' if processes > 1 else ''}",
+        highlight=False,
+    )
+
+
+def sweep(
+    config: ConfigArgument,
+    assignments: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep.  [default: runs/NAME]")
+    ] = None,
+    workers: WorkersOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in a folder; finished runs are not repeated.")
+    ] = False,
+    backend: Annotated[
+        Where, typer.Option(help="Processes here, or a Dask cluster.")
+    ] = Where.local,
+    address: Annotated[
+        str | None, typer.Option(help="Of the Dask scheduler, as in tcp://127.0.0.1:8786.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table.")
+    ] = False,
+) -> None:
+    """Simulate every run that CONFIG's sweep describes; write a table with a row per run.
+
+    Interrupted or with failed runs, complete it with --resume.
+
+    \b
+    Examples:
+      sarathi-sim sweep pd_sweep --out runs/pd_sweep
+      sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
+      sarathi-sim sweep pd_sweep --backend dask --address tcp://127.0.0.1:8786
+    """
+    from experiments.errors import ConfigError
+    from experiments.sweeps.execute import Report
+    from experiments.sweeps.store import Store
+
+    if (backend is Where.dask) != (address is not None):
+        raise ConfigError("--backend dask and --address belong together")
+    planned = _planned(config, assignments, quiet)
+    folder = out or Path("runs") / planned.name
+    store = Store(folder)
+    report = Report(len({run.key for run in planned.runs}))
+    where = _backend(backend, address, workers)
+    try:
+        store.open(resume)
+        with store.locked():
+            _execute(planned, store, where, report, quiet)
+    except BaseException:
+        if report.wall_s:  # it had begun
+            typer.echo(
+                f"stopped: {report.finished} of {report.total} runs are finished; complete the "
+                f"sweep with the same command and --resume",
+                err=True,
+            )
+        raise
+    finally:
+        where.close()
+    _tell(store, report, where.workers, quiet)
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPlan:
+    from experiments.report import ProgressBar
+    from experiments.sweeps.plan import plan_sweep
+
+    with ProgressBar(consoles()[1], enabled=not quiet) as progress:
+        planned = plan_sweep(config, assignments or [], progress)
+    if not quiet:
+        for note in planned.notes:
+            typer.echo(f"note: {note}", err=True)
+    return planned
+
+
+def _processors() -> int:
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
+def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
+    from experiments.sweeps.backends import InProcess, LocalProcesses
+
+    if where is Where.dask:
+        from experiments.sweeps.dask_backend import DaskWorkers
+
+        return DaskWorkers(str(address))
+    processes = workers or _processors()
+    return LocalProcesses(processes) if processes > 1 else InProcess()
+
+
+def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool) -> None:
+    from experiments.report import ProgressBar
+    from experiments.sweeps.execute import execute
+
+    with ProgressBar(consoles()[1], enabled=not quiet) as progress:
+        execute(planned, store, where, progress, report)
+
+
+def _tell(store: Store, report: Report, workers: int, quiet: bool) -> None:
+    from json import loads
+
+    from experiments.sweeps.tables import outcome, paired_table
+
+    stdout, _ = consoles()
+    shown = list(report.failures.items())[:5]
+    for key, error in shown:
+        typer.echo(f"failed: run {key}: {error}", err=True)
+    if len(report.failures) > len(shown):
+        typer.echo(f"... and {len(report.failures) - len(shown)} more", err=True)
+    if report.failures:
+        typer.echo(
+            f"{len(report.failures)} of {report.total} runs failed; their tracebacks are in "
+            f"{store.folder / 'failed'}; --resume tries them again",
+            err=True,
+        )
+    if quiet:
+        return
+    table = paired_table(loads((store.folder / "summary.json").read_bytes()))
+    if table is not None:
+        stdout.print(table)
+    stdout.print(outcome(report, workers), highlight=False)
+    stdout.print(f"written: {store.folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or a scenario's in it.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Explain the difference of two results: which part of the time makes it.
+
+    Both are simulated again from their config.yaml. The parts add up to the difference exactly.
+
+    \b
+    Examples:
+      sarathi-sim compare runs/gpt3_pp/orca_pp runs/gpt3_pp/sarathi_pp
+      sarathi-sim compare runs/before runs/after --json
+    """
+    from experiments.compare import compare as compared
+    from experiments.compare import comparison_tables
+
+    result = compared(a, b)
+    for note in result["notes"]:
+        typer.echo(f"note: {note}", err=True)
+    if json:
+        from json import dumps
+
+        typer.echo(dumps(result, indent=2, allow_nan=False))
+        return
+    stdout, _ = consoles()
+    stdout.print(f"A: {a}\nB: {b}", highlight=False, markup=False, soft_wrap=True)
+    if not result["same_requests"]:
+        stdout.print("They serve different requests.", highlight=False)
+    for table in comparison_tables(result):
+        stdout.print(table)

@@ -1,0 +1,174 @@
+"""Two results side by side: which part of the time makes the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from experiments.deployment import deploy
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.results import FORMAT, read_summary, to_json
+from simulator.explain import Explanation
+from simulator.explain import explain as explanation
+from simulator.metrics import Analysis
+
+_LABELS = {
+    "queueing": "queueing",
+    "linear": "linear ops",
+    "prefill_attention": "attention of prompts, as if whole",
+    "chunking": "chunking: attention beyond that",
+    "decode_attention": "attention of decodes",
+    "mixing": "chunk and decodes in one batch",
+    "all_reduce": "all-reduce",
+    "embedding_and_head": "embedding and LM head",
+    "jitter": "jitter",
+    "sending": "sending (blocking)",
+    "pb1": "PB1: prefills of different length",
+    "pb2": "PB2: prefill next to decodes",
+    "pb3": "PB3: decodes of different context",
+    "equal": "bubbles between equals",
+    "communication": "transfers not hidden",
+    "turnaround": "scheduler turn-around",
+    "fill": "pipeline fill",
+    "drain": "pipeline drain",
+    "no_work": "no work to be had",
+    "transfers": "transfers between stages",
+    "waiting_for_stages": "waiting for a busy stage",
+    "between_iterations": "until the next micro-batch",
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of the two: its name, its parts, and the requests it served (prompt, output tokens)."""
+
+    label: str
+    parts: Explanation
+    summary: dict[str, Any]
+    requests: tuple[bytes, ...]
+    notes: tuple[str, ...]
+
+
+def explain(folder: Path) -> Compared:
+    """Simulate a result's configuration again and divide its time.
+
+    ``folder`` is that of a run with one scenario, a scenario's folder in it, or ``runs/KEY`` of a
+    sweep. Raises ConfigError where it is none of these.
+    """
+    where, scenario = _find(folder)
+    experiment = load_experiment(where / "config.yaml")
+    if scenario not in experiment.scenarios:
+        raise ConfigError(f"{where}: the result is damaged: config.yaml lacks {scenario}")
+    deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+    records = deployment.simulate()
+    analysis = Analysis(records)
+    summary = to_json(
+        analysis.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
+    )
+    notes: tuple[str, ...] = ()
+    stored = read_summary(where)["scenarios"][scenario]
+    if stored.get("makespan_s") != summary["makespan_s"]:
+        notes = (
+            f"{folder}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
+            f"{stored.get('makespan_s')}: profiles or code have changed since",
+        )
+    requests = tuple(
+        np.ascontiguousarray(column).tobytes()
+        for column in (records.prompt_tokens, records.output_tokens)
+    )
+    parts = explanation(analysis, deployment.predictor)
+    return Compared(str(folder), parts, summary, requests, notes)
+
+
+def _find(folder: Path) -> tuple[Path, str]:
+    for where, chosen in ((folder, None), (folder.parent, folder.name)):
+        summary = read_summary(where)
+        names = summary.get("scenarios")
+        if summary.get("format") != FORMAT or not isinstance(names, dict) or not names:
+            continue
+        if chosen is not None and chosen in names:
+            return where, chosen
+        if chosen is None and len(names) == 1:
+            return where, next(iter(names))
+        if chosen is None:
+            listed = ", ".join(str(folder / name) for name in names)
+            raise ConfigError(f"{folder}: holds several scenarios: name one of {listed}")
+    raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")
+
+
+def compare(a: Path, b: Path) -> dict[str, Any]:
+    """JSON-able: both results and their difference (b - a), part by part, in seconds."""
+    return comparison(explain(a), explain(b))
+
+
+def comparison(one: Compared, other: Compared) -> dict[str, Any]:
+    """The parts of both and their differences. Each difference is the sum of its parts' exactly."""
+    return {
+        "a": one.label,
+        "b": other.label,
+        "same_requests": one.requests == other.requests,
+        "makespan": _difference(
+            one.parts.wall, one.parts.stages, other.parts.wall, other.parts.stages
+        ),
+        "mean_latency": _difference(
+            one.parts.mean_latency,
+            one.parts.latency,
+            other.parts.mean_latency,
+            other.parts.latency,
+        ),
+        "notes": [*one.notes, *other.notes],
+    }
+
+
+def _difference(
+    a: Fraction, parts_a: Mapping[str, Fraction], b: Fraction, parts_b: Mapping[str, Fraction]
+) -> dict[str, Any]:
+    if sum(parts_a.values()) != a or sum(parts_b.values()) != b:  # exact: these are fractions
+        raise AssertionError("the parts do not add up")
+    rows = {
+        name: {
+            "a_s": float(parts_a[name]),
+            "b_s": float(parts_b[name]),
+            "difference_s": float(parts_b[name] - parts_a[name]),
+        }
+        for name in parts_a
+        if parts_a[name] or parts_b[name]
+    }
+    total = {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
+    return {"total": total, "parts": rows}
+
+
+def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
+    """Both breakdowns as tables, largest difference first."""
+    titles = {
+        "makespan": "Wall clock, by what the stages did (mean over stages)",
+        "mean_latency": "Latency of a request (mean)",
+    }
+    tables = []
+    for key, title in titles.items():
+        table = Table(title=title, title_justify="left", title_style="bold")
+        table.add_column("seconds", overflow="fold")
+        for heading in ("A", "B", "B - A", "share of the difference"):
+            table.add_column(heading, justify="right", overflow="fold")
+        total = result[key]["total"]
+        parts = result[key]["parts"]
+        for name in sorted(parts, key=lambda n: -abs(parts[n]["difference_s"])):
+            label = "attention of prompts" if key == "mean_latency" and "prefill" in name else None
+            table.add_row(label or _LABELS[name], *_cells(parts[name], total["difference_s"]))
+        table.add_section()
+        table.add_row("in all", *_cells(total, total["difference_s"]))
+        tables.append(table)
+    return tables
+
+
+def _cells(row: Mapping[str, float], total: float) -> list[str]:
+    share = f"{100 * row['difference_s'] / total:+.1f} %" if total else "-"
+    numbers = [f"{row[key]:,.4f}" for key in ("a_s", "b_s")]
+    return [*numbers, f"{row['difference_s']:+,.4f}", share]

@@ -1,0 +1,162 @@
+"""The loop of a sweep: hand out what is missing, write what comes back, and say what is lacking."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.results import SUMMARY, to_json
+from experiments.sweeps.backends import Backend, Bundles, Lost
+from experiments.sweeps.paired import paired_differences
+from experiments.sweeps.plan import Run, SweepPlan, coordinates
+from experiments.sweeps.store import RESULTS, SWEEP_FORMAT, Store
+from experiments.sweeps.work import Job, Result
+
+ATTEMPTS = 3
+"""How often a run is started whose worker dies. The last time nothing else runs beside it, so that
+a run that kills its worker is told from those that only were there."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Report:
+    """How a sweep went. ``busy`` is the workers' share of time spent in runs."""
+
+    total: int
+    finished: int = 0
+    earlier: int = 0
+    lost_workers: int = 0
+    wall_s: float = 0.0
+    busy: float = 0.0
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> int:
+        """Runs without a result."""
+        return self.total - self.finished
+
+
+def execute(
+    plan: SweepPlan,
+    store: Store,
+    backend: Backend,
+    progress: Progress | None = None,
+    report: Report | None = None,
+) -> Report:
+    """Simulate what the folder lacks and write its tables.
+
+    ``report`` is filled in on the way, so that it says how far an interrupted sweep came. The
+    tables are written however the sweep ends, of what is there.
+    """
+    unique = {run.key: run for run in plan.runs}
+    done = store.finished() & unique.keys()
+    report = report or Report(len(unique))
+    report.finished = report.earlier = len(done)
+    store.drop_failures()
+    began, base = time.monotonic(), str(Path.cwd())
+    todo = [Job(run, base) for run in unique.values() if run.key not in done]
+    work_s = 0.0
+
+    def taken_in(what: list[Job], last: bool) -> list[Job]:
+        """One pass over jobs; returns those that were lost."""
+        nonlocal work_s
+        lost: list[Job] = []
+        first = len(what) == len(todo)
+        bundles = Bundles(what, backend.workers, single=not first)
+        ahead = 1 if last else 2 * backend.workers
+        with closing(backend.run(bundles, ahead=ahead)) as outcomes:
+            for results in outcomes:
+                if isinstance(results, Lost):
+                    lost += results.jobs
+                    report.lost_workers += 1
+                    continue
+                bundles.took(results)
+                work_s += sum(result.seconds for result in results)
+                for result in results:
+                    _keep(result, store, report)
+                if progress is not None:
+                    progress("runs", report.finished + len(report.failures), report.total)
+        return lost
+
+    try:
+        lost = todo
+        for attempt in range(ATTEMPTS):
+            if lost:
+                lost = taken_in(lost, attempt == ATTEMPTS - 1)
+        for job in lost:
+            text = f"its worker died {ATTEMPTS} times, the last time with nothing else running"
+            report.failures[job.run.key] = text
+            store.write_failure(job.run.key, text + "\n")
+    finally:
+        backend.close()
+        report.wall_s = time.monotonic() - began
+        report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
+        write_tables(plan, store, report.failures)
+    return report
+
+
+def _keep(result: Result, store: Store, report: Report) -> None:
+    if result.error:
+        report.failures[result.key] = result.error
+        store.write_failure(result.key, result.details)
+    else:
+        store.write(result)
+        report.finished += 1
+
+
+def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
+    """The table of all finished runs, and the sweep in brief.
+
+    Both are made from the runs' folders, so it does not matter when and where each was simulated.
+    """
+    finished = store.finished()
+    rows = [_row(run, plan, store) for run in plan.runs if run.key in finished]
+    table = pd.DataFrame(rows)
+    buffer = BytesIO()
+    table.to_parquet(buffer, index=False)
+    store.replace(RESULTS, buffer.getvalue())
+    paired = paired_differences(table, plan.contrast, plan.axes)
+    content = {
+        "format": SWEEP_FORMAT,
+        "name": plan.name,
+        "description": plan.description,
+        "axes": list(plan.axes),
+        "contrast": plan.contrast,
+        "runs": len(plan.runs),
+        "finished": len(rows),
+        "missing": _missing(plan.runs, finished, failures),
+        "paired": paired,
+    }
+    store.replace(SUMMARY, (json.dumps(to_json(content), indent=2) + "\n").encode())
+
+
+def _missing(
+    runs: Sequence[Run], finished: set[str], failures: dict[str, str]
+) -> dict[str, str | None]:
+    """Keys of the runs without a result, and why they failed if they did."""
+    return {run.key: failures.get(run.key) for run in runs if run.key not in finished}
+
+
+def _row(run: Run, plan: SweepPlan, store: Store) -> dict[str, Any]:
+    numbers = flat(store.summary(run.key, run.name))
+    return {"run": run.key, "name": run.name, **coordinates(run, plan.axes), **numbers}
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

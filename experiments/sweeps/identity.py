@@ -1,0 +1,65 @@
+"""What makes a run the run it is: its key is a hash of all that its result depends on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import lru_cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+
+from experiments.deployment import Deployment
+
+_ROOT = Path(__file__).resolve().parents[2]
+# Whose code decides what a run's files hold. The profiler's parts are those that read profiles.
+_CODE = (
+    *("policies/*.py", "simulator/*.py"),
+    *(
+        f"profiler/{name}.py"
+        for name in ("schema", "tables", "model", "device", "residual", "strict")
+    ),
+    *(f"experiments/{name}.py" for name in ("config", "deployment", "requests", "results")),
+    "experiments/sweeps/work.py",
+)
+_LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
+
+
+@lru_cache(maxsize=1)
+def code_fingerprint() -> str:
+    """Hash of the code that a result depends on, and of the versions of what it computes with.
+
+    The libraries count because random streams, fits and file formats may change with them.
+    """
+    digest = sha256()
+    for pattern in _CODE:
+        for path in sorted(_ROOT.glob(pattern)):
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    for library in _LIBRARIES:
+        digest.update(f"{library} {version(library)}\n".encode())
+    return digest.hexdigest()
+
+
+def run_key(deployment: Deployment, name: str) -> str:
+    """16 hexadecimal digits: the resolved scenario and its ``name``, the content of what it names
+    (model, device, profile bundle, trace), and the code.
+
+    Where those files lie does not matter.
+    """
+    scenario = deployment.scenario.model_dump()
+    # What bundles are made from is left out of the device: no simulation reads it.
+    device = asdict(replace(deployment.device, fitted=None))
+    scenario |= {"model": asdict(deployment.model), "device": device}
+    scenario["profiles"] = deployment.bundle_sha256
+    lengths = scenario["workload"]["lengths"]
+    if lengths["kind"] == "trace":
+        path = Path(lengths["path"]).expanduser()
+        lengths["path"] = _file_sha256(path, path.stat().st_mtime_ns)
+    content = json.dumps([name, scenario, code_fingerprint()], sort_keys=True)
+    return sha256(content.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=8)
+def _file_sha256(path: Path, changed: int) -> str:
+    return sha256(path.read_bytes()).hexdigest()

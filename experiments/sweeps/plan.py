@@ -1,0 +1,229 @@
+"""From a file to the runs it describes, each checked, resolved and keyed before any is started."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from pydantic import ValidationError
+
+from experiments.config import Scenario, TraceLengths
+from experiments.deployment import deploy
+from experiments.errors import ConfigError
+from experiments.key_paths import KeyPath, assign, meet, merge
+from experiments.loading import Draft, Source, check_scenario, read_draft
+from experiments.messages import mistakes, suggest
+from experiments.requests import build_requests
+from experiments.sweeps.identity import run_key
+from experiments.sweeps.points import Point, expand
+from experiments.sweeps.spec import SweepSpec
+from policies.request import Request
+
+_MOST_KEPT = 500_000  # requests, about 130 MB
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its place in the sweep, and the resolved scenario that it simulates.
+
+    ``point`` has the swept values by key path; ``scenario`` and ``seed`` are axes of their own.
+    """
+
+    key: str
+    name: str
+    seed: int
+    point: Point
+    scenario: Scenario
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """All runs of a sweep, in order. ``contrast`` is the axis whose values are compared."""
+
+    file: str
+    name: str
+    description: str
+    axes: tuple[str, ...]
+    contrast: str | None
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _SweptSource(Source):
+    swept: tuple[KeyPath, ...] = ()
+
+    def name(self, key: KeyPath) -> str:
+        for path in self.swept:
+            if meet(path, key):
+                return f"{self.file}: sweep: {'.'.join(key if len(key) > len(path) else path)}"
+        return super().name(key)
+
+
+class SharedRequests:
+    """Makes requests as ``build_requests`` does, but those of the last few workloads only once."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[object, list[Request]] = OrderedDict()
+        self._lock = Lock()  # a Dask worker may have several threads
+
+    def __call__(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
+        with self._lock:
+            return self._shared(scenario, max_length, source)
+
+    def _shared(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
+        lengths = scenario.workload.lengths
+        changed = 0
+        if isinstance(lengths, TraceLengths) and Path(lengths.path).is_file():
+            changed = Path(lengths.path).stat().st_mtime_ns
+        key = (scenario.workload, scenario.seed, max_length, changed)
+        if key not in self._kept:
+            self._kept[key] = build_requests(scenario, max_length, source)
+        self._kept.move_to_end(key)
+        while sum(map(len, self._kept.values())) > _MOST_KEPT and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
+def plan_sweep(
+    config: str | Path,
+    assignments: Iterable[str] = (),
+    progress: Callable[[str, int, int], None] | None = None,
+) -> SweepPlan:
+    """Read a sweep, check every run of it and fill in its defaults.
+
+    Raises ConfigError, a line per mistake, for whatever would keep a run from starting.
+    """
+    draft = read_draft(config, assignments)
+    spec = _spec(draft)
+    where = f"{draft.source.file}: sweep"
+    contrast = spec.contrast or _usual_contrast(spec, draft)
+    points = expand(spec, contrast, where)
+    swept = tuple(dict.fromkeys(tuple(key.split(".")) for point in points for key in point))
+    _check_keys(draft, spec, swept, where)
+    axes = _axes(draft, spec, swept)
+    if contrast is not None and contrast not in axes:
+        raise ConfigError(
+            f"{where}.contrast: value {contrast!r}: must be one of {', '.join(axes) or 'no axes'}"
+            f"{suggest(contrast, axes)}"
+        )
+    wanted = [
+        (name, seed, point)
+        for point in points
+        for name in draft.overrides
+        for seed in _seeds(draft, spec)
+    ]
+    runs, notes, found = [], dict[str, None](), dict[str, None]()
+    requests_of = SharedRequests()
+    for number, (name, seed, point) in enumerate(wanted):
+        if progress is not None:
+            progress("checking", number, len(wanted))
+        override = draft.overrides[name]
+        tree = merge(draft.raw, override) | ({} if seed is None else {"seed": seed})
+        tree.pop("sweep", None)
+        for key, value in point.items():
+            tree = assign(tree, tuple(key.split(".")), value)
+        source = _SweptSource(draft.source.file, name, override, draft.assigned, swept)
+        try:
+            scenario = check_scenario(tree, source)
+            deployment = deploy(scenario, source, requests_of)
+        except ConfigError as error:
+            found |= dict.fromkeys(str(error).splitlines())
+            if len(found) > 20:
+                break
+            continue
+        notes |= dict.fromkeys(deployment.notes)
+        resolved = deployment.scenario
+        runs.append(Run(run_key(deployment, name), name, resolved.seed, point, resolved))
+    if found:
+        raise ConfigError("\n".join(found))
+    header = draft.header
+    return SweepPlan(
+        draft.source.file,
+        header.name,
+        header.description,
+        axes,
+        contrast,
+        tuple(runs),
+        tuple(notes),
+    )
+
+
+def _spec(draft: Draft) -> SweepSpec:
+    """The sweep section; a file without one has a run for each of its scenarios."""
+    raw = draft.raw.get("sweep", {})
+    if not isinstance(raw, dict):
+        raise draft.source.error("sweep", raw, "expected keys such as grid and seeds")
+    try:
+        return SweepSpec.model_validate(raw)
+    except ValidationError as error:
+
+        def origin(path: KeyPath) -> str:
+            return draft.source.name(("sweep", *path))
+
+        raise ConfigError("\n".join(mistakes(error, SweepSpec, raw, origin))) from None
+
+
+def _usual_contrast(spec: SweepSpec, draft: Draft) -> str | None:
+    if len(draft.overrides) > 1:
+        return "scenario"
+    return "policy" if "policy" in spec.grid else None
+
+
+def _axes(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...]) -> tuple[str, ...]:
+    scenario = ("scenario",) if len(draft.overrides) > 1 else ()
+    seed = ("seed",) if spec.seeds is not None else ()
+    return (*(".".join(key) for key in swept), *scenario, *seed)
+
+
+def _seeds(draft: Draft, spec: SweepSpec) -> list[int] | list[None]:
+    if spec.seeds is None:
+        return [None]
+    if isinstance(spec.seeds, list):
+        return spec.seeds
+    first = draft.raw.get("seed", 0)
+    return [first + n for n in range(spec.seeds)] if isinstance(first, int) else [None]
+
+
+def _check_keys(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...], where: str) -> None:
+    if spec.seeds is not None and ("seed",) in swept:
+        raise ConfigError(f"{where}: seed is swept twice, by seeds too")
+    if isinstance(spec.seeds, list) and len(set(spec.seeds)) < max(len(spec.seeds), 1):
+        raise ConfigError(f"{where}.seeds: value {spec.seeds}: a seed is given twice")
+    for key in swept:
+        if key[0] in ("scenarios", "sweep") or key == ("scenario",):
+            raise ConfigError(f"{where}: {'.'.join(key)} cannot be swept: name a key of a scenario")
+        for path in draft.assigned:
+            if path[0] != "scenarios" and len(path) >= len(key) and meet(path, key):
+                raise ConfigError(
+                    f"--set {'.'.join(path)}: has no effect, because the sweep sets "
+                    f"{'.'.join(key)} itself"
+                )
+
+
+def describe(value: object) -> str | int | float | bool | None:
+    """A swept value as one cell: a policy by its name and what else it sets."""
+    if isinstance(value, Mapping):
+        rest = dict(value)
+        tag = rest.pop("name", rest.pop("kind", None))
+        settings = [f"{key} {describe(item)}" for key, item in rest.items()]
+        return " ".join([*([str(tag)] if tag else []), ", ".join(settings)]).strip()
+    if isinstance(value, list):
+        return " ".join(str(describe(item)) for item in value)
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
+    """Where a run lies: axis -> cell. Of a mapping also its own keys, as ``policy.chunk_size``."""
+    found: dict[str, Any] = {}
+    own: dict[str, Any] = {"scenario": run.name, "seed": run.seed}
+    for axis in axes:
+        value = own[axis] if axis in own else run.point.get(axis)
+        found[axis] = describe(value)
+        if isinstance(value, Mapping):
+            found |= {f"{axis}.{key}": describe(item) for key, item in value.items()}
+    return found

@@ -1,0 +1,150 @@
+"""Which figures a sweep gets, and writing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.errors import ConfigError
+from experiments.messages import suggest
+from experiments.results import SUMMARY
+from experiments.sweeps.store import RESULTS, SWEEP_FORMAT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = ("output_tokens_per_s", "tbt_s.p99")
+CDF_COLUMNS = ("ttft_s", "tbt_max_s", "latency_s")
+_MOST_HEAT_MAPS, _MOST_REQUESTS = 6, 2_000_000
+
+Progress = Callable[[str, int, int], None]
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep."""
+    return (folder / SUMMARY).is_file() and _summary(folder).get("format") == SWEEP_FORMAT
+
+
+def plot_sweep(
+    folder: Path,
+    out: Path,
+    metrics: Sequence[str] = (),
+    over: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Draw a sweep: lines over each numeric axis, heat maps over pairs, a Pareto front, CDFs.
+
+    ``metrics`` are columns of its table (by default throughput and the 99th percentile of the time
+    between tokens), ``over`` the axes. The Pareto front weighs the first two metrics. Returns what
+    was written. Raises ConfigError for an unknown one, or where nothing has finished.
+    """
+    from experiments.sweeps import figures
+
+    summary = _summary(folder)
+    table = _table(folder)
+    chosen = list(metrics or METRICS)
+    _known("--metric", chosen, [c for c in table if pd.api.types.is_numeric_dtype(table[c])])
+    contrast = summary.get("contrast")
+    numeric = [axis for axis in _axes(table, summary) if _is_numeric(table[axis])]
+    _known("--over", over, numeric)
+    wanted = list(over or (axis for axis in numeric if axis != "seed"))
+    drawn: dict[str, Callable[[], Figure]] = {}
+    for axis in wanted:
+        by = _lines_by(axis, contrast, summary["axes"], table)
+        drawn[f"lines_{axis}"] = lambda x=axis, by=by: figures.lines(table, x, by, chosen)  # type: ignore[misc]
+    for x, y in list(combinations(wanted, 2))[:_MOST_HEAT_MAPS]:
+        by = None if contrast is None or _within(x, contrast) or _within(y, contrast) else contrast
+        drawn[f"heat_{x}_{y}"] = lambda x=x, y=y, by=by: figures.heat_maps(  # type: ignore[misc]
+            table, x, y, by, chosen[0]
+        )
+    if len(chosen) > 1:
+        axes = summary["axes"]
+        workload = next((a for a in axes if a.startswith("workload.") and a != contrast), None)
+        drawn["pareto"] = lambda: figures.pareto(table, chosen[1], chosen[0], contrast, workload)
+    drawn["cdf"] = lambda: figures.cdfs(_requests(folder, table, contrast), CDF_COLUMNS, contrast)
+    return _save(drawn, out, progress)
+
+
+def _save(
+    drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress | None
+) -> list[Path]:
+    from experiments.style import save, styled
+
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for done, (name, draw) in enumerate(drawn.items()):
+        if progress is not None:
+            progress("figures", done, len(drawn))
+        with styled():
+            written += save(draw(), out, name)
+    return written
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / SUMMARY).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _table(folder: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_parquet(folder / RESULTS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / RESULTS}: the sweep is damaged: {error}") from None
+    if table.empty:
+        raise ConfigError(f"{folder}: no run has finished yet")
+    return table
+
+
+def _axes(table: pd.DataFrame, summary: dict[str, Any]) -> list[str]:
+    """The swept keys, and those within a swept mapping, as ``policy.chunk_size``."""
+    swept = summary["axes"]
+    return [c for c in map(str, table) if any(_within(c, axis) for axis in swept)]
+
+
+def _within(column: str, axis: str) -> bool:
+    return column == axis or column.startswith(f"{axis}.")
+
+
+def _is_numeric(column: pd.Series[Any]) -> bool:
+    values = column.dropna()
+    return bool(pd.api.types.is_numeric_dtype(values)) and values.nunique() > 1
+
+
+def _lines_by(x: str, contrast: str | None, axes: Sequence[str], table: pd.DataFrame) -> str | None:
+    """What to draw a line for: what is compared; where that is what x is part of, another axis."""
+    if contrast is not None and not _within(x, contrast):
+        return contrast
+    others = (a for a in axes if a not in (x, contrast, "seed") and 1 < table[a].nunique() < 10)
+    return next(others, None)
+
+
+def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:
+    for name in given:
+        if name not in allowed:
+            names = [str(a) for a in allowed]
+            raise ConfigError(
+                f"{option} {name}: not one of {', '.join(names) or 'none'}{suggest(name, names)}"
+            )
+
+
+def _requests(folder: Path, table: pd.DataFrame, by: str | None) -> dict[str, pd.DataFrame]:
+    """The requests of all runs by value of ``by``; of very many, every so manyeth."""
+    step = max(1, int(np.ceil(table["requests"].sum() / _MOST_REQUESTS)))
+    found: dict[str, list[pd.DataFrame]] = {}
+    for _, row in table.iterrows():
+        path = folder / "runs" / row["run"] / row["name"] / "requests.parquet"
+        try:
+            requests = pd.read_parquet(path, columns=list(CDF_COLUMNS))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: the sweep is damaged: {error}") from None
+        found.setdefault("" if by is None else str(row[by]), []).append(requests[::step])
+    return {name: pd.concat(parts) for name, parts in found.items()}

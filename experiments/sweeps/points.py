@@ -1,0 +1,117 @@
+"""From a ``sweep`` section to the points it describes, without any knowledge of their keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from experiments.errors import ConfigError
+from experiments.sweeps.spec import Axes, Range, SweepSpec
+
+MOST_RUNS = 200_000
+
+Point = dict[str, Any]
+"""Key path -> value."""
+
+
+def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
+    """The values of one axis, in order. Raises ConfigError, naming ``where``."""
+    if isinstance(axis, list):
+        if not axis:
+            raise ConfigError(f"{where}: value []: must name at least one value")
+        if any(value in axis[:i] for i, value in enumerate(axis)):
+            raise ConfigError(f"{where}: value {axis!r}: a value is given twice")
+        return axis
+    if (axis.step is None) == (axis.num is None):
+        raise ConfigError(f"{where}: a range needs either step or num beside from and to")
+    if axis.to < axis.start:
+        raise ConfigError(f"{where}.to: value {axis.to:g}: must be at least from, {axis.start:g}")
+    if axis.scale == "log" and (axis.num is None or axis.start <= 0):
+        raise ConfigError(f"{where}: a range with scale log needs num, and from above 0")
+    if axis.num is None:
+        assert axis.step is not None
+        # A hair more than the quotient: (0.3 - 0.1) / 0.1 is 1.9999999999999998.
+        count = math.floor((axis.to - axis.start) / axis.step + 1e-9) + 1
+        if count > MOST_RUNS:
+            raise ConfigError(f"{where}: the range has {count} values: at most {MOST_RUNS}")
+        numbers = axis.start + axis.step * np.arange(count)
+    elif axis.scale == "log":
+        numbers = np.geomspace(axis.start, axis.to, axis.num)
+    else:
+        numbers = np.linspace(axis.start, axis.to, axis.num)
+    # Twelve digits: 0.30000000000000004 is not what anyone means. Whole numbers are given as such,
+    # because keys that count something take nothing else.
+    rounded = [float(f"{number:.12g}") for number in numbers]
+    if all(number.is_integer() for number in rounded):
+        return [int(number) for number in rounded]
+    return rounded
+
+
+def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
+    """The points of ``spec``, in order. Raises ConfigError.
+
+    ``contrast`` is left out of the draw that ``sample`` makes: all its values are at every point
+    that is drawn, so that there is something to compare.
+    """
+    grid = _values(spec.grid, f"{where}.grid")
+    zipped = _values(spec.zip, f"{where}.zip")
+    lengths = {key: len(values) for key, values in zipped.items()}
+    if len(set(lengths.values())) > 1:
+        named = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise ConfigError(f"{where}.zip: all keys need as many values: {named}")
+    parts: dict[str, list[Point]] = {
+        key: [{key: value} for value in values] for key, values in grid.items()
+    }
+    if zipped:
+        rows = zip(*zipped.values(), strict=True)
+        parts["zip"] = [dict(zip(zipped, row, strict=True)) for row in rows]
+    if spec.cases:
+        parts["cases"] = spec.cases
+    total = math.prod(len(part) for part in parts.values())
+    wanted = spec.sample.points if spec.sample else total
+    if min(total, wanted) > MOST_RUNS:
+        raise ConfigError(f"{where}: describes {total:,} points: at most {MOST_RUNS:,}")
+    _refuse_overlaps(
+        [*grid, *zipped, *dict.fromkeys(k for case in spec.cases for k in case)], where
+    )
+    if spec.sample is None:
+        return [_joined(combination) for combination in product(*parts.values())]
+    drawn = {key: part for key, part in parts.items() if key != contrast}
+    count = math.prod(len(part) for part in drawn.values())
+    if wanted > count:
+        raise ConfigError(
+            f"{where}.sample.points: value {wanted}: must be at most {count}, the points there are"
+        )
+    rng = np.random.default_rng(spec.sample.seed)
+    chosen = np.sort(rng.choice(count, wanted, replace=False)).tolist()
+    compared = parts.get(contrast or "", [{}])
+    return [_joined((*_nth(drawn, n), other)) for n in chosen for other in compared]
+
+
+def _values(axes: Axes, where: str) -> dict[str, list[Any]]:
+    return {key: axis_values(axis, f"{where}.{key}") for key, axis in axes.items()}
+
+
+def _refuse_overlaps(keys: list[str], where: str) -> None:
+    for number, key in enumerate(keys):
+        if not all(key.split(".")):
+            raise ConfigError(f"{where}: {key!r} is not a key path such as cluster.pp")
+        if key in keys[:number]:
+            raise ConfigError(f"{where}: {key} is swept twice")
+
+
+def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:
+    """The ``number``-th combination of the product, whose last part changes fastest."""
+    found: list[Point] = []
+    for part in reversed(list(parts.values())):
+        number, place = divmod(number, len(part))
+        found.insert(0, part[place])
+    return found
+
+
+def _joined(parts: tuple[Point, ...]) -> Point:
+    return {key: value for part in parts for key, value in part.items()}

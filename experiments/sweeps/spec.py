@@ -1,0 +1,49 @@
+"""What the ``sweep`` section of a file may say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from experiments.config import Count, Strict, Text
+
+
+class Range(Strict):
+    """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them.
+
+    ``scale`` log spaces the ``num`` numbers evenly in their logarithm.
+    """
+
+    start: Annotated[float, Field(alias="from")]
+    to: float
+    step: Annotated[float, Field(gt=0)] | None = None
+    num: Annotated[int, Field(ge=2, le=100_000)] | None = None
+    scale: Literal["linear", "log"] = "linear"
+
+
+class Sample(Strict):
+    """``points`` of all the points, drawn without replacement."""
+
+    points: Count
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+Axes = dict[Text, list[Any] | Range]
+
+
+class SweepSpec(Strict):
+    """Which values each key takes.
+
+    ``grid`` crosses its keys, ``zip`` takes the values of its keys in step, ``cases`` lists points
+    one by one; the three are crossed with each other, with the file's scenarios and with ``seeds``
+    (a list, or how many, counted from the file's seed). ``sample`` draws from the points.
+    ``contrast`` is the key, or ``scenario``, whose values are compared pair by pair.
+    """
+
+    grid: Axes = Field(default_factory=dict)
+    zip: Axes = Field(default_factory=dict)
+    cases: list[dict[Text, Any]] = Field(default_factory=list)
+    sample: Sample | None = None
+    seeds: Annotated[int, Field(ge=1, le=100_000)] | list[int] | None = None
+    contrast: Text | None = None

@@ -1,0 +1,131 @@
+"""What a worker does: simulate some runs and hand back the bytes of their result folders."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import yaml
+
+from experiments.config import Scenario
+from experiments.deployment import deploy
+from experiments.loading import Source
+from experiments.results import FORMAT, SUMMARY, to_json
+from experiments.sweeps.identity import run_key
+from experiments.sweeps.plan import Run, SharedRequests
+from simulator.metrics import Analysis
+
+# libyaml writes the same text, twenty times as fast.
+_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_requests_of = SharedRequests()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run as it travels to a worker. Relative paths in it are meant from ``base``."""
+
+    run: Run
+    base: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run: the files of its folder, or why there are none.
+
+    ``seconds`` is how long it took, ``error`` one line, ``details`` the traceback.
+    """
+
+    key: str
+    files: dict[str, bytes]
+    seconds: float
+    error: str = ""
+    details: str = ""
+
+
+def work(jobs: list[Job]) -> list[Result]:
+    """Simulate runs one after the other. One that raises does not keep the others from going on."""
+    if threading.current_thread() is threading.main_thread():
+        # Ctrl-C reaches every process of the terminal; the parent alone decides what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return [_one(job) for job in jobs]
+
+
+def in_process(jobs: list[Job]) -> list[Result]:
+    """The same within the calling process, which goes on heeding Ctrl-C."""
+    return [_one(job) for job in jobs]
+
+
+def _one(job: Job) -> Result:
+    began = time.perf_counter()
+    key = job.run.key
+    try:
+        files = run_files(job)
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        took = time.perf_counter() - began
+        return Result(key, {}, took, f"{type(error).__name__}: {text}", traceback.format_exc())
+    return Result(key, files, time.perf_counter() - began)
+
+
+def run_files(job: Job) -> dict[str, bytes]:
+    """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
+    the iterations and the figures.
+
+    Raises RuntimeError where this worker would compute something else than was asked for.
+    """
+    run = job.run
+    name = run.name
+    where = Source(f"run {run.key}", name, {}, ())
+    deployment = deploy(located(run.scenario, Path(job.base)), where, _requests_of)
+    found = run_key(deployment, name)
+    if found != run.key:
+        raise RuntimeError(
+            f"the worker has another model, device, profile, trace or code: its key of this run is "
+            f"{found}, not {run.key}"
+        )
+    analysis = Analysis(deployment.simulate())
+    scenario = run.scenario
+    summary = analysis.summary(deployment.model, deployment.device, scenario.cluster.tp)
+    config = {"name": name, "scenarios": {name: scenario.model_dump()}}
+    content = {"format": FORMAT, "name": name, "key": run.key}
+    content |= to_json({"scenarios": {name: summary}, "ratios": {}, "reference": {}})
+    return {
+        "config.yaml": yaml.dump(
+            config, Dumper=_Dumper, sort_keys=False, allow_unicode=True
+        ).encode(),
+        f"{name}/requests.parquet": _bytes(
+            lambda file: analysis.requests.to_parquet(file, index=False)
+        ),
+        f"{name}/ledger.csv": analysis.ledger.to_csv(index=False).encode(),
+        SUMMARY: (json.dumps(content, indent=2) + "\n").encode(),
+    }
+
+
+def located(scenario: Scenario, base: Path) -> Scenario:
+    """The scenario with its relative paths made absolute, where ``base`` has such a file."""
+
+    def find(text: str) -> str:
+        path = base / Path(text).expanduser()
+        return str(path) if path.exists() else text
+
+    update: dict[str, object] = {key: find(getattr(scenario, key)) for key in ("model", "device")}
+    if scenario.profiles is not None:
+        update["profiles"] = find(scenario.profiles)
+    lengths = scenario.workload.lengths
+    if lengths.kind == "trace":
+        trace = lengths.model_copy(update={"path": find(lengths.path)})
+        update["workload"] = scenario.workload.model_copy(update={"lengths": trace})
+    return scenario.model_copy(update=update)
+
+
+def _bytes(write: Callable[[BytesIO], object]) -> bytes:
+    buffer = BytesIO()
+    write(buffer)
+    return buffer.getvalue()

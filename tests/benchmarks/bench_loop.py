@@ -1,0 +1,76 @@
+"""How fast the event loop and what follows it are. Not collected by default; run it with
+
+    python -m pytest tests/benchmarks/bench_loop.py --benchmark-only -s
+
+A speed-up that changes what happens is none, so every benchmark asserts how much happened.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from experiments.bench import _fast, _textbook
+from experiments.deployment import Deployment, deploy
+from experiments.loading import load_experiment
+from simulator.metrics import Analysis
+from simulator.predictor import BundlePredictor
+from simulator.records import Records
+from simulator.timeline import stage_times
+
+REQUESTS = 2000
+# Requests finished and tokens processed follow from the workload alone; iterations from the system.
+ITERATIONS = {"orca_pp": 16445, "sarathi_pp": 20901, "orca_tp": 37870}
+
+
+@lru_cache
+def deployed(scenario: str) -> tuple[Deployment, BundlePredictor]:
+    experiment = load_experiment("gpt3_pp", [f"workload.requests={REQUESTS}"])
+    deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+    predict = deployment.predictor
+    _fast(deployment, predict)  # tabulates what the run asks for
+    return deployment, predict
+
+
+def check(records: Records, scenario: str) -> None:
+    assert sum(log.num_iterations for log in records.replicas) == ITERATIONS[scenario]
+    tokens = sum(
+        log.iterations["prefill_tokens"].sum() + log.iterations["decodes"].sum()
+        for log in records.replicas
+    )
+    assert tokens == (records.prompt_tokens + records.output_tokens - 1).sum()
+
+
+@pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])
+def test_loop_against_textbook(benchmark: Any, scenario: str) -> None:
+    deployment, predict = deployed(scenario)
+    records = benchmark(_fast, deployment, predict)
+    check(records, scenario)
+    began = time.perf_counter()
+    check(_textbook(deployment, predict), scenario)
+    ratio = (time.perf_counter() - began) / benchmark.stats.stats.median
+    benchmark.extra_info["times_faster_than_textbook"] = ratio
+
+
+def test_loop_without_a_pipeline(benchmark: Any) -> None:
+    check(benchmark(_fast, *deployed("orca_tp")), "orca_tp")
+
+
+@pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])
+def test_stage_traces(benchmark: Any, scenario: str) -> None:
+    deployment, predict = deployed(scenario)
+    began = time.perf_counter()
+    records = _fast(deployment, predict)
+    time.perf_counter() - began
+    times = benchmark(stage_times, records.replicas[0])
+    assert times.start.shape == (ITERATIONS[scenario], 8)
+
+
+def test_summary(benchmark: Any) -> None:
+    deployment, predict = deployed("sarathi_pp")
+    records = _fast(deployment, predict)
+    summary = benchmark(lambda: Analysis(records).summary(deployment.model, deployment.device, 8))
+    assert summary["iterations"] == ITERATIONS["sarathi_pp"]

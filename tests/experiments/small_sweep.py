@@ -1,0 +1,34 @@
+"""A small sweep: eighteen runs, each of a few milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SWEEP = """\
+name: tiny
+seed: 3
+model: llama-13b
+device: a6000
+workload:
+  requests: 40
+  lengths: {kind: uniform, min: 64, max: 512}
+  pd_ratio: 5
+cluster: {max_length: 512}
+scenarios:
+  orca: {policy: {name: orca, case: best}}
+  sarathi: {policy: {name: sarathi, chunk_size: 128}}
+sweep:
+  grid:
+    batching.max_batch: [2, 4, 8]
+  seeds: 3
+"""
+RUNS = 18
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, and what is in it."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,151 @@
+"""The three doors through which files come: whatever is in them, a message or a result."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.sweeps.plan import plan_sweep
+from experiments.yaml_reader import parse_yaml
+from profiler.paths import data_dir
+from profiler.schema import TABLES, BundleError, load_bundle
+from profiler.strict import SpecError, read_yaml
+from profiler.tables import read_table
+from simulator.trace import read_trace
+from simulator.workload import WorkloadError
+from tests.experiments.small_sweep import SWEEP
+
+ROOT = Path(__file__).resolve().parents[2]
+# Digits are left out: a longer number of requests is not a mistake, it only takes long.
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 2000),
+        st.integers(0, 12),
+        st.text(alphabet=" \n\t:{}[],-&*!|>'\"#%@`?~abexXnul.é\x00\ud800", max_size=6),
+    ),
+    min_size=1,
+    max_size=4,
+)
+same_folder = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120
+)
+
+
+def edited(text: str, changes: list[tuple[int, int, str]]) -> bytes:
+    for place, cut, new in changes:
+        place %= len(text) + 1
+        text = text[:place] + new + text[place + cut :]
+    return text.encode("utf-8", "surrogatepass")
+
+
+@given(edits)
+@example([(0, 0, "\x00")])
+@same_folder
+def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_bytes(edited(SWEEP, changes))
+    with contextlib.suppress(ConfigError):
+        plan_sweep(path)
+    with contextlib.suppress(ConfigError):
+        load_experiment(path)
+
+
+@given(st.text(max_size=60))
+def test_any_text_as_yaml(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        parse_yaml(text, "here")
+
+
+@given(st.sampled_from(sorted(TABLES)), edits)
+@same_folder
+def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, int, str]]) -> None:
+    shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8" / f"{name}.csv"
+    if shipped.is_file():
+        lines = shipped.read_text(encoding="utf-8").splitlines(keepends=True)[:60]
+    else:  # a table that only measured bundles have
+        columns = TABLES[name].columns
+        lines = [
+            ",".join(row) + "\n"
+            for row in (columns, *(map(str, [i] * len(columns)) for i in (1, 2)))
+        ]
+    path = tmp_path / f"{name}.csv"
+    path.write_bytes(edited("".join(lines), changes))
+    with contextlib.suppress(BundleError):
+        read_table(path, TABLES[name])
+
+
+def test_a_row_with_more_cells_than_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.csv"
+    path.write_text("num_bytes,time_us\n1024,2.0,5\n2048,3.0,5\n")
+    with pytest.raises(BundleError, match="more cells than the header"):
+        read_table(path, TABLES["all_reduce"])
+
+
+@given(edits)
+@same_folder
+def test_a_damaged_trace(tmp_path: Path, changes: list[tuple[int, int, str]]) -> None:
+    path = tmp_path / "trace.csv"
+    rows = [f"{i * 0.5},{100 + i},{10 + i % 7}" for i in range(40)]
+    path.write_bytes(edited("\n".join(["arrival,prompt,decode", *rows, ""]), changes))
+    with contextlib.suppress(WorkloadError):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    ["!!python/object/apply:os.system", "!!python/name:os.system", "!!python/object/new:os.x"],
+)
+def test_no_tag_is_executed(tmp_path: Path, tag: str) -> None:
+    proof = tmp_path / "proof"
+    path = tmp_path / "evil.yaml"
+    path.write_text(f"name: x\nmodel: {tag} ['touch {proof}']\n")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        plan_sweep(path)
+    with pytest.raises(SpecError, match="not valid YAML"):
+        read_yaml(path)
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "meta.yaml").write_text(path.read_text())
+    with pytest.raises(BundleError, match="not valid YAML"):
+        load_bundle(bundle)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/tmp/escape", "a/b", "..", ".hidden", "a\\b"])
+def test_no_name_leaves_the_output_folder(tmp_path: Path, name: str) -> None:
+    tree = yaml.safe_load(SWEEP)
+    path = tmp_path / "sweep.yaml"
+    for change in ({"name": name}, {"scenarios": {name: tree["scenarios"]["orca"]}}):
+        path.write_text(yaml.safe_dump(tree | change))
+        with pytest.raises(ConfigError, match="letters, digits"):
+            plan_sweep(path)
+
+
+def test_nothing_unpickles() -> None:
+    """No call that reads a pickle, in any package."""
+    found = []
+    for package in ("policies", "profiler", "simulator", "experiments"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    names = [getattr(node, "module", None), *(alias.name for alias in node.names)]
+                    found += [
+                        f"{path.name}: {n}" for n in names if n in ("pickle", "dill", "shelve")
+                    ]
+                if isinstance(node, ast.Call):
+                    text = ast.unparse(node)
+                    if (
+                        "read_pickle" in text
+                        or "allow_pickle=True" in text
+                        or "joblib.load" in text
+                    ):
+                        found.append(f"{path.name}: {text}")
+    assert found == []

@@ -1,0 +1,126 @@
+"""A sweep on a Dask cluster: scheduler and two workers on loopback, one killed half-way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from experiments.errors import ConfigError
+from experiments.sweeps.backends import InProcess
+from experiments.sweeps.execute import execute
+from experiments.sweeps.plan import plan_sweep
+from experiments.sweeps.store import Store
+from tests.experiments.small_sweep import SWEEP, tree
+from tests.experiments.test_sweep_trust import ROOT, wait_for_runs
+
+pytest.importorskip("distributed")
+from experiments.sweeps.dask_backend import DaskWorkers
+
+DASK = Path(sys.executable).with_name("dask")
+
+
+class Cluster:
+    """A scheduler, started as docs/sweeps.md says, and workers to add."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.folder, self.address = folder, f"tcp://127.0.0.1:{port}"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        quiet = ("--dashboard-address", "127.0.0.1:0")
+        self._start("scheduler", "--host", "127.0.0.1", "--port", str(port), *quiet)
+
+    def worker(self, path: Path = ROOT) -> int:
+        """Start one; returns its process group."""
+        return self._start("worker", self.address, "--nthreads", "1", "--no-dashboard", path=path)
+
+    def _start(self, *words: str, path: Path = ROOT) -> int:
+        process = subprocess.Popen(
+            [DASK, *words],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        return process.pid
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path)
+    yield found
+    found.stop()
+
+
+def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(SWEEP.replace("requests: 40", "requests: 400"), encoding="utf-8")
+    plan = plan_sweep(config)
+    here = Store(tmp_path / "here")
+    here.open(False)
+    execute(plan, here, InProcess())
+
+    doomed = cluster.worker()
+    cluster.worker()
+    there = Store(tmp_path / "there")
+    there.open(False)
+    killed = []
+
+    def kill() -> None:
+        wait_for_runs(there.folder, len(plan.runs) // 3)
+        os.killpg(doomed, signal.SIGKILL)
+        killed.append(doomed)
+
+    backend = DaskWorkers(cluster.address)
+    backend._client.wait_for_workers(2, timeout=60)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    report = execute(plan, there, backend)
+    killer.join()
+    assert killed
+    assert (report.finished, report.failures) == (len(plan.runs), {})
+    assert tree(there.folder) == tree(here.folder)
+
+
+def test_a_worker_without_the_package_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked" / "experiments"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no such package here')")
+    cluster.worker(blocked.parent)
+    with pytest.raises(ConfigError, match=r"the worker tcp://127\.0\.0\.1:\d+ cannot import this"):
+        DaskWorkers(cluster.address)
+
+
+def test_a_worker_with_other_code_is_named(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.worker()
+    monkeypatch.setattr("experiments.sweeps.dask_backend.code_fingerprint", lambda: "other")
+    with pytest.raises(ConfigError, match="has another version of this package"):
+        DaskWorkers(cluster.address)
+
+
+def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.sweeps.dask_backend.CONNECT_S", 5)
+    with pytest.raises(ConfigError, match=r"has no workers after 5 s: start one with: dask worker"):
+        DaskWorkers(cluster.address)
+    cluster.stop()
+    with pytest.raises(ConfigError, match="no Dask scheduler answers there"):
+        DaskWorkers(cluster.address)

@@ -1,0 +1,182 @@
+"""From a file to runs: what each one is, and what its key depends on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.sweeps.estimate import seconds_of_work
+from experiments.sweeps.identity import _CODE
+from experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
+from profiler.paths import data_dir
+from profiler.schema import load_bundle, write_bundle
+from tests.experiments.small_sweep import RUNS, SWEEP
+
+ROOT = Path(__file__).resolve().parents[2]
+Write = Callable[[str], Path]
+
+
+def planned(write_config: Write, text: str = SWEEP, *assignments: str) -> SweepPlan:
+    return plan_sweep(write_config(text), assignments)
+
+
+def test_every_point_scenario_and_seed_is_a_run(write_config: Write) -> None:
+    plan = planned(write_config)
+    assert plan.axes == ("batching.max_batch", "scenario", "seed")
+    assert plan.contrast == "scenario"
+    found = [(r.scenario.batching.max_batch, r.name, r.seed) for r in plan.runs]
+    assert found == [
+        (batch, name, seed)
+        for batch in (2, 4, 8)
+        for name in ("orca", "sarathi")
+        for seed in (3, 4, 5)
+    ]
+    assert len({run.key for run in plan.runs}) == RUNS
+
+
+def test_what_is_swept_is_laid_over_the_scenarios(write_config: Write) -> None:
+    text = SWEEP.replace("batching.max_batch: [2, 4, 8]", "policy.chunk_size: [64, 96]")
+    text = text.replace("  orca: {policy: {name: orca, case: best}}\n", "")
+    assert [
+        r.scenario.policy.model_dump()["chunk_size"] for r in planned(write_config, text).runs
+    ] == [
+        *[64] * 3,
+        *[96] * 3,
+    ]
+
+
+def test_a_whole_policy_replaces_another(write_config: Write) -> None:
+    grid = "policy: [{name: orca}, {name: sarathi, chunk_size: 64}]"
+    text = SWEEP.replace("batching.max_batch: [2, 4, 8]", grid)
+    text = text[: text.index("scenarios:")] + text[text.index("sweep:") :]
+    plan = planned(write_config, text)
+    assert plan.contrast == "policy"
+    cells = [coordinates(run, plan.axes) for run in plan.runs]
+    assert cells[0] == {"policy": "orca", "policy.name": "orca", "seed": 3}
+    assert cells[-1] == {
+        "policy": "sarathi chunk_size 64",
+        "policy.name": "sarathi",
+        "policy.chunk_size": 64,
+        "seed": 5,
+    }
+
+
+def test_the_key_is_that_of_the_content(write_config: Write, tmp_path: Path) -> None:
+    """Defaults spelled out and files moved change nothing; another profile or seed does."""
+    key = planned(write_config).runs[0].key
+    alike = SWEEP.replace("name: tiny", "name: other\ndescription: what it is about")
+    alike = alike.replace("max_length: 512}", "max_length: 512, tp: 1}")
+    assert planned(write_config, alike).runs[0].key == key
+    for change in ("seed=9", "cluster.usable_memory=0.8", "engine.jitter=0.1"):
+        assert planned(write_config, SWEEP, change).runs[0].key != key
+
+    shipped = data_dir() / "profiles" / "a6000" / "llama-13b" / "tp1"
+    bundle = load_bundle(shipped)
+    copy = tmp_path / "profiles" / "a6000" / "llama-13b" / "tp1"
+    write_bundle(bundle, copy)
+    elsewhere = f"profiles={tmp_path / 'profiles'}"
+    if (copy / "meta.yaml").read_bytes() == (shipped / "meta.yaml").read_bytes():
+        assert planned(write_config, SWEEP, elsewhere).runs[0].key == key
+    bundle.linear.loc[0, "time_us"] *= 1.5
+    write_bundle(bundle, copy)
+    assert planned(write_config, SWEEP, elsewhere).runs[0].key != key
+
+
+def test_policies_serve_the_same_requests(write_config: Write) -> None:
+    workloads = {}
+    for run in planned(write_config).runs:
+        workloads.setdefault(run.seed, set()).add(run.scenario.workload.model_dump_json())
+    assert {seed: len(found) for seed, found in workloads.items()} == {3: 1, 4: 1, 5: 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "max_batch: [2, 4, 8]",
+            "max_batch: [2, 0]",
+            r"sweep: batching\.max_batch: value 0: must be",
+        ),
+        ("max_batch: [2", "max_bach: [2", r"sweep: batching\.max_bach: unknown key .*max_batch\?"),
+        ("max_batch: [2", "max_batch: [99999, 2", "value 99999: does not fit: must be at most"),
+        ("  seeds: 3", "  seeds: 0", r"sweep\.seeds.*at least 1"),
+        ("  seeds: 3", "  seeds: [1, 1]", "a seed is given twice"),
+        ("  seeds: 3", "  sedes: 3", r"sweep\.sedes: unknown key \(did you mean seeds\?\)"),
+        (
+            "  seeds: 3",
+            "  contrast: polisy",
+            r"contrast: value 'polisy': must be one of .*scenario",
+        ),
+        ("max_batch: [2", "name: [a", "unknown key"),
+        ("batching.max_batch: [2", "scenarios.orca.seed: [2", "cannot be swept"),
+        (
+            "batching.max_batch: [2, 4, 8]",
+            "model: [no-such-model]",
+            "unknown model 'no-such-model'",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_any_run(
+    write_config: Write, old: str, new: str, expected: str
+) -> None:
+    assert old in SWEEP
+    with pytest.raises(ConfigError, match=expected):
+        planned(write_config, SWEEP.replace(old, new))
+
+
+def test_setting_what_is_swept_has_no_effect(write_config: Write) -> None:
+    with pytest.raises(ConfigError, match=r"--set batching\.max_batch: has no effect"):
+        planned(write_config, SWEEP, "batching.max_batch=3")
+    assert len(planned(write_config, SWEEP, "sweep.seeds=1").runs) == 6
+
+
+def test_a_run_of_a_sweep_is_refused(write_config: Write) -> None:
+    with pytest.raises(ConfigError, match="use sarathi-sim sweep"):
+        load_experiment(write_config(SWEEP))
+
+
+def test_a_file_without_a_sweep_section_is_a_sweep_of_its_scenarios(write_config: Write) -> None:
+    plan = planned(write_config, SWEEP[: SWEEP.index("sweep:")])
+    assert [run.name for run in plan.runs] == ["orca", "sarathi"]
+
+
+def test_the_shipped_sweep() -> None:
+    plan = plan_sweep("pd_sweep")
+    assert len(plan.runs) == len({run.key for run in plan.runs}) == 7 * 4 * 9 >= 200
+    assert {"workload.pd_ratio", "batching.max_batch", "policy"} == set(plan.axes)
+
+
+def test_plan_says_how_many_and_how_long(write_config: Write) -> None:
+    done = CliRunner().invoke(app, ["plan", str(write_config(SWEEP)), "--workers", "2"])
+    assert done.exit_code == 0, done.output
+    assert "18 runs, predicted" in done.stdout
+    assert "3: 2, 4, 8" in done.stdout
+    assert 0 < seconds_of_work(planned(write_config)) < 600
+
+
+def test_the_sweep_section_is_yaml_like_the_rest(write_config: Write) -> None:
+    assert yaml.safe_load(SWEEP)["sweep"]["seeds"] == 3
+    with pytest.raises(ConfigError, match="aliases"):
+        planned(write_config, SWEEP.replace("[2, 4, 8]", "&a [*a]"))
+
+
+def test_the_key_covers_the_code_that_reads_profiles() -> None:
+    code = (
+        "import sys, experiments.sweeps.work; print(*(m for m in sys.modules if 'profiler.' in m))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = {f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
+    assert loaded, done.stderr
+    # Where things lie, and models and devices: what they hold is part of the key itself.
+    assert loaded - set(_CODE) <= {
+        f"profiler/{name}.py" for name in ("paths", "hf_config", "forms", "roofline")
+    }

@@ -1,0 +1,299 @@
+"""Nothing is lost when something breaks, and the bytes do not depend on what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.deployment import Deployment
+from experiments.errors import ConfigError
+from experiments.sweeps.backends import Bundles, InProcess, LocalProcesses, Lost, Outcomes
+from experiments.sweeps.execute import ATTEMPTS, Report, execute
+from experiments.sweeps.plan import SweepPlan, plan_sweep
+from experiments.sweeps.store import Store
+from experiments.sweeps.work import in_process
+from simulator.records import Records
+from tests.experiments.small_sweep import RUNS, SWEEP, tree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(SWEEP, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(config: Path) -> SweepPlan:
+    return plan_sweep(config)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
+    report = swept(plan, folder, InProcess())
+    assert (report.finished, report.missing, report.failures) == (RUNS, 0, {})
+    return tree(folder)
+
+
+def swept(plan: SweepPlan, folder: Path, backend: object, resume: bool = False) -> Report:
+    store = Store(folder)
+    store.open(resume)
+    return execute(plan, store, backend)  # type: ignore[arg-type]
+
+
+def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "experiments", "sweep", str(config), "--out", str(out)]
+    return subprocess.Popen(
+        [*command, "--workers", "2", "--quiet", *more],
+        cwd=out.parent,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_runs(out: Path, count: int) -> None:
+    for _ in range(1200):
+        if (out / "runs").is_dir() and len(list((out / "runs").iterdir())) >= count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{count} runs did not finish within a minute")
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes of joblib's pool among a process's children."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            command = (path.parent / "cmdline").read_bytes()
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == pid and b"popen_loky" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_the_table_has_a_row_per_run_in_order(
+    undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "results.parquet"
+    path.write_bytes(undisturbed["results.parquet"])
+    table = pd.read_parquet(path)
+    assert len(table) == RUNS
+    assert table["batching.max_batch"].tolist() == sorted(table["batching.max_batch"])
+    for _, row in table.iterrows():
+        summary = json.loads(undisturbed[f"runs/{row['run']}/summary.json"])
+        assert summary["scenarios"][row["scenario"]]["makespan_s"] == row["makespan_s"]
+        assert summary["scenarios"][row["scenario"]]["tbt_s"]["p99"] == row["tbt_s.p99"]
+
+
+def test_two_processes_give_the_same_bytes(
+    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    swept(plan, tmp_path / "sweep", LocalProcesses(2))
+    assert tree(tmp_path / "sweep") == undisturbed
+
+
+def test_a_killed_worker_costs_nothing(
+    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        wait_for_runs(tmp_path / "sweep", 3)
+        killed.append(workers_of(os.getpid())[0])
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    report = swept(plan, tmp_path / "sweep", LocalProcesses(2))
+    killer.join()
+    assert killed
+    assert report.finished == RUNS
+    assert tree(tmp_path / "sweep") == undisturbed
+
+
+class Deadly(InProcess):
+    """Loses the worker that runs certain keys, and all that is under way with it."""
+
+    def __init__(self, deadly: set[str], times: int) -> None:
+        self.deadly, self.left = deadly, dict.fromkeys(deadly, times)
+        self.ran: list[str] = []
+
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
+        waiting = iter(bundles)
+        while under_way := [jobs for _, jobs in zip(range(ahead), waiting, strict=False)]:
+            keys = [job.run.key for jobs in under_way for job in jobs]
+            guilty = [key for key in keys if self.left.get(key, 0) > 0]
+            for key in guilty:
+                self.left[key] -= 1
+            for jobs in under_way:
+                self.ran += [job.run.key for job in jobs]
+                yield Lost(jobs) if guilty else in_process(jobs)
+
+
+def test_what_was_lost_is_sent_again(
+    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    backend = Deadly({plan.runs[4].key}, times=ATTEMPTS - 1)
+    report = swept(plan, tmp_path / "sweep", backend)
+    assert report.lost_workers > 0
+    assert tree(tmp_path / "sweep") == undisturbed
+
+
+def test_a_run_that_kills_every_worker_is_given_up_alone(
+    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    deadly = plan.runs[4].key
+    backend = Deadly({deadly}, times=1000)
+    report = swept(plan, tmp_path / "sweep", backend)
+    assert list(report.failures) == [deadly]
+    assert backend.ran.count(deadly) == ATTEMPTS
+    assert report.finished == RUNS - 1
+    swept(plan, tmp_path / "sweep", InProcess(), resume=True)
+    assert tree(tmp_path / "sweep") == undisturbed
+
+
+def test_a_run_that_raises(
+    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate = Deployment.simulate
+
+    def sometimes(self: Deployment) -> Records:
+        if self.scenario.batching.max_batch == 4 and self.scenario.seed == 5:
+            raise ZeroDivisionError("a bug")
+        return simulate(self)
+
+    folder = tmp_path / "sweep"
+    with monkeypatch.context() as patch:
+        patch.setattr(Deployment, "simulate", sometimes)
+        report = swept(plan, folder, InProcess())
+    assert set(report.failures.values()) == {"ZeroDivisionError: a bug"}
+    assert report.finished == RUNS - 2
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["missing"] == report.failures
+    for key in report.failures:
+        assert "in sometimes" in (folder / "failed" / f"{key}.txt").read_text()
+        assert not (folder / "runs" / key).exists()
+    swept(plan, folder, InProcess(), resume=True)
+    assert tree(folder) == undisturbed
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2, 7, 41])
+def test_a_full_disk(
+    plan: SweepPlan,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writes: int,
+) -> None:
+    folder, write, left = tmp_path / "sweep", Path.write_bytes, writes
+
+    def fill_up(self: Path, content: bytes) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            write(self, content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+        return write(self, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fill_up)
+        with pytest.raises(OSError, match="No space left"):
+            swept(plan, folder, InProcess())
+    for run in (folder / "runs").iterdir():
+        assert tree(run) == {
+            name.removeprefix(f"runs/{run.name}/"): content
+            for name, content in undisturbed.items()
+            if name.startswith(f"runs/{run.name}/")
+        }, "what is there is whole"
+    assert not [path.name for path in folder.iterdir() if path.name.endswith(".new")]
+    swept(plan, folder, InProcess(), resume=True)
+    assert tree(folder) == undisturbed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(config: Path, tmp_path: Path, number: signal.Signals) -> None:
+    out = tmp_path / "sweep"
+    process = start(config, out, "--set", "workload.requests=2000")
+    wait_for_runs(out, 2)
+    os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to the workers too
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert "Traceback" not in errors
+    done = {path.name for path in (out / "runs").iterdir() if not path.name.startswith(".")}
+    assert 2 <= len(done) < RUNS
+    assert f"of {RUNS} runs are finished; complete the sweep with the same command" in errors
+    assert json.loads((out / "summary.json").read_text())["finished"] == len(done)
+    assert len(pd.read_parquet(out / "results.parquet")) == len(done)
+
+
+def test_resumed_after_kill_is_the_same(
+    config: Path, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    process = start(config, out)
+    wait_for_runs(out, 4)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    before = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir() if p.name[0] != "."}
+    again = start(config, out, "--resume")
+    _, errors = again.communicate(timeout=120)
+    assert again.returncode == 0, errors
+    assert tree(out) == undisturbed
+    after = {path.name: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
+    assert before.items() <= after.items(), "finished runs are not repeated"
+
+
+def test_a_folder_is_not_overwritten(plan: SweepPlan, config: Path, tmp_path: Path) -> None:
+    swept(plan, tmp_path / "sweep", InProcess())
+    with pytest.raises(ConfigError, match="holds a sweep: give --resume"):
+        swept(plan, tmp_path / "sweep", InProcess())
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("years of work")
+    done = CliRunner().invoke(app, ["sweep", str(config), "--out", str(tmp_path / "precious")])
+    assert done.exit_code == 2
+    assert "is no sweep's folder (it holds thesis.tex)" in done.stderr
+
+
+def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> None:
+    store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
+    store.open(False)
+    with (
+        store.locked(),
+        pytest.raises(ConfigError, match="another sweep is at work"),
+        other.locked(),
+    ):
+        pass
+    with other.locked():
+        pass
+
+
+def test_a_damaged_run_is_named(plan: SweepPlan, tmp_path: Path) -> None:
+    swept(plan, tmp_path / "sweep", InProcess())
+    (tmp_path / "sweep" / "runs" / plan.runs[0].key / "summary.json").write_text("{")
+    with pytest.raises(ConfigError, match=rf"{plan.runs[0].key}.*damaged.*--resume"):
+        swept(plan, tmp_path / "sweep", InProcess(), resume=True)
+
+
+def test_an_extended_sweep_repeats_nothing(plan: SweepPlan, config: Path, tmp_path: Path) -> None:
+    swept(plan, tmp_path / "sweep", InProcess())
+    wider = plan_sweep(config, ["sweep.seeds=4"])
+    report = swept(wider, tmp_path / "sweep", InProcess(), resume=True)
+    assert (report.earlier, report.finished, report.total) == (RUNS, RUNS + 6, RUNS + 6)

@@ -1,0 +1,77 @@
+"""The parts of a run's time add up, and are what they say."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from experiments.deployment import Deployment, deploy
+from experiments.loading import load_experiment
+from simulator.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
+from simulator.metrics import Analysis
+
+GPT3 = ("workload.requests=60", "batching.max_batch=4")
+CASES = {
+    "as the demo": (),
+    "jitter": ("engine.jitter=0.2",),
+    "blocking": ("engine.send=blocking", "engine.turnaround_s=0.004"),
+    "lazy, free": ("batching.formation=lazy", "batching.micro_batches=free"),
+    "arrivals": ("workload.arrivals={kind: poisson, rate: 0.5}",),
+    "uneven": ("cluster.layers_per_stage=[12,12,12,12,12,12,12,12]",),
+}
+
+
+def run(scenario: str, *changes: str) -> tuple[Deployment, Analysis, Explanation]:
+    experiment = load_experiment("gpt3_pp", [*GPT3, *changes])
+    deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+    analysis = Analysis(deployment.simulate())
+    return deployment, analysis, explain(analysis, deployment.predictor)
+
+
+@pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
+def test_the_parts_add_up_exactly(scenario: str, changes: tuple[str, ...]) -> None:
+    _, analysis, parts = run(scenario, *changes)
+    assert tuple(parts.stages) == STAGE_PARTS
+    assert set(parts.latency) == set(LATENCY_PARTS)
+    assert sum(parts.stages.values()) == parts.wall == Fraction(analysis.records.end_s)
+    assert sum(parts.latency.values()) == parts.mean_latency
+    latency = analysis.requests["latency_s"].to_numpy()
+    assert parts.mean_latency == sum(map(Fraction, latency), Fraction()) / len(latency)
+    queueing = analysis.requests["queueing_s"].to_numpy()
+    assert parts.latency["queueing"] == sum(map(Fraction, queueing), Fraction()) / len(queueing)
+    signed = {"jitter", "chunking", "mixing"}
+    for name, value in (parts.stages | parts.latency).items():
+        assert value >= 0 or name in signed, name
+
+
+def test_parts_are_what_they_say() -> None:
+    deployment, analysis, parts = run("sarathi_pp")
+    log = analysis.records.replicas[0]
+    tokens = log.iterations["prefill_tokens"] + log.iterations["decodes"]
+    layers = sum(log.layers)
+    linear = sum(op(tokens).sum() for op in deployment.ops.linear.values()) * layers / 8
+    assert float(parts.stages["linear"]) == pytest.approx(linear, rel=1e-6)
+    ledger = analysis.ledger
+    assert parts.stages["pb1"] == Fraction(ledger["pb1_s"].sum()) / 8
+    assert parts.stages["jitter"] == 0
+    # Prompts processed whole have no chunking; in chunks they read their cache again and again.
+    assert parts.stages["chunking"] > 0
+    _, _, whole = run("orca_pp")
+    assert abs(float(whole.stages["chunking"])) < 1e-6
+    assert float(whole.stages["prefill_attention"]) == pytest.approx(
+        float(parts.stages["prefill_attention"]), rel=1e-6
+    )
+
+
+def test_one_request_alone() -> None:
+    """Nothing waits for anything, so the latency is the ops and the transfers."""
+    _, analysis, parts = run("orca_pp", "workload.requests=1")
+    assert parts.latency["queueing"] == parts.latency["waiting_for_stages"] == 0
+    assert parts.latency["between_iterations"] == 0
+    sends = 7 * analysis.records.replicas[0].iterations["send_s"].sum()
+    assert parts.latency["transfers"] == Fraction(float(sends))
+    busy = np.sum(analysis.records.replicas[0].stage_durations())
+    assert parts.mean_latency == Fraction(float(busy)) + Fraction(float(sends))
