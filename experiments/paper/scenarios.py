@@ -77,10 +77,14 @@ def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
     new.send = {scope: _times(time, by("send", 1.0)) for scope, time in ops.send.items()}
     if reduce is not None:
         new.all_reduce = _times(reduce, by("all_reduce", 1.0))
-    new.prefill = lambda chunk, context: by("prefill", 1.0) * prefill(chunk, context)
-    new.decode = lambda batch, context: (
-        by("decode", 1.0)
-        * decode(batch, np.full_like(context, longest) if assumed.padded else context)
+
+    def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
+        held = np.full_like(context, longest) if assumed.padded else context
+        return by("decode", 1.0) * decode(batch, held)
+
+    # Surfaces are objects of a class; here any function will do.
+    vars(new).update(
+        prefill=lambda chunk, context: by("prefill", 1.0) * prefill(chunk, context), decode=attend
     )
     return new
 

@@ -9,6 +9,7 @@ whole number of such chunks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, partial
 
 from experiments.paper.claims import reads
@@ -16,7 +17,6 @@ from experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
 from experiments.paper.machine import Machine, Served
 from experiments.paper.variants import Lab
 from policies.orca import Orca, OrcaWorstCase
-from policies.policy import Policy
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 
@@ -37,17 +37,20 @@ def balanced(chunk: int, batch: int) -> float:
     return (chunk - (batch - 1)) / (batch - 1)
 
 
+Scheduling = Orca | OrcaWorstCase | RequestLevel | Sarathi
+"""What is compared; each one object, so that what it served can be kept."""
+
 BASELINE, ORCA_BEST, ORCA_WORST = RequestLevel(), Orca(max_prefills=1), OrcaWorstCase()
 
 
 @cache
-def sarathi(chunk: int) -> Policy:
+def sarathi(chunk: int) -> Sarathi:
     """Chunk C - (B - 1). A C that is no multiple of the tile is kept as it is, as in the paper."""
     return Sarathi(chunk, TILE if chunk % TILE == 0 else 64, "reserve")
 
 
 @cache
-def served(m: Machine, policy: Policy, batch: int, length: int, pd_ratio: float) -> Served:
+def served(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> Served:
     """Equal requests of one length and P:D under a policy.
 
     The baseline's batches follow each other without overlap, so one of them says it all.
@@ -56,15 +59,17 @@ def served(m: Machine, policy: Policy, batch: int, length: int, pd_ratio: float)
     return m.serve(policy, batch, *split(length, pd_ratio), rounds)
 
 
-def gain(m: Machine, policy: Policy, batch: int, length: int, pd_ratio: float) -> float:
+def gain(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> float:
     """Throughput over that of the baseline."""
     ours = served(m, policy, batch, length, pd_ratio).tokens_per_s
     return ours / served(m, BASELINE, batch, length, pd_ratio).tokens_per_s
 
 
-def gains(m: Machine, policy: Policy, length: int) -> dict[float, float]:
+def gains(
+    m: Machine, policy: Scheduling, length: int, ratios: Iterable[float] = PD_RANGE
+) -> dict[float, float]:
     """Gain by P:D at the largest batch."""
-    return {pd: gain(m, policy, MAX_BATCH[length], length, pd) for pd in PD_RANGE}
+    return {pd: gain(m, policy, MAX_BATCH[length], length, pd) for pd in ratios}
 
 
 def peak(lab: Lab, chunk: int) -> tuple[float, float]:
@@ -136,7 +141,7 @@ for _ops in LINEAR:
 _AT = "; at P:D = 239/17, 247/9, 251/5 (the paper's 256/(B - 1), see its peak at 14)"
 
 
-def at_full_batch(lab: Lab, policy: Policy, length: int) -> float:
+def at_full_batch(lab: Lab, policy: Scheduling, length: int) -> float:
     """Gain at the largest batch, and the P:D that is best for chunk 256."""
     batch = MAX_BATCH[length]
     return gain(lab.a6000, policy, batch, length, balanced(256, batch))
