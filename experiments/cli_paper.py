@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def add_paper_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(reproduce)
+    app.command()(advise)
 
 
 def reproduce(
@@ -87,6 +88,62 @@ def reproduce(
         stdout.print(f"written: {json}", highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         report_written(stdout, out, None)
+
+
+def advise(
+    model: Annotated[str, typer.Option(help="A model that the profiles hold.")],
+    device: Annotated[str, typer.Option(help="A device that the profiles hold.")],
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="LENGTH:PD",
+            help="Prompt + output tokens of a request, and their ratio: a number, a range "
+            "LOW..HIGH, or ? for unknown (1..200).",
+        ),
+    ],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
+    ] = None,
+    tbt_limit: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MS", help="Most time between tokens, in milliseconds."),
+    ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of profile bundles.  [default: the shipped ones]")
+    ] = None,
+) -> None:
+    """Advise on Sarathi's chunk size and batch cap; five lines, and what they rest on.
+
+    \b
+    Examples:
+      sarathi-sim advise --model llama-13b --device a6000 --workload 1K:14 --batch 18
+      sarathi-sim advise --model llama-13b --device a6000 --workload "2K:?"
+      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 4K:5..50 --tbt-limit 40
+    """
+    from experiments.advise import advise as find
+    from experiments.advise import explain, parse_demand
+    from experiments.machine import Machine
+    from experiments.report import ProgressBar
+    from profiler.paths import data_dir
+    from profiler.schema import find_bundle, load_bundle
+    from simulator.regression import OpTimes
+
+    demand = parse_demand(workload)
+    folder = profiles if profiles is not None else data_dir() / "profiles"
+    machine = Machine(OpTimes(load_bundle(find_bundle(folder, device, model, tp))), device)
+    stdout, stderr = consoles()
+    with ProgressBar(stderr, enabled=True) as progress:
+        advice = find(
+            machine,
+            demand,
+            tp=tp,
+            batch_cap=batch,
+            tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
+            progress=lambda done, total: progress("simulations", done, total),
+        )
+    for line in explain(advice):
+        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _summary(results: Sequence[Result]) -> dict[str, tuple[int, int]]:

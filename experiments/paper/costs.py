@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from experiments.machine import Iteration, Machine
 from experiments.paper.claims import reads
-from experiments.paper.machine import Iteration, Machine
 from experiments.paper.variants import Lab
 from simulator.capacity import kv_capacity_tokens, max_batch, stage_layers
 

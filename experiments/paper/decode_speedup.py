@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from experiments.machine import Machine
 from experiments.paper.claims import reads
-from experiments.paper.machine import Machine
 from experiments.paper.variants import Lab
 
 CHUNK = 256

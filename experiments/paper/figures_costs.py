@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.machine import Machine
 from experiments.paper.ablation import CHUNKS, attention_overhead, end_to_end, prefill_overhead
 from experiments.paper.claims import load_claims
 from experiments.paper.decode_speedup import MAX_BATCH, decode_speedup
-from experiments.paper.machine import Machine
 from experiments.paper.variants import Lab
 from experiments.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from profiler.model import GemmShape
@@ -30,8 +31,15 @@ OP_COLOURS = {
     "ffn_ln2": YELLOW,
     "others": GREY,
 }
-PREDICTED, CALIBRATED = "-", "--"
-STATED = {"color": BLACK, "marker": "D", "linestyle": "none", "markersize": 7, "zorder": 5}
+PREDICTED: Literal["-"] = "-"
+CALIBRATED: Literal["--"] = "--"
+STATED: dict[str, Any] = {
+    "color": BLACK,
+    "marker": "D",
+    "linestyle": "none",
+    "markersize": 7,
+    "zorder": 5,
+}
 
 
 def paper(id: str) -> float:
@@ -39,16 +47,16 @@ def paper(id: str) -> float:
     return load_claims()[id].paper
 
 
-def variant_legend(axes: Axes, *, stated: bool = True, **place: object) -> None:
+def variant_legend(axes: Axes, *, stated: bool = True, **place: Any) -> None:
     """Which line style is which variant, and what the diamonds are."""
     handles: list[Line2D] = [
         Line2D([], [], color=GREY, linestyle=PREDICTED, label="predicted"),
         Line2D([], [], color=GREY, linestyle=CALIBRATED, label="paper-calibrated"),
     ]
     if stated:
-        handles.append(Line2D([], [], label="the paper states", **STATED))  # type: ignore[arg-type]
+        handles.append(Line2D([], [], label="the paper states", **STATED))
     keep = axes.get_legend()
-    axes.legend(handles=handles, **{"loc": "best", "fontsize": 10, **place})  # type: ignore[arg-type]
+    axes.legend(handles=handles, **{"loc": "best", "fontsize": 10, **place})
     if keep is not None:
         axes.add_artist(keep)
 
@@ -65,10 +73,10 @@ def per_token_cost(labs: Labs) -> Figure:
             _stack(left, place + offset, _op_ms(m, rows, batch * m.attention(1024)), rows, hatch)
             decode = m.layers * float(m.ops.decode(batch, 1024))
             _stack(right, place + offset, _op_ms(m, batch, decode), batch, hatch)
-    left.plot([0], [0.229], **STATED)  # type: ignore[arg-type]
+    left.plot([0], [0.229], **STATED)
     for batch in (1, 2, 18):
         stated = paper(f"decode_cost_b{batch}") * 0.229
-        right.plot([batches.index(batch)], [stated], **STATED)  # type: ignore[arg-type]
+        right.plot([batches.index(batch)], [stated], **STATED)
     left.set_title("prefill")
     right.set_title("decode")
     for axes in (left, right):
@@ -80,7 +88,7 @@ def per_token_cost(labs: Labs) -> Figure:
     handles += [
         Patch(facecolor=GREY, label="plain: predicted"),
         Patch(facecolor=GREY, edgecolor="white", hatch="///", label="hatched: paper-calibrated"),
-        Line2D([], [], label="the paper: 0.229 ms (Table 2); times 200, 100, 16.7", **STATED),  # type: ignore[arg-type]
+        Line2D([], [], label="the paper: 0.229 ms (Table 2); times 200, 100, 16.7", **STATED),
     ]
     figure.legend(handles=handles, loc="outside upper left", fontsize=10, ncols=5)
     return figure
@@ -118,7 +126,7 @@ def single_layer(labs: Labs) -> Figure:
     prefill.axhline(paper("prefill_peak"), color=BLACK, linewidth=1.2, linestyle=":")
     prefill.text(1, 186, "the paper: about 180 where B x L >= 512", fontsize=10)
     decode.axvline(paper("decode_saturation_batch"), color=BLACK, linewidth=1.2, linestyle=":")
-    decode.text(240, 17.5, "the paper: 1K\nsaturates at 256", fontsize=10, ha="right")
+    decode.text(240, 1, "the paper: 1K saturates at 256", fontsize=10, ha="right")
     for axes, title in ((prefill, "prefill, one layer"), (decode, "decode, one layer")):
         axes.set_xscale("log", base=2)
         axes.set_title(title)
@@ -175,7 +183,7 @@ def tile_quantisation(labs: Labs) -> Figure:
         axes.plot(tokens, [1e3 * m.prefill(int(n)).total_s for n in tokens], line, color=BLUE)
     for count, side in ((128, "right"), (256, "right"), (257, "left")):
         stated = paper(f"tile_{count}")
-        axes.plot([count], [stated], **STATED)  # type: ignore[arg-type]
+        axes.plot([count], [stated], **STATED)
         shift = (-8 if side == "right" else 8, 6)
         axes.annotate(
             f"{count}: {stated:g}", (count, stated), shift, textcoords="offset points", ha=side
@@ -200,7 +208,7 @@ def decode_speedups(labs: Labs) -> Figure:
             label = f"L = {name}" if line == PREDICTED else None
             axes.plot(batches, values, line, color=colour, label=label)
         stated = paper(f"peak_13b_{name.lower()}_decode")
-        axes.plot([6], [stated], **{**STATED, "color": colour, "markeredgecolor": BLACK})  # type: ignore[arg-type]
+        axes.plot([6], [stated], **{**STATED, "color": colour, "markeredgecolor": BLACK})
     for id in ("decode_speedup_min", "decode_speedup_max"):
         axes.axhline(paper(id), color=BLACK, linewidth=1.2, linestyle=":")
         axes.text(18, paper(id) + 0.12, f"the paper: {paper(id):g}", ha="right", fontsize=10)
@@ -223,11 +231,11 @@ def chunking_ablation(labs: Labs) -> Figure:
                 values = [overhead(lab, chunk, length) for chunk in CHUNKS]
                 axes.plot(CHUNKS, values, line, color=colour, label=label)
         total.plot(CHUNKS, [end_to_end(lab, c) for c in CHUNKS], line, color=BLUE, marker="o")
-    attention.plot([64], [paper("ablation_attn_64")], **STATED)  # type: ignore[arg-type]
-    prefill.plot([64, 128], [5, 2], **STATED)  # type: ignore[arg-type]
-    prefill.plot([256, 512], [1 / 0.8, 1 / 0.9], **{**STATED, "marker": "v"})  # type: ignore[arg-type]
+    attention.plot([64], [paper("ablation_attn_64")], **STATED)
+    prefill.plot([64, 128], [5, 2], **STATED)
+    prefill.plot([256, 512], [1 / 0.8, 1 / 0.9], **{**STATED, "marker": "v"})
     prefill.annotate("at most", (256, 1.25), (270, 1.9), arrowprops={"arrowstyle": "-"})
-    total.plot([64, 128, 256], [1.0, 1.16, 1.27], **STATED)  # type: ignore[arg-type]
+    total.plot([64, 128, 256], [1.0, 1.16, 1.27], **STATED)
     attention.set_title("attention: chunked / full")
     prefill.set_title("prefill: chunked / full")
     total.set_title("end to end gain (1K, B = 18)")
@@ -254,8 +262,8 @@ def attention_mask(_: Labs) -> Figure:
         for (row, column), value in np.ndenumerate(shade):
             colour = ("white", SKY, BLUE)[int(value)]
             axes.add_patch(_square(column, row, colour))
-        axes.set_xlim(0, keys)
-        axes.set_ylim(chunk, 0)
+        axes.set_xlim(-0.03, keys + 0.03)
+        axes.set_ylim(chunk + 0.03, -0.03)
         axes.set_aspect("equal")
         axes.set_xticks(np.arange(keys) + 0.5, [f"k{i}" for i in range(keys)], fontsize=9)
         axes.set_yticks(np.arange(chunk) + 0.5, [f"q{i}" for i in query], fontsize=9)

@@ -36,9 +36,13 @@ def bubble_schedule(labs: Labs) -> Figure:
         ("Orca", Orca(max_prefills=1)),
         ("Sarathi, chunk 256", Sarathi(256)),
     )
+    ends = []
     for axes, (name, policy) in zip(panels, policies, strict=True):
-        _schedule(axes, four_requests(labs[0], policy))
+        analysis = four_requests(labs[0], policy)
+        _schedule(axes, analysis)
         axes.set_title(name)
+        ends.append(1e3 * analysis.records.end_s)
+    panels[-1].set_xlim(0, max(ends))
     panels[-1].set_xlabel("time (ms); LLaMA-13B on two A6000s")
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KIND_COLOURS]
     handles.append(_idle_patch((0, 0), 1, "bubble"))
@@ -88,13 +92,12 @@ def _schedule(axes: Axes, analysis: Analysis) -> None:
             if idle > 0.5:
                 axes.add_patch(_idle_patch((start[row] - idle, stage - 0.4), idle, None))
     axes.set_ylim(1.5, -0.5)
-    axes.set_xlim(0, 1e3 * analysis.records.end_s)
     axes.set_yticks([0, 1], ["stage 0", "stage 1"])
     axes.grid(False)
 
 
 def _idle_patch(corner: tuple[float, float], width: float, label: str | None) -> Rectangle:
-    look = {"facecolor": "#fdeee6", "edgecolor": VERMILION, "hatch": "////", "linewidth": 0.0}
+    look = {"facecolor": "#f6cdb8", "edgecolor": VERMILION, "hatch": "////", "linewidth": 0.0}
     return Rectangle(corner, width, 0.8, label=label, **look)  # type: ignore[arg-type]
 
 
@@ -117,7 +120,7 @@ def pipeline_curves(
 
     By reading: requests' bubble seconds, and their finish times, each by scenario.
     """
-    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    figure = Figure(figsize=(10.4, 6.6), layout="constrained")
     grid = figure.subplots(2, len(shown), squeeze=False)
     names = {
         ORCA: ("Orca TP8 x PP8", VERMILION, "--"),

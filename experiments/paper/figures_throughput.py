@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.machine import Served
 from experiments.paper.decode_speedup import MAX_BATCH
 from experiments.paper.figures_costs import (
     CALIBRATED,
@@ -18,12 +20,12 @@ from experiments.paper.figures_costs import (
     paper,
     variant_legend,
 )
-from experiments.paper.machine import Served
 from experiments.paper.throughput import (
     BASELINE,
     BATCHES,
     ORCA_BEST,
     ORCA_WORST,
+    Scheduling,
     at_full_batch,
     balanced,
     gains,
@@ -67,9 +69,9 @@ def throughput_over_pd(labs: Labs) -> Figure:
     first, second, third = figure.axes
     for chunk in (256, 512):
         at, top = paper(f"pd_peak_{chunk}_at"), paper(f"pd_peak_{chunk}_gain")
-        first.plot([at], [top], **{**STATED, "color": _CHUNKS[chunk], "markeredgecolor": BLACK})  # type: ignore[arg-type]
-    second.plot([balanced(256, 10)], [paper("sarathi_2k")], **STATED)  # type: ignore[arg-type]
-    third.plot([balanced(256, 6)], [paper("sarathi_3k")], **STATED)  # type: ignore[arg-type]
+        first.plot([at], [top], **{**STATED, "color": _CHUNKS[chunk], "markeredgecolor": BLACK})
+    second.plot([balanced(256, 10)], [paper("sarathi_2k")], **STATED)
+    third.plot([balanced(256, 6)], [paper("sarathi_3k")], **STATED)
     first.set_ylabel("throughput / baseline")
     first.legend(loc="lower left", fontsize=11)
     variant_legend(second, loc="lower center")
@@ -80,7 +82,7 @@ def orca_comparison(labs: Labs) -> Figure:
     """Orca's worst and best case beside Sarathi, by length and by P:D."""
     figure = Figure(figsize=(12, 4.6), layout="constrained")
     bars, lines = figure.subplots(1, 2)
-    shown = (
+    shown: tuple[tuple[str, Scheduling, str], ...] = (
         ("Orca, worst case", ORCA_WORST, GREY),
         ("Orca, best case", ORCA_BEST, ORANGE),
         ("Sarathi, chunk 256", sarathi(256), BLUE),
@@ -91,21 +93,21 @@ def orca_comparison(labs: Labs) -> Figure:
             values = [at_full_batch(lab, policy, length) for length in LENGTHS]
             label = name if number == 0 else None
             bars.bar(x, values, 0.12, color=colour, hatch=hatch, edgecolor="white", label=label)
-    bars.plot([0], [paper("orca_best_1k")], **STATED)  # type: ignore[arg-type]
-    bars.plot(np.arange(3) - 0.27, [paper("orca_worst")] * 3, **STATED)  # type: ignore[arg-type]
+    bars.plot([0], [paper("orca_best_1k")], **STATED)
+    bars.plot(np.arange(3) - 0.27, [paper("orca_worst")] * 3, **STATED)
     stated = [paper(f"sarathi_{k}k") for k in (1, 2, 3)]
-    bars.plot(np.arange(3) + 0.27, stated, **STATED)  # type: ignore[arg-type]
+    bars.plot(np.arange(3) + 0.27, stated, **STATED)
     bars.set_xticks(range(3), ["1K, B = 18", "2K, B = 10", "3K, B = 6"])
     bars.set_ylim(0.9, 1.45)
     bars.set_ylabel("throughput / baseline")
     handles: list[Patch | Line2D] = [Patch(color=c, label=n) for n, _, c in shown]
     handles += [
         Patch(facecolor=GREY, edgecolor="white", hatch="///", label="hatched: paper-calibrated"),
-        Line2D([], [], label="the paper states", **STATED),  # type: ignore[arg-type]
+        Line2D([], [], label="the paper states", **STATED),
     ]
     bars.legend(handles=handles, fontsize=10, ncols=2, loc="upper center")
     bars.grid(False, axis="x")
-    curves = {
+    curves: dict[str, tuple[Scheduling, str]] = {
         "Sarathi, chunk 256": (sarathi(256), BLUE),
         "Sarathi, chunk 512": (sarathi(512), VERMILION),
         "Orca, best case": (ORCA_BEST, ORANGE),
@@ -122,7 +124,7 @@ def orca_comparison(labs: Labs) -> Figure:
                 label=name if line == PREDICTED else None,
                 linewidth=1.7,
             )
-    lines.plot([14, 28], [1.27, 1.23], **STATED)  # type: ignore[arg-type]
+    lines.plot([14, 28], [1.27, 1.23], **STATED)
     lines.axhline(paper("orca_best_1k"), color=ORANGE, linewidth=1.2, linestyle=":")
     lines.text(200, 1.113, "the paper: Orca's peak", ha="right", fontsize=10)
     lines.set_xscale("log")
@@ -166,9 +168,9 @@ def op_breakdown(labs: Labs) -> Figure:
     return figure
 
 
-def _bar(axes: object, x: float, done: Served) -> None:
+def _bar(axes: Axes, x: float, done: Served) -> None:
     bottom = 0.0
     for ops, colour in _GROUPS.values():
         height = 1e3 * done.share(ops)
-        axes.bar(x, height, 0.36, bottom, color=colour, edgecolor="white")  # type: ignore[attr-defined]
+        axes.bar(x, height, 0.36, bottom, color=colour, edgecolor="white")
         bottom += height

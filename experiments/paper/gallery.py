@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.paper import figures_costs as costs
@@ -25,6 +26,7 @@ from experiments.paper.scenarios import (
 from experiments.paper.tables import claims_table, readings_table, table_2, table_4
 from experiments.paper.variants import VARIANTS, Lab
 from experiments.style import styled
+from simulator.records import Floats
 from simulator.rides import Rides
 
 _DPI = 80
@@ -85,14 +87,14 @@ def _study(out: Path, progress: Progress) -> str:
     return readings_table(spreads)
 
 
-def _curves(lab: Lab) -> dict[str, tuple[dict[str, costs.Floats], dict[str, costs.Floats]]]:
+def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
     shown = {}
     for reading in READINGS:
         if reading.name in ("plain", NEAREST):
             records = {name: run(lab, name, reading.assumed) for name in (ORCA, SARATHI, TP_ONLY)}
             bubbles = {name: request_bubbles(records[name]) for name in (ORCA, SARATHI)}
             finishes = {
-                name: costs.np.concatenate([Rides(log).finish_s() for log in found.replicas])
+                name: np.concatenate([Rides(log).finish_s() for log in found.replicas])
                 for name, found in records.items()
             }
             shown[reading.name] = (bubbles, finishes)

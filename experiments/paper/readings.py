@@ -52,8 +52,8 @@ READINGS = tuple(
         ("jitter", "stage times vary by 5 %", (_JITTER,), False),
         (
             "padded",
-            "the KV cache is pre-allocated for the longest request (section 4.5), and the attention "
-            "of a decode runs over all 4096 tokens of it",
+            "the KV cache is pre-allocated for the longest request (section 4.5), and a decode's "
+            "attention runs over all 4096 tokens of it",
             (),
             True,
         ),

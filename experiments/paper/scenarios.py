@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from experiments.deployment import Deployment, deploy
 from experiments.loading import load_experiment
-from experiments.paper.machine import mixing
+from experiments.machine import mixing
 from experiments.paper.variants import Lab
 from simulator.ledger import gaps, iteration_bubbles
 from simulator.records import Floats, Records

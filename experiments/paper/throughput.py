@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache, partial
 
+from experiments.machine import Machine, Served
 from experiments.paper.claims import reads
 from experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
-from experiments.paper.machine import Machine, Served
 from experiments.paper.variants import Lab
 from policies.orca import Orca, OrcaWorstCase
 from policies.request_level import RequestLevel

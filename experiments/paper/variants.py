@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from experiments.paper.machine import Machine
+from experiments.machine import Machine
 from profiler.model import LAYER_GEMMS
 from profiler.paths import data_dir
 from profiler.schema import Bundle, find_bundle, load_bundle

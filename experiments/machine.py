@@ -14,13 +14,13 @@ from policies.scheduler import Scheduler
 from profiler.device import DeviceSpec, load_device
 from simulator.predictor import BundlePredictor
 from simulator.quantum import quantize
-from simulator.records import Records
+from simulator.records import Ints, Records
 from simulator.regression import OpTimes
 from simulator.replica import Predictor
 from simulator.simulation import simulate
 from simulator.workload import at_once, make_requests
 
-_LONGEST, _MOST_DECODES, _MOST_ROWS = 4096, 64, 4096
+_LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
 
 @dataclass(frozen=True)
@@ -119,26 +119,27 @@ class Machine:
         self, policy: Policy, batch: int, prompt: int, output: int, rounds: int = 20
     ) -> Served:
         """Serve ``rounds * batch`` equal requests, all there at once, ``batch`` at a time."""
-        count, length = rounds * batch, prompt + output
-        requests = make_requests(
-            at_once(count),
-            np.full(count, prompt, np.int64),
-            np.full(count, output, np.int64),
-            max_length=length,
-        )
+        count = rounds * batch
+        prompts, outputs = np.full(count, prompt, np.int64), np.full(count, output, np.int64)
+        records = self.run(policy, batch, prompts, outputs)
+        return Served(records.end_s, count * (prompt + output), self._by_op(records))
+
+    def run(self, policy: Policy, batch: int, prompt: Ints, output: Ints) -> Records:
+        """Serve requests of these lengths, all there at once, ``batch`` at a time."""
+        longest = int((prompt + output).max())
         scheduler = Scheduler(
             policy,
             max_batch=batch,
             max_in_flight=1,
-            kv_capacity=batch * length,
-            max_length=length,
+            kv_capacity=batch * longest,
+            max_length=longest,
         )
-        records = simulate(requests, [scheduler], self.predictor, (self.layers,))
-        return Served(records.end_s, count * length, self._by_op(records))
+        requests = make_requests(at_once(len(prompt)), prompt, output, max_length=longest)
+        return simulate(requests, [scheduler], self.predictor, (self.layers,))
 
     @cached_property
     def predictor(self) -> Predictor:
-        """Times of batches of up to 64 sequences of up to 4096 tokens."""
+        """Times of batches of up to 256 sequences of up to 8192 tokens."""
         times = BundlePredictor(
             self.ops, max_tokens=_MOST_ROWS, max_length=_LONGEST, max_batch=_MOST_DECODES
         )
