@@ -1,4 +1,4 @@
-# make demo | test | lint | clean. Each makes its own virtual environment in .venv; python3 (3.11 or
+# make demo | test | lint | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11 or
 # later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint paper clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -23,6 +23,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check . || failed=1; \
 	$(BIN)/mypy --strict || failed=1; \
 	exit $$failed
+
+# Everything docs/paper.md shows, anew.
+paper: $(VENV)/.installed
+	$(BIN)/sarathi-sim reproduce --out runs/paper
+	$(BIN)/python -m experiments.paper.page runs/paper docs
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

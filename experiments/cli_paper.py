@@ -122,7 +122,8 @@ def advise(
       sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 4K:5..50 --tbt-limit 40
     """
     from experiments.advise import advise as find
-    from experiments.advise import explain, parse_demand
+    from experiments.advise import explain
+    from experiments.demand import parse_demand
     from experiments.machine import Machine
     from experiments.report import ProgressBar
     from profiler.paths import data_dir

@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.paper import figures_chunks as chunks
 from experiments.paper import figures_costs as costs
 from experiments.paper import figures_pipeline as pipeline
 from experiments.paper import figures_throughput as throughput
@@ -37,13 +38,13 @@ FIGURES: dict[str, Callable[[costs.Labs], Figure]] = {
     "per_token_cost": costs.per_token_cost,
     "single_layer": costs.single_layer,
     "bubble_schedule": pipeline.bubble_schedule,
-    "attention_mask": costs.attention_mask,
+    "attention_mask": chunks.attention_mask,
     "tile_quantisation": costs.tile_quantisation,
     "decode_speedup": costs.decode_speedups,
     "throughput_over_pd": throughput.throughput_over_pd,
     "op_breakdown": throughput.op_breakdown,
     "orca_comparison": throughput.orca_comparison,
-    "chunking_ablation": costs.chunking_ablation,
+    "chunking_ablation": chunks.chunking_ablation,
 }
 """Those that need no pipeline, in the order of the paper."""
 

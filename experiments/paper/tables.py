@@ -56,8 +56,7 @@ def table_2(labs: Sequence[Lab]) -> str:
             ours = [f"{1e3 * getattr(batch(lab.a6000), name):.1f}" for lab in labs]
             row.append(" / ".join([f"{claims[f'{scheme}_{part}'].paper:g}", *ours]))
         rows.append(row)
-    title = "Table 2: ms of an iteration (paper / predicted / paper-calibrated)"
-    return markdown(title, ["batch", "linear", "attention", "total"], rows)
+    return markdown("Table 2", ["batch", "linear", "attention", "total"], rows)
 
 
 def table_4(labs: Sequence[Lab]) -> str:
@@ -72,7 +71,7 @@ def table_4(labs: Sequence[Lab]) -> str:
         model = "LLaMA-13B, A6000" if row.startswith("13b") else "LLaMA-33B, A100"
         rows.append([model, f"{length // 1024}K", str(batch), f"{pd_ratio}:1", *cells])
     header = ["model", "length", "batch", "P:D", "decode speedup", "throughput gain"]
-    return markdown("Table 4 (paper / predicted / paper-calibrated)", header, rows)
+    return markdown("Table 4", header, rows)
 
 
 def readings_table(spreads: Mapping[Reading, tuple[Ratios, Ratios, Ratios]]) -> str:
