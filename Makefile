@@ -1,5 +1,5 @@
-# make demo | test | lint | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11 or
-# later, with its venv module) and make are all they need.
+# make demo | test | lint | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11
+# or later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
 VENV := .venv

@@ -46,7 +46,7 @@ class Claim:
             return ours >= self.paper
         if self.kind == "ordering":
             return ours == self.paper
-        return abs(ours / self.paper - 1) <= TOLERANCE
+        return abs(ours - self.paper) <= TOLERANCE * self.paper
 
 
 @dataclass(frozen=True)
