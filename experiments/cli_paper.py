@@ -74,6 +74,8 @@ def reproduce(
     stdout, stderr = consoles()
     if json is not None:
         check_writable(json)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the work: one may not be allowed to
     with ProgressBar(stderr, enabled=True) as progress:
         results = compute(claims, variants, progress)
         if out is not None:

@@ -52,9 +52,8 @@ FIGURES: dict[str, Callable[[costs.Labs], Figure]] = {
 def write_gallery(out: Path, results: Sequence[Result] | None, progress: Progress) -> None:
     """Draw the figures as PNG; with all claims' ``results``, also tables and the readings.
 
-    Only files of these names are replaced.
+    The folder must exist; only files of these names are replaced.
     """
-    out.mkdir(parents=True, exist_ok=True)
     labs = [Lab(variant) for variant in VARIANTS]
     for number, (name, draw) in enumerate(FIGURES.items()):
         progress("figures", number, len(FIGURES) + 1)
