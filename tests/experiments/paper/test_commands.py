@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.advise import FIXED, advise
+from experiments.advise import FIXED, advise, explain
 from experiments.cli import app
 from experiments.demand import Demand, parse_demand
 from experiments.errors import ConfigError
@@ -142,6 +142,13 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     assert limited.verified[0].tokens_per_s < free.verified[0].tokens_per_s
     with pytest.raises(ConfigError, match="no chunk and batch meets it"):
         advise(a6000, demand, tbt_limit_s=0.001)
+
+
+@pytest.mark.parametrize(("ratio", "term"), [(2, "P:D balance"), (14, "prefill efficiency")])
+def test_the_limiting_term_is_named(a6000: Machine, ratio: float, term: str) -> None:
+    """Few prompt tokens leave decodes without a chunk; at the balance it is the chunk's size."""
+    found = advise(a6000, Demand(1024, ratio, ratio), batch_cap=18)
+    assert explain(found)[2].startswith(f"limited by {term}")
 
 
 def test_a_batch_that_does_not_fit(a6000: Machine) -> None:
