@@ -69,21 +69,18 @@ def write_gallery(out: Path, results: Sequence[Result] | None, progress: Progres
 
 def _study(out: Path, progress: Progress) -> str:
     """The readings over all seeds as a table, and the tornado."""
-    readings = [("predicted", r.assumed, seed) for r in READINGS for seed in SEEDS]
-    changed = [c.down or Assumptions() for c in CHANGES] + [c.up for c in CHANGES]
-    jobs = [*readings, *(("predicted", assumed, 0) for assumed in changed)]
-    found = measure(jobs, lambda done: progress("readings", done, len(jobs)))  # type: ignore[arg-type]
-    by_reading, rest = found[: len(readings)], found[len(readings) :]
-    spreads = {
-        reading: spread(by_reading[i * len(SEEDS) : (i + 1) * len(SEEDS)])
-        for i, reading in enumerate(READINGS)
-    }
-    downs, ups = rest[: len(CHANGES)], rest[len(CHANGES) :]
+    changes = [(c.down or Assumptions(), 0) for c in CHANGES] + [(c.up, 0) for c in CHANGES]
+    jobs = [(r.assumed, seed) for seed in SEEDS for r in READINGS]
+    jobs = list(dict.fromkeys([*jobs, *changes]))  # some changes are readings too
+    found = dict(
+        zip(jobs, measure(jobs, lambda done: progress("readings", done, len(jobs))), strict=True)
+    )
+    spreads = {r: spread(found[r.assumed, seed] for seed in SEEDS) for r in READINGS}
     effects = [
-        (change, down if change.down else None, up)
-        for change, down, up in zip(CHANGES, downs, ups, strict=True)
+        (change, found[change.down, 0] if change.down else None, found[change.up, 0])
+        for change in CHANGES
     ]
-    _save(lambda: pipeline.tornado(by_reading[0], effects), out / "tornado.png")
+    _save(lambda: pipeline.tornado(found[Assumptions(), 0], effects), out / "tornado.png")
     return readings_table(spreads)
 
 

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from experiments.paper.scenarios import Assumptions, Ratios, ratios
-from experiments.paper.variants import Lab, Variant
+from experiments.paper.variants import Lab
 from simulator.records import Floats
 
 SEEDS = range(5)
@@ -129,22 +129,21 @@ CHANGES = (
 
 
 @cache
-def _lab(variant: Variant) -> Lab:
+def _lab() -> Lab:
     """One a process: machines are costly to make, and what they ran is kept."""
-    return Lab(variant)
+    return Lab("predicted")
 
 
-def _one(job: tuple[Variant, Assumptions, int]) -> Ratios:
-    variant, assumed, seed = job
-    return ratios(_lab(variant), assumed, seed)
+def _one(job: tuple[Assumptions, int]) -> Ratios:
+    return ratios(_lab(), *job)
 
 
 def measure(
-    jobs: Iterable[tuple[Variant, Assumptions, int]],
+    jobs: Iterable[tuple[Assumptions, int]],
     progress: Callable[[int], None] | None = None,
     workers: int = 2,
 ) -> list[Ratios]:
-    """The ratios of each (variant, assumptions, seed), in order, on ``workers`` processes."""
+    """The predicted ratios of each (assumptions, seed), in order, on ``workers`` processes."""
     found = []
     with ProcessPoolExecutor(workers) as pool:
         for result in pool.map(_one, jobs, chunksize=4):
