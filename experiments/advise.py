@@ -77,7 +77,6 @@ def advise(
     machine: Machine,
     demand: Demand,
     *,
-    tp: int = 1,
     batch_cap: int | None = None,
     tbt_limit_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -88,7 +87,9 @@ def advise(
     cap beyond what the memory holds and for a limit that nothing meets, CapacityError where not
     one request fits.
     """
-    capacity = kv_capacity_tokens(machine.ops.model, machine.device, tp, (machine.layers,))
+    capacity = kv_capacity_tokens(
+        machine.ops.model, machine.device, machine.ops.tp, (machine.layers,)
+    )
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:
         raise ConfigError(

@@ -94,7 +94,7 @@ def reproduce(
 
 def advise(
     model: Annotated[str, typer.Option(help="A model that the profiles hold.")],
-    device: Annotated[str, typer.Option(help="A device that the profiles hold.")],
+    device: Annotated[str, typer.Option(help="A device that the profiles hold, or its YAML.")],
     workload: Annotated[
         str,
         typer.Option(
@@ -128,19 +128,20 @@ def advise(
     from experiments.demand import parse_demand
     from experiments.machine import Machine
     from experiments.report import ProgressBar
+    from profiler.device import load_device
     from profiler.paths import data_dir
     from profiler.schema import find_bundle, load_bundle
     from simulator.regression import OpTimes
 
     demand = parse_demand(workload)
     folder = profiles if profiles is not None else data_dir() / "profiles"
-    machine = Machine(OpTimes(load_bundle(find_bundle(folder, device, model, tp))), device)
+    path = find_bundle(folder, load_device(device).name, model, tp)
+    machine = Machine(OpTimes(load_bundle(path)), device)
     stdout, stderr = consoles()
     with ProgressBar(stderr, enabled=True) as progress:
         advice = find(
             machine,
             demand,
-            tp=tp,
             batch_cap=batch,
             tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
             progress=lambda done, total: progress("simulations", done, total),
