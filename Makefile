@@ -24,8 +24,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy --strict || failed=1; \
 	exit $$failed
 
-# Everything docs/paper.md shows, anew.
+# The fit to the paper and everything docs/paper.md shows, anew.
 paper: $(VENV)/.installed
+	$(BIN)/python -m experiments.paper.calibrate
 	$(BIN)/sarathi-sim reproduce --out runs/paper
 	$(BIN)/python -m experiments.paper.page runs/paper docs
 

@@ -120,7 +120,7 @@ def pipeline_curves(
 
     By reading: requests' bubble seconds, and their finish times, each by scenario.
     """
-    figure = Figure(figsize=(10.4, 6.6), layout="constrained")
+    figure = Figure(figsize=(9.8, 6.3), layout="constrained")
     grid = figure.subplots(2, len(shown), squeeze=False)
     names = {
         ORCA: ("Orca TP8 x PP8", VERMILION, "--"),
@@ -189,6 +189,7 @@ def tornado(base: Ratios, changes: Sequence[tuple[Change, Ratios | None, Ratios]
         axes.axvline(100 * (stated / start - 1), color=VERMILION, linestyle="--", linewidth=1.6)
         axes.set_yticks(range(len(ordered)), [change.name for change, _, _ in ordered])
         axes.set_title(f"{title}: {start:.3g}\n(the paper: {stated:g})", fontsize=12)
+        axes.margins(x=0.1)
         axes.set_xlabel("change (%)")
         axes.grid(False, axis="y")
     handles = [

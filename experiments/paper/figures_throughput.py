@@ -147,19 +147,22 @@ def op_breakdown(labs: Labs) -> Figure:
     """Time by op, baseline and Sarathi, over lengths, batches and two chunk sizes."""
     figure = Figure(figsize=(13, 7), layout="constrained")
     grid = figure.subplots(2, 3, sharey="row")
-    m = labs[0].a6000
+    m, fitted = (lab.a6000 for lab in labs)
     for row, chunk in enumerate((256, 512)):
         for axes, (length, batches) in zip(grid[row], BATCHES.items(), strict=True):
             for place, batch in enumerate(batches):
                 pd_ratio = balanced(chunk, batch)
                 for offset, policy in ((-0.2, BASELINE), (0.2, sarathi(chunk))):
-                    done = served(m, policy, batch, length, pd_ratio)
-                    _bar(axes, place + offset, done)
+                    _bar(axes, place + offset, served(m, policy, batch, length, pd_ratio))
+                    other = served(fitted, policy, batch, length, pd_ratio)
+                    height = 1e3 * other.share(other.ops)
+                    axes.hlines(height, place + offset - 0.19, place + offset + 0.19, BLACK)
             axes.set_xticks(range(len(batches)), [f"B = {b}" for b in batches])
             axes.set_title(f"{length // 1024}K, chunk {chunk}")
             axes.grid(False, axis="x")
         grid[row][0].set_ylabel("ms a token")
-    handles = [Patch(color=c, label=n) for n, (_, c) in _GROUPS.items()]
+    handles: list[Patch | Line2D] = [Patch(color=c, label=n) for n, (_, c) in _GROUPS.items()]
+    handles.append(Line2D([], [], color=BLACK, label="total, paper-calibrated"))
     figure.legend(handles=handles, loc="outside upper left", ncols=6, fontsize=11)
     figure.supxlabel(
         "left bar: baseline, right bar: Sarathi; P:D = (C - (B - 1)) / (B - 1); predicted",

@@ -79,7 +79,7 @@ def readings_table(spreads: Mapping[Reading, tuple[Ratios, Ratios, Ratios]]) -> 
     rows = [["**the paper**", *(f"**{value:g}**" for value in astuple(PAPER))]]
     for reading, found in spreads.items():
         cells = [
-            f"{middle:.3g} [{low:.3g}, {high:.3g}]"
+            f"{middle:#.3g} [{low:#.3g}, {high:#.3g}]"
             for middle, low, high in zip(*map(astuple, found), strict=True)
         ]
         rows.append([f"`{reading.name}`", *cells])

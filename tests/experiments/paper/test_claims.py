@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +11,15 @@ from experiments.errors import ConfigError
 from experiments.paper.claims import Claim, Result, evaluate, load_claims, pick_claims, readings
 from experiments.paper.reproduce import summary
 from experiments.paper.variants import VARIANTS, Lab, Variant, load_calibration
+from tests.experiments.paper.record import FILE
 
 DRIFT = 0.03
 """How far a value may move before someone must look at it and write down the new one."""
 
 
 def recorded() -> dict[str, dict[Variant, float]]:
-    """Ours, as written down in reproduced.csv."""
-    with (Path(__file__).parent / "reproduced.csv").open(encoding="utf-8") as file:
+    """Ours, as written down in reproduced.csv (record.py writes it)."""
+    with FILE.open(encoding="utf-8") as file:
         return {
             row["id"]: {variant: float(row[variant]) for variant in VARIANTS}
             for row in csv.DictReader(file)
