@@ -12,6 +12,8 @@ from experiments.cli_base import consoles
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from profiler.schema import Bundle
+
 BundleFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A bundle, or a root of bundles.")
 ]
@@ -143,7 +145,8 @@ def fit(
 
     Percent of the bundle's times: inside the range, at the edges of tiles, and beyond the range
     (fitted up to a quarter of it), beside what a random forest and a polynomial would make of the
-    same points. Never training error.
+    same points. Never training error. Where the bundle holds whole layers or skewed decodes: what
+    the sum of ops and the mean context miss, and what is left of that.
 
     \b
     Examples:
@@ -167,3 +170,37 @@ def fit(
     for op, where, points, *percent in errors.itertuples(index=False):
         table.add_row(op, where, str(points), *(f"{value:.1f}" for value in percent))
     stdout.print(table)
+    if len(bundle.mixed) or len(bundle.attn_decode_skew):
+        stdout.print(_beyond_single_ops(bundle))
+
+
+def _beyond_single_ops(bundle: Bundle) -> Table:
+    """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
+    from rich.table import Table
+
+    from simulator.interaction import interaction_errors, skew_errors
+    from simulator.regression import OpTimes
+
+    ops = OpTimes(bundle)
+    table = Table(
+        title="beyond single ops: error on held-out points, percent", title_justify="left"
+    )
+    for heading in ("what", "points", "predicted as", "median", "p95", "worst"):
+        left = heading in ("what", "predicted as")
+        table.add_column(heading, justify="left" if left else "right")
+    layers, skewed = interaction_errors(bundle, ops), skew_errors(bundle, ops)
+    groups = [(f"{kind} layer", rows) for kind, rows in layers.groupby("kind", sort=False)]
+    ways = {
+        "sum": "sum of its ops",
+        "measured": "whole layer",
+        "mean": "mean context",
+        "skew": f"{ops.skew:.2f} of the way to the longest",
+    }
+    if len(skewed):
+        groups.append(("skewed decodes", skewed))
+    for what, rows in groups:
+        for column in (column for column in rows.columns if column in ways):
+            middle, high, worst = rows[column].quantile([0.5, 0.95, 1.0])
+            numbers = (f"{value:.1f}" for value in (middle, high, worst))
+            table.add_row(what, str(len(rows)), ways[column], *numbers)
+    return table

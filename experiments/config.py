@@ -190,12 +190,16 @@ class Batching(Strict):
 
 class Engine(Strict):
     """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
-    of variation), sends that occupy the stage or not, and whether logits are computed."""
+    of variation), sends that occupy the stage or not, and whether logits are computed.
+
+    ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
+    of the ops."""
 
     turnaround_s: Seconds = 0.0
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
     send: Literal["overlapped", "blocking"] = "overlapped"
     lm_head: bool = True
+    layer_time: Literal["measured", "sum"] = "measured"
 
 
 class Scenario(Strict):

@@ -73,6 +73,7 @@ class Deployment:
             scope=_scope(scenario, self.device),
             num_stages=cluster.pp,
             include_head=scenario.engine.lm_head,
+            layer_time=scenario.engine.layer_time,
         )
 
     def simulate(self, progress: Callable[[int], None] | None = None) -> Records:

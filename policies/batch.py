@@ -19,6 +19,7 @@ class Batch:
     ``chunks``          prefill chunks; their linear ops are fused with those of the decodes
     ``num_decodes``     sequences that process one token each
     ``decode_context``  KV tokens those hold before this iteration, summed
+    ``longest_context`` KV tokens of the decode that holds the most
     ``padding``         how many of the decodes are finished sequences held as padding
     ``skip``            decoding members of the group that sit this iteration out
     """
@@ -27,6 +28,7 @@ class Batch:
         "chunks",
         "decode_context",
         "group",
+        "longest_context",
         "num_decodes",
         "padding",
         "prefill_tokens",
@@ -40,6 +42,7 @@ class Batch:
         prefill_tokens: int,
         num_decodes: int,
         decode_context: int,
+        longest_context: int,
         padding: int = 0,
         skip: tuple[Sequence, ...] = (),
     ) -> None:
@@ -48,6 +51,7 @@ class Batch:
         self.prefill_tokens = prefill_tokens
         self.num_decodes = num_decodes
         self.decode_context = decode_context
+        self.longest_context = longest_context
         self.padding = padding
         self.skip = skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 from policies.policy import View
@@ -12,9 +13,10 @@ class Group:
     """A micro-batch's members between iterations.
 
     Every iteration each decoding member's context grows by one token, so only sums are kept: the
-    number of decodes, their summed context, and for each member the iteration of its last ride,
-    bucketed in ``due``. The cost of an iteration therefore does not grow with the batch; members
-    are touched one by one only when they join, finish, skip an iteration or move.
+    number of decodes, their summed context, the order of their contexts (``offsets``), and for each
+    member the iteration of its last ride, bucketed in ``due``. The cost of an iteration therefore
+    does not grow with the batch; members are touched one by one only when they join, finish, skip
+    an iteration or move.
 
     ``iteration`` is the index of the iteration that is in flight, or next to be formed.
     """
@@ -24,10 +26,12 @@ class Group:
         "decoding",
         "due",
         "held",
+        "held_longest",
         "index",
         "iteration",
         "last_ride",
         "num_decodes",
+        "offsets",
         "prefilling",
         "view",
     )
@@ -42,10 +46,14 @@ class Group:
         self.last_ride: dict[Sequence, int] = {}  # decoding member -> iteration of its last ride
         self.num_decodes = 0  # the decoding members, and the held ones
         self.context = 0  # KV tokens of those, summed
+        # Each decoding member's context less ``iteration``, ascending. It stays as it is, as both
+        # grow by one. Moving the tail of a short list is quicker than keeping a heap.
+        self.offsets: list[int] = []
         self.due: dict[int, list[Sequence]] = {}
         # Finished, but kept as padding until all are: each still computes a token an iteration,
         # against the context it ended with.
         self.held: list[Sequence] = []
+        self.held_longest = 0  # the largest context among those
         self.view = View(waiting, self.prefilling, self.decoding.keys(), max_batch)
 
     @property
@@ -63,10 +71,15 @@ class Group:
         self.last_ride[sequence] = last
         self.num_decodes += 1
         self.context += context
+        insort(self.offsets, context - first)
         self.due.setdefault(last, []).append(sequence)
 
-    def postpone(self, sequence: Sequence) -> None:
-        """Shift a decoding member's remaining rides back by one iteration."""
+    def postpone(self, sequence: Sequence, context: int) -> None:
+        """Shift a decoding member's remaining rides back by one iteration.
+
+        Its ``context``, which does not grow meanwhile, was taken out of the order before.
+        """
+        insort(self.offsets, context - self.iteration - 1)
         last = self.last_ride[sequence]
         self._forget_due(sequence, last)
         self.last_ride[sequence] = last + 1
@@ -79,7 +92,12 @@ class Group:
         self._forget_due(sequence, last)
         self.num_decodes -= 1
         self.context -= context
+        self.forget_context(context)
         return last - self.iteration + 1
+
+    def forget_context(self, context: int) -> None:
+        """Take one decoding member with ``context`` tokens out of the order."""
+        del self.offsets[bisect_left(self.offsets, context - self.iteration)]
 
     def _forget_due(self, sequence: Sequence, last: int) -> None:
         bucket = self.due[last]

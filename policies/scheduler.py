@@ -152,7 +152,9 @@ class Scheduler:
             return self._hold(group, finished, iteration)
         for sequence in finished:
             group.num_decodes -= 1
-            group.context -= sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
+            context = sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
+            group.context -= context
+            group.forget_context(context)
             self._close_ride(sequence, DECODE, iteration)
             self._retire(group, sequence)
         return finished
@@ -171,15 +173,20 @@ class Scheduler:
         """Carry out a plan: admit, skip, and put the batch together."""
         decodes = group.num_decodes
         context = group.context
+        offsets = group.offsets
+        longest = offsets[-1] + group.iteration if offsets else 0
+        if group.held:
+            longest = max(longest, group.held_longest)
         if plan.skip:
             if len(set(plan.skip)) < len(plan.skip):
                 raise PolicyError("the plan skips a sequence twice")
             decodes -= len(plan.skip)
-            context -= self._skip(group, plan.skip)
+            held, longest = self._skip(group, plan.skip)
+            context -= held
         if not plan.chunks:
             if not decodes:
                 raise PolicyError("the plan is empty: return None when there is nothing to do")
-            return Batch(group, (), 0, decodes, context, len(group.held), plan.skip)
+            return Batch(group, (), 0, decodes, context, longest, len(group.held), plan.skip)
         chunks: list[Chunk] = []
         prefill_tokens = 0
         iteration = group.iteration
@@ -200,8 +207,9 @@ class Scheduler:
             chunks.append((sequence, tokens, done))
             prefill_tokens += tokens
         return Batch(
-            group, tuple(chunks), prefill_tokens, decodes, context, len(group.held), plan.skip
-        )
+            group, tuple(chunks), prefill_tokens, decodes, context, longest, len(group.held),
+            plan.skip,
+        )  # fmt: skip
 
     def _admit(self, group: Group, sequence: Sequence) -> None:
         if group.size >= self.max_batch or sequence.kv_tokens > self.free_kv:
@@ -224,29 +232,38 @@ class Scheduler:
         """Keep the finished as padding; release the whole group once all its members are done."""
         group.held += finished
         for sequence in finished:
+            context = sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
+            group.forget_context(context)
+            group.held_longest = max(group.held_longest, context)
             self._close_ride(sequence, DECODE, iteration)
             sequence._first_ride = iteration + 1
         if group.prefilling or len(group.held) < group.num_decodes:
             return []
         released, group.held = group.held, []
-        group.num_decodes = group.context = 0
+        group.num_decodes = group.context = group.held_longest = 0
         for sequence in released:
             self._close_ride(sequence, PADDING, iteration)
             self._retire(group, sequence)
         return released
 
-    def _skip(self, group: Group, skipped: tuple[Sequence, ...]) -> int:
-        """Postpone the skipped members' rides; returns the context they hold, summed."""
-        held = 0
+    def _skip(self, group: Group, skipped: tuple[Sequence, ...]) -> tuple[int, int]:
+        """Postpone the skipped members' rides.
+
+        Returns the context they hold, summed, and the longest of the members that remain.
+        """
+        contexts = []
         iteration = group.iteration
         for sequence in skipped:
             if sequence not in group.decoding or sequence in group.held:
                 raise PolicyError(f"{sequence} does not decode in this micro-batch")
-            held += self._context(group, sequence)
-            group.postpone(sequence)
+            contexts.append(self._context(group, sequence))
+            group.forget_context(contexts[-1])
+        running = group.offsets[-1] + iteration if group.offsets else 0
+        for sequence, context in zip(skipped, contexts, strict=True):
+            group.postpone(sequence, context)
             self._close_ride(sequence, DECODE, iteration - 1)
             sequence._first_ride = iteration + 1
-        return held
+        return sum(contexts), max(running, group.held_longest)
 
     def _context(self, group: Group, sequence: Sequence) -> int:
         """KV tokens a decoding member holds between iterations."""

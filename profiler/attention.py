@@ -6,6 +6,8 @@ on CUDA where a trial call works; the reason for falling back is kept, for the b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +45,9 @@ class Attention(Protocol):
     def decode_bias(self, batch: int, context: int, stride: int) -> Any:
         """What says how long each of ``batch`` cached sequences is."""
 
+    def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
+        """The same, where each sequence holds another number of cached tokens."""
+
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
         """q (chunk, heads, dim) on keys and values (context + chunk, kv_heads, dim)."""
 
@@ -74,6 +79,13 @@ class SdpaAttention:
         """None: all sequences are equally long."""
         return None
 
+    def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
+        """An additive mask (batch, 1, 1, longest): shorter sequences are padded to the longest."""
+        tokens = torch.tensor(contexts, device=self._device)[:, None] + 1
+        places = torch.arange(max(contexts) + 1, device=self._device)
+        mask = torch.zeros(len(contexts), len(places), device=self._device, dtype=self._dtype)
+        return mask.masked_fill_(places >= tokens, float("-inf"))[:, None, None]
+
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
         """One sequence; see :class:`Attention`."""
         out = F.scaled_dot_product_attention(
@@ -94,6 +106,7 @@ class SdpaAttention:
             q.view(batch, kv_heads, heads // kv_heads, dim),
             keys[:, :length].transpose(1, 2),
             values[:, :length].transpose(1, 2),
+            attn_mask=bias,
         )
         return out.reshape(batch, heads, dim)
 
@@ -130,9 +143,15 @@ class XformersAttention:
 
     def decode_bias(self, batch: int, context: int, stride: int) -> Any:
         """One query a sequence, on padded caches of ``stride`` slots, ``context`` + 1 in use."""
+        return self.skewed_bias([context] * batch, stride)
+
+    def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
+        """One query a sequence, on padded caches of ``stride`` slots; nothing is padded in it."""
         mask = self._fmha.attn_bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
         return mask.from_seqlens(
-            q_seqlen=[1] * batch, kv_padding=stride, kv_seqlen=[context + 1] * batch
+            q_seqlen=[1] * len(contexts),
+            kv_padding=stride,
+            kv_seqlen=[context + 1 for context in contexts],
         )
 
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
@@ -174,9 +193,21 @@ def choose_attention(
         )
         torch.cuda.synchronize()
     except Exception as error:  # a missing library, an operator that refuses the shape, ...
-        lines = str(error).strip().splitlines() or [""]
-        return fallback, f"xformers failed: {type(error).__name__}: {lines[0][:200]}"
+        return fallback, _refusal(error)
     return attention, ""
+
+
+def _refusal(error: Exception) -> str:
+    """One line: what failed, and the first of the reasons that xformers lists per operator."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = f"xformers failed: {type(error).__name__}: {lines[0][:200]}"
+    for before, line in pairwise(lines):
+        if before.endswith("because:"):
+            text += f" {before} {line[:200]}"
+            if "CUDA support" in line:
+                text += " (does its extension find the libcudart of its own CUDA version?)"
+            break
+    return text
 
 
 def prefill_step(
@@ -209,3 +240,22 @@ def decode_step(
     keys[:, context] = k
     values[:, context] = v
     return attention.decode(q, keys, values, context + 1, bias)
+
+
+def skewed_decode_step(
+    attention: Attention, cache: KVCache, start: int, contexts: Tensor, longest: int,
+    new: tuple[Tensor, ...], bias: Any,
+) -> Tensor:  # fmt: skip
+    """As :func:`decode_step`, where sequence i holds ``contexts[i]`` <= ``longest`` tokens.
+
+    The slots of a sequence are those of the longest: caches are allocated alike.
+    """
+    q, k, v = new
+    stride = longest + 1
+    shape = (q.shape[0], stride, *k.shape[1:])
+    slots = slice(start, start + q.shape[0] * stride)
+    keys, values = cache.k[slots].view(shape), cache.v[slots].view(shape)
+    rows = torch.arange(q.shape[0], device=q.device)
+    keys[rows, contexts] = k
+    values[rows, contexts] = v
+    return attention.decode(q, keys, values, stride, bias)

@@ -13,7 +13,7 @@ import pandas as pd
 from profiler.device import DeviceSpec, list_devices, load_device
 from profiler.limits import too_fast
 from profiler.roofline import Array
-from profiler.schema import Bundle, BundleError, load_bundle
+from profiler.schema import TABLES, Bundle, BundleError, load_bundle
 
 #: A time may drop by this share from one size to the next before it is worth a word.
 DROP = 0.10
@@ -97,14 +97,13 @@ class _Series:
 def _series(bundle: Bundle) -> Iterator[_Series]:
     for op, rows in bundle.linear.groupby("op"):
         yield _line(str(op), "num_tokens", "", rows)
-    for table, a, b in (
-        ("attn_prefill", "chunk_tokens", "context_tokens"),
-        ("attn_decode", "batch_size", "context_tokens"),
-    ):
-        frame = bundle.tables()[table]
-        for along, fixed in ((a, b), (b, a)):
-            for value, rows in frame.groupby(fixed):
-                yield _line(table, along, f" {fixed}={value}", rows)
+    for table in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed"):
+        frame, keys = bundle.tables()[table], TABLES[table].key
+        for along in keys:
+            fixed = [key for key in keys if key != along]
+            for values, rows in frame.groupby(fixed):
+                at = "".join(f" {k}={v}" for k, v in zip(fixed, values, strict=True))
+                yield _line(table, along, at, rows)
     yield _line("all_reduce", "num_bytes", "", bundle.all_reduce)
     for scope, rows in bundle.send_recv.groupby("scope"):
         yield _line(f"send_recv {scope}", "num_bytes", "", rows)
@@ -165,14 +164,15 @@ def _coverage(bundle: Bundle) -> dict[str, str]:
     found = {}
     for op, rows in bundle.linear.groupby("op"):
         found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"
-    for table in ("attn_prefill", "attn_decode", "all_reduce"):
+    for table in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed", "all_reduce"):
         frame = bundle.tables()[table]
         if len(frame):
-            keys = [c for c in frame.columns if c != "time_us"]
-            spans = ", ".join(f"{key} {_range(frame[key])}" for key in keys)
+            spans = ", ".join(f"{key} {_range(frame[key])}" for key in TABLES[table].key)
             found[table] = f"{len(frame)} points, {spans}"
     for scope, rows in bundle.send_recv.groupby("scope"):
         found[f"send_recv {scope}"] = f"{len(rows)} points, num_bytes {_range(rows['num_bytes'])}"
+    if len(bundle.overhead):
+        found["overhead"] = ", ".join(bundle.overhead["what"])
     return found
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from profiler.roofline import Array
 from profiler.schema import EDGE_OPS, LAYER_OPS, TABLES, Bundle, BundleError
-from profiler.tables import SCOPES
+from profiler.tables import OVERHEADS, SCOPES
 
 #: With fewer common sizes than this, times are interpolated between the sizes of each bundle.
 _ENOUGH = 8
@@ -41,7 +41,8 @@ def diff_bundles(first: Bundle, second: Bundle) -> tuple[list[OpDiff], list[str]
     _check_same(first, second)
     found: list[OpDiff] = []
     left_out: list[str] = []
-    for op in (*LAYER_OPS, *EDGE_OPS, "attn_prefill", "attn_decode", "all_reduce", *_SENDS):
+    ops = (*LAYER_OPS, *EDGE_OPS, "attn_prefill", "attn_decode", "attn_decode_skew", "mixed")
+    for op in (*ops, "all_reduce", *_SENDS, *_OVERHEADS):
         rows = _rows(first, op), _rows(second, op)
         if rows[0].empty and rows[1].empty:
             continue
@@ -57,6 +58,7 @@ def diff_bundles(first: Bundle, second: Bundle) -> tuple[list[OpDiff], list[str]
     return found, left_out
 
 
+_OVERHEADS = {f"overhead {what}": what for what in OVERHEADS}
 _SENDS = {f"send_recv {scope}": scope for scope in SCOPES}
 
 
@@ -79,15 +81,21 @@ def _rows(bundle: Bundle, op: str) -> pd.DataFrame:
     if op in _SENDS:
         rows = bundle.send_recv
         return rows[rows["scope"] == _SENDS[op]].drop(columns="scope")
+    if op in _OVERHEADS:
+        rows = bundle.overhead
+        return rows[rows["what"] == _OVERHEADS[op]].drop(columns="what")
     if op in TABLES:
-        return bundle.tables()[op]
+        return bundle.tables()[op][[*TABLES[op].key, "time_us"]]
     return bundle.linear[bundle.linear["op"] == op].drop(columns="op")
 
 
 def _diff(op: str, first: pd.DataFrame, second: pd.DataFrame) -> OpDiff | None:
     keys = [c for c in first.columns if c != "time_us"]
-    joined = first.merge(second, on=keys, suffixes=("_a", "_b"))
-    interpolated = len(joined) < _ENOUGH
+    joined = first.merge(
+        second, on=keys or None, how="inner" if keys else "cross", suffixes=("_a", "_b")
+    )
+    # Whole layers and skewed decodes are too few to interpolate: the points they share must do.
+    interpolated = len(joined) < _ENOUGH and len(keys) in (1, 2)
     if interpolated:
         joined = (_along if len(keys) == 1 else _over)(first, second, keys)
     if joined.empty:

@@ -140,9 +140,21 @@ class ShardLayer:
 
         ``attend(q, k, v)`` gives (tokens, heads, dim).
         """
-        angles = self.angles(positions)
-        q, k, v = self.split(self.gemm("preproj", self.norm(0, x)))
+        return self.run(x, self.angles(positions), attend)
+
+    def run(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        copy: int = 0,
+    ) -> Tensor:
+        """:meth:`forward` with the angles given: an engine makes them once for all layers.
+
+        With tp > 1 it takes a layer's time (but for the all-reduces), and computes no layer.
+        """
+        q, k, v = self.split(self.gemm("preproj", self.norm(0, x, copy), copy))
         attended = attend(self.rotate(q, angles), self.rotate(k, angles), v)
-        x = x + self.gemm("postproj", attended.reshape(x.shape[0], -1))
-        inner = self.activation(self.gemm("ffn_ln1", self.norm(1, x)))
-        return x + self.gemm("ffn_ln2", inner)
+        x = x + self.gemm("postproj", attended.reshape(x.shape[0], -1), copy)
+        inner = self.activation(self.gemm("ffn_ln1", self.norm(1, x, copy), copy))
+        return x + self.gemm("ffn_ln2", inner, copy)

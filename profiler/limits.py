@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.device import DeviceSpec
+from profiler.model import LAYER_GEMMS
 from profiler.roofline import HALF, Array
 from profiler.schema import Bundle
 
@@ -22,8 +23,8 @@ _L2_SPEEDUP = 6.0
 def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     """(op, message) of every row that is faster than ``device`` can compute or move bytes.
 
-    GEMMs and attention: peak FLOP/s, and HBM bandwidth where the traffic exceeds what L2 could
-    hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
+    GEMMs, attention and whole layers: peak FLOP/s, and HBM bandwidth where the traffic exceeds what
+    L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
     """
     model, tp = bundle.meta.model_spec, bundle.meta.tp
     heads, kv_heads = model.heads_per_rank(tp)
@@ -33,16 +34,24 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
         moved = HALF * (shape.n * shape.k + m * shape.k + m * shape.n)
         yield from _flops(op, rows, "num_tokens", 2.0 * m * shape.n * shape.k, device)
         yield from _memory(op, rows, "num_tokens", moved, device)
-    for table, size in (("attn_prefill", "chunk_tokens"), ("attn_decode", "batch_size")):
+    for table, size in (
+        ("attn_prefill", "chunk_tokens"),
+        ("attn_decode", "batch_size"),
+        ("attn_decode_skew", "batch_size"),
+    ):
         rows = bundle.tables()[table]
         new = rows[size].to_numpy(np.float64)
         context = rows["context_tokens"].to_numpy(np.float64)
-        decoding = table == "attn_decode"
+        decoding = table != "attn_prefill"
         pairs = new * context if decoding else new * (context + new / 2)
         yield from _flops(table, rows, size, 4.0 * model.head_dim * heads * pairs, device)
         tokens = new * context if decoding else new + context
         moved = 2 * HALF * model.head_dim * kv_heads * tokens
         yield from _memory(table, rows, size, moved, device)
+    tokens = bundle.mixed["chunk_tokens"] + bundle.mixed["batch_size"]
+    layer = sum(model.gemms(tp)[op].n * model.gemms(tp)[op].k for op in LAYER_GEMMS)
+    flops = 2.0 * layer * tokens.to_numpy(np.float64)
+    yield from _flops("mixed", bundle.mixed, "chunk_tokens", flops, device)
     sizes = bundle.all_reduce["num_bytes"].to_numpy(np.float64)
     # Every rank sends and receives 2 (tp - 1) / tp of the tensor in a ring; switches may halve it.
     yield from _link("all_reduce", bundle.all_reduce, sizes * (tp - 1) / tp, device, "intra_node")

@@ -63,6 +63,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         with no_garbage_collection():
             run.announce(budget)
             grids = run.measure()
+            run.overhead()
         left_s -= run.spent_s
         ranks = max(2, tp)
         if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):

@@ -12,6 +12,7 @@ from typing import Literal
 import pandas as pd
 import yaml
 
+from profiler.designed import DESIGNED
 from profiler.device import DeviceSpec, Link
 from profiler.grid import Key
 from profiler.journal import Journal, Timing
@@ -19,13 +20,13 @@ from profiler.model import LAYER_GEMMS, ModelSpec
 from profiler.plan import OPS, TILE
 from profiler.profile_error import ProfileError
 from profiler.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
-from profiler.tables import EDGE_OPS, LAYER_OPS, TABLES
+from profiler.tables import EDGE_OPS, LAYER_OPS, OVERHEADS, TABLES
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]
 
-#: Table and the op that fills it; ``linear`` and ``send_recv`` have labels of their own.
-_KEYED = ("attn_prefill", "attn_decode", "all_reduce")
+#: Table and the op that fills it; the others have labels, or a spread, of their own.
+_KEYED = ("attn_prefill", "attn_decode", "all_reduce", "attn_decode_skew")
 
 
 def measured_bundle(
@@ -42,6 +43,11 @@ def measured_bundle(
     tables = {name: _frame(name, _rows(journal, name)) for name in _KEYED}
     linear = [(op, *row) for op in LAYER_OPS + EDGE_OPS for row in _rows(journal, op)]
     sends = [(*key, "intra_node", time) for *key, time in _rows(journal, "send_recv")]
+    mixed = [
+        (*key, _rounded(timing.time_us or 0.0), round(100 * timing.spread, 3))
+        for key, timing in measured(journal, "mixed").items()
+    ]
+    overhead = [(OVERHEADS[int(index)], time) for index, time in _rows(journal, "overhead")]
     sends += [(size, "inter_node", _rounded(time)) for size, time in inter_node.items()]
     meta = BundleMeta(
         device=device_name,
@@ -57,7 +63,12 @@ def measured_bundle(
         notes=notes,
     )
     return Bundle(
-        meta=meta, linear=_frame("linear", linear), send_recv=_frame("send_recv", sends), **tables
+        meta=meta,
+        linear=_frame("linear", linear),
+        send_recv=_frame("send_recv", sends),
+        mixed=_frame("mixed", mixed),
+        overhead=_frame("overhead", overhead),
+        **tables,
     )
 
 
@@ -112,12 +123,12 @@ def _frame(table: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
 def spreads(journal: Journal) -> Facts:
     """Facts in percent: each op's median relative interquartile range; samples preempted."""
     found: Facts = {}
-    for op in (*OPS, "all_reduce", "send_recv"):
+    for op in (*OPS, *DESIGNED, "all_reduce", "send_recv"):
         points = measured(journal, op).values()
         if points:
             median = statistics.median(timing.spread for timing in points)
             found[f"spread_pct_{op}"] = round(100 * median, 2)
-    timings = [timing for op in OPS for timing in measured(journal, op).values()]
+    timings = [timing for op in (*OPS, *DESIGNED) for timing in measured(journal, op).values()]
     samples = sum(timing.samples for timing in timings)
     preempted = sum(timing.preempted for timing in timings)
     found["preempted_samples_pct"] = round(100 * preempted / max(1, samples), 1)
@@ -128,7 +139,7 @@ def skipped(journal: Journal) -> list[str]:
     """A line for each point that did not fit."""
     return [
         f"{op} {key if len(key) > 1 else key[0]}: {timing.note}"
-        for op in OPS
+        for op in (*OPS, *DESIGNED)
         for key, timing in sorted(journal.points(op).items())
         if timing.time_us is None
     ]

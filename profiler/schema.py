@@ -28,6 +28,7 @@ from profiler.tables import (
     SCOPES,
     TABLES,
     BundleError,
+    empty_table,
     read_table,
     write_table,
 )
@@ -92,7 +93,7 @@ class BundleMeta:
 class Bundle:
     """Op times of one model shard on one device; the frames have the columns of TABLES.
 
-    ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty.
+    ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as those after it often are.
     """
 
     meta: BundleMeta
@@ -101,6 +102,11 @@ class Bundle:
     attn_decode: pd.DataFrame
     all_reduce: pd.DataFrame
     send_recv: pd.DataFrame
+    attn_decode_skew: pd.DataFrame = field(
+        default_factory=lambda: empty_table(TABLES["attn_decode_skew"])
+    )
+    mixed: pd.DataFrame = field(default_factory=lambda: empty_table(TABLES["mixed"]))
+    overhead: pd.DataFrame = field(default_factory=lambda: empty_table(TABLES["overhead"]))
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """The frames by table name, in the order of TABLES."""

@@ -1,4 +1,4 @@
-"""Measuring one TP degree: the estimate, the coarse grids, the adaptive points, the collectives."""
+"""Measuring one TP degree: the estimate, the grids, the designed points, the collectives."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from profiler.collectives import message_sizes, time_collectives
+from profiler.designed import DESIGNED, designed_points
 from profiler.grid import Grid, Key
 from profiler.journal import Journal, Timing
 from profiler.measured import Facts, measured, skipped
 from profiler.plan import OPS, Settings, coarse_grid, make_grid
 from profiler.profile_error import ProfileError
+from profiler.tables import OVERHEADS
 
 if TYPE_CHECKING:
     from profiler.shard_ops import ShardOps
@@ -24,7 +26,7 @@ _RESOLUTION = {"cpu": 1 / 64, "cuda": 0.0}
 
 
 class Session:
-    """One TP degree: the estimate, the coarse grids, the adaptive points, the collectives."""
+    """One TP degree: the estimate, the coarse and designed points, adaptive ones, collectives."""
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Session:
         self.settings, self.tp, self.journal, self.ops = settings, tp, journal, ops
         self.say, self.progress = say, progress
         self.coarse = {op: coarse_grid(op, settings.limits) for op in OPS}
+        self.designed = {op: designed_points(op, settings.limits) for op in DESIGNED}
         self.budget_s, self.spent_s = budget_s, 0.0
         self._expected: dict[tuple[str, Key], float] = {}
 
@@ -47,7 +50,7 @@ class Session:
         from profiler.shard_ops import memory_needs
 
         settings = self.settings
-        for op, keys in self.coarse.items():
+        for op, keys in (self.coarse | self.designed).items():
             self._expect(op, keys)
         seconds = sum(
             expected
@@ -57,13 +60,16 @@ class Session:
         needs = memory_needs(
             settings.model, self.tp, self.ops.size, settings.limits, settings.device
         )
-        count = sum(map(len, self.coarse.values()))
+        coarse, designed = (sum(map(len, p.values())) for p in (self.coarse, self.designed))
         self.say(
-            f"tp {self.tp}: {count} coarse points take about {seconds:.0f} s, adaptive ones up to "
+            f"tp {self.tp}: {coarse} coarse points and {designed} of mixed or skewed batches take "
+            f"about {seconds:.0f} s, adaptive ones up to "
             f"{max(0.0, self.budget_s - seconds):.0f} s more; memory "
             f"{sum(needs.values()) / 1e9:.2f} GB (KV cache {needs['kv_cache'] / 1e9:.2f}) of "
             f"{free_bytes / 1e9:.1f} free; attention: {self.ops.attention.name}"
         )
+        if settings.device == "cuda" and self.ops.no_xformers:
+            self.say(f"tp {self.tp}: {self.ops.no_xformers}; torch SDPA is timed instead")
         finished = len(self.journal)
         if finished:
             self.say(f"tp {self.tp}: resuming, {finished} points are finished already")
@@ -81,14 +87,14 @@ class Session:
             self._expected[op, key] = (2 + 1.5 * self.settings.repeats) * one + 1e-3
 
     def measure(self) -> dict[str, Grid]:
-        """The coarse grids whole, then adaptive points until target or budget."""
+        """The coarse and the designed points whole, then adaptive ones until target or budget."""
         total = sum(self._expected.values())
         done = 0.0
-        for op, keys in self.coarse.items():
+        for op, keys in (self.coarse | self.designed).items():
             for key in keys:
                 self._point(op, key)
                 done += self._expected[op, key]
-                self.progress(f"tp {self.tp}: coarse grid, s", round(done), max(1, round(total)))
+                self.progress(f"tp {self.tp}: coarse points, s", round(done), max(1, round(total)))
         limits, resolution = self.settings.limits, _RESOLUTION[self.settings.device]
         grids = {}
         for op in OPS:
@@ -111,7 +117,10 @@ class Session:
 
     def _adapt(self, grids: dict[str, Grid]) -> None:
         # What finished points took counts after a restart too, so that it ends where it would have.
-        self.spent_s = sum(self._point(op, key).seconds for op in OPS for key in self.coarse[op])
+        beforehand = self.coarse | self.designed
+        self.spent_s = sum(
+            self._point(op, key).seconds for op in beforehand for key in beforehand[op]
+        )
         before, room = self.spent_s, max(0.0, self.budget_s - self.spent_s)
         what = f"tp {self.tp}: adaptive points, s"
         while self.spent_s < self.budget_s:
@@ -128,6 +137,18 @@ class Session:
                 grids[op].add(key, timing.time_us, timing.spread)
             self.progress(what, round(min(self.spent_s - before, room)), max(1, round(room)))
         self.progress(what, max(1, round(room)), max(1, round(room)))
+
+    def overhead(self) -> None:
+        """What launching a layer costs beside running it, and what that means for a simulation."""
+        from profiler.overhead import advice, time_overhead
+
+        if self.journal.get("overhead", (OVERHEADS.index("layer_launch"),)) is None:
+            for what, timing in time_overhead(self.ops).items():
+                self.journal.add("overhead", (OVERHEADS.index(what),), timing)
+        times = measured(self.journal, "overhead")
+        known = {OVERHEADS[index]: timing.time_us or 0.0 for (index,), timing in times.items()}
+        layers = self.settings.model.num_layers
+        self.say(f"tp {self.tp}: {advice(self.settings.device, layers, known)}")
 
     def collectives(self, ranks: int) -> None:
         """All-reduce over the TP degree, and send/recv between two ranks of this node."""
@@ -165,6 +186,8 @@ class Session:
                 known[f"held_out_median_pct_{op}"] = round(middle, 2)
                 text += f"; held-out error beyond noise: median {middle:.1f} %, worst {worst:.1f} %"
             self.say(text)
+        for op in DESIGNED:
+            known[f"points_{op}"] = len(measured(self.journal, op))
         known["skipped_points"] = len(skipped(self.journal))
         return known
 
@@ -175,4 +198,8 @@ def _work(op: str, key: Sequence[int]) -> float:
         return float(key[0] * (key[0] + key[1]))
     if op == "attn_decode":
         return float(key[0] * (key[1] + 1))
+    if op == "attn_decode_skew":
+        return float(key[0] * (key[2] + 1))
+    if op == "mixed":  # the linear ops weigh most
+        return float(key[0] + key[2])
     return float(key[0])

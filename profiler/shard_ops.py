@@ -8,7 +8,15 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from profiler.attention import KVCache, choose_attention, decode_step, prefill_step
+from profiler.attention import (
+    KVCache,
+    choose_attention,
+    decode_step,
+    prefill_step,
+    skewed_decode_step,
+)
+from profiler.designed import skewed_contexts
+from profiler.fused import fused_layer, slots_of
 from profiler.grid import Key
 from profiler.journal import Timing
 from profiler.layer import ShardLayer
@@ -74,8 +82,8 @@ class ShardOps:
 
     def measure(self, op: str, key: Key) -> Timing:
         """Time one point; a Timing without a time, and with a note, where it does not fit."""
-        if op == "attn_decode" and key[0] * (key[1] + 1) > self.cache.tokens:
-            need, room = key[0] * (key[1] + 1), self.cache.tokens
+        need, room = _slots(op, key), self.cache.tokens
+        if need > room:
             return Timing(None, note=f"needs {need} KV slots, and memory holds {room}")
         size = self._input_bytes(op, key)
         if size > self._spare:
@@ -93,7 +101,7 @@ class ShardOps:
 
     def probe(self, op: str, key: Key) -> float:
         """Seconds on the wall that one call takes, roughly; 0 for a point that does not fit."""
-        if op == "attn_decode" and key[0] * (key[1] + 1) > self.cache.tokens:
+        if _slots(op, key) > self.cache.tokens:
             return 0.0
         call = self.call(op, key)
         with torch.inference_mode():
@@ -110,15 +118,21 @@ class ShardOps:
             return self._prefill(*key)
         if op == "attn_decode":
             return self._decode(*key)
+        if op == "attn_decode_skew":
+            return self._skewed_decode(*key)
+        if op == "mixed":
+            return fused_layer(self.layer, self.attention, self.cache, *key)
         return self._linear(op, key[0])
 
     def _input_bytes(self, op: str, key: Key) -> float:
         """A generous guess: two inputs and an output a token, and a mask for chunks."""
         model = self.model
+        mask = 2 * key[0] * sum(key[:2]) * self.size
         if op == "attn_prefill":
-            mask = 2 * key[0] * sum(key) * self.size
             return float(mask + 8 * key[0] * self.layer.heads * model.head_dim * self.size)
         widest = max(sum((shape.n, shape.k)) for shape in self.layer.shapes.values())
+        if op == "mixed":
+            return float(mask + 8 * (key[0] + key[2]) * widest * self.size)
         return float(4 * key[0] * widest * self.size)
 
     def _linear(self, op: str, tokens: int) -> Callable[[int], object]:
@@ -178,6 +192,24 @@ class ShardOps:
         return lambda i: decode_step(
             self.attention, self.cache, self._start(slots, i), stride, context, new, bias
         )
+
+    def _skewed_decode(self, batch: int, mean: int, longest: int) -> Callable[[int], object]:
+        contexts = skewed_contexts(batch, mean, longest)
+        places = torch.tensor(contexts, device=self.device)
+        bias, new = self.attention.skewed_bias(contexts, longest + 1), self._new_tokens(batch)
+        slots = batch * (longest + 1)
+        return lambda i: skewed_decode_step(
+            self.attention, self.cache, self._start(slots, i), places, longest, new, bias
+        )
+
+
+def _slots(op: str, key: Key) -> int:
+    """KV slots that an op takes beyond one sequence, for which there is always room."""
+    if op == "attn_decode":
+        return key[0] * (key[1] + 1)
+    if op == "attn_decode_skew":
+        return key[0] * (key[2] + 1)
+    return slots_of(*key) if op == "mixed" else 0
 
 
 def weight_copies(model: ModelSpec, tp: int, size: int, device: str) -> int:

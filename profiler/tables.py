@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,15 @@ LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
 #: Whole ops: ``embedding`` by tokens, ``lm_head`` by the token rows whose logits are needed.
 EDGE_OPS = ("embedding", "lm_head")
 SCOPES = ("inter_node", "intra_node")
+#: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
+#: one CUDA graph; what the device takes to run them. A CPU has the first (its dispatch) and last.
+OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
+
+#: Columns that are no whole numbers, and whether they may be 0.
+_REAL = {"time_us": False, "spread_pct": True}
+
+#: What no row may be, and which rows are.
+Rule = tuple[str, Callable[[pd.DataFrame], "pd.Series[bool]"]]
 
 
 class BundleError(ValueError):
@@ -27,7 +37,7 @@ class Table:
     """One CSV of a bundle: key columns (integers, or names from ``labels``), then ``time_us``.
 
     Rows are sorted by ``key`` and no key comes twice. ``minimum`` is the smallest allowed integer.
-    ``required_ops``: labels that must occur. ``optional``: the file may be absent.
+    ``optional``: the file may be absent. ``rules`` are about several cells of a row.
     """
 
     columns: tuple[str, ...]
@@ -35,6 +45,7 @@ class Table:
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     minimum: dict[str, int] = field(default_factory=dict)
     optional: bool = False
+    rules: tuple[Rule, ...] = ()
 
 
 TABLES: dict[str, Table] = {
@@ -64,6 +75,58 @@ TABLES: dict[str, Table] = {
         minimum={"num_bytes": 0},
         optional=True,
     ),
+    # As attn_decode, but the contexts differ: context_tokens is their mean, the rest follows.
+    "attn_decode_skew": Table(
+        columns=("batch_size", "context_tokens", "max_context_tokens", "time_us"),
+        key=("batch_size", "context_tokens", "max_context_tokens"),
+        optional=True,
+        rules=(
+            (
+                "max_context_tokens is less than the mean, context_tokens",
+                lambda rows: rows["max_context_tokens"] < rows["context_tokens"],
+            ),
+            (
+                "max_context_tokens is more than all contexts together",
+                lambda rows: (
+                    rows["max_context_tokens"] > rows["batch_size"] * rows["context_tokens"]
+                ),
+            ),
+        ),
+    ),
+    # A whole layer, timed as one: a chunk (0 tokens: none) after context_tokens cached ones, and
+    # batch_size decodes (0: none) that hold decode_context_tokens each.
+    "mixed": Table(
+        columns=(
+            "chunk_tokens",
+            "context_tokens",
+            "batch_size",
+            "decode_context_tokens",
+            "time_us",
+            "spread_pct",
+        ),
+        key=("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens"),
+        minimum=dict.fromkeys(
+            ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens"), 0
+        ),
+        optional=True,
+        rules=(
+            (
+                "holds neither a chunk nor decodes",
+                lambda rows: (rows["chunk_tokens"] == 0) & (rows["batch_size"] == 0),
+            ),
+            (
+                "context_tokens without a chunk",
+                lambda rows: (rows["chunk_tokens"] == 0) & (rows["context_tokens"] > 0),
+            ),
+            (
+                "decode_context_tokens without decodes",
+                lambda rows: (rows["batch_size"] == 0) & (rows["decode_context_tokens"] > 0),
+            ),
+        ),
+    ),
+    "overhead": Table(
+        columns=("what", "time_us"), key=("what",), labels={"what": OVERHEADS}, optional=True
+    ),
 }
 
 
@@ -74,7 +137,7 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
     """
     if not path.is_file():
         if table.optional:
-            return _empty(table)
+            return empty_table(table)
         raise BundleError(f"{path}: no such file")
     raw = _read_text_cells(path)
     for column in table.columns:
@@ -89,6 +152,11 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
     columns: dict[str, Any] = {c: _typed(raw[c], c, path, table) for c in table.columns}
     frame = pd.DataFrame(columns)
     _check_keys(frame, path, table)
+    for fault, broken in table.rules:
+        rows = broken(frame).to_numpy()
+        if rows.any():
+            at = int(np.argmax(rows))
+            raise BundleError(f"{path}: row {at + 2} ({_named(frame, table, at)}): {fault}")
     return frame
 
 
@@ -116,22 +184,24 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
             )
         return cells
     numbers = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=float)
-    is_time = column == "time_us"
+    is_real = column in _REAL
     wrong = ~np.isfinite(numbers)
-    if not is_time:
+    if not is_real:
         wrong |= numbers != np.floor(np.where(wrong, 0.5, numbers))
     if wrong.any():
-        kind = "a finite number" if is_time else "an integer"
+        kind = "a finite number" if is_real else "an integer"
         raise BundleError(
             f"{path}: row {_row(wrong)}: {column} must be {kind}, got {cells[wrong].iloc[0]!r}"
         )
-    low = numbers <= 0 if is_time else numbers < table.minimum.get(column, 1)
+    least = 0 if _REAL.get(column) else table.minimum.get(column, 1)
+    positive = is_real and not _REAL[column]
+    low = numbers <= 0 if positive else numbers < least
     if low.any():
-        bound = "positive" if is_time else f"at least {table.minimum.get(column, 1)}"
+        bound = "positive" if positive else f"at least {least}"
         raise BundleError(
             f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
         )
-    return numbers if is_time else numbers.astype(np.int64)
+    return numbers if is_real else numbers.astype(np.int64)
 
 
 def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
@@ -143,9 +213,13 @@ def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
     keys = list(frame[list(table.key)].itertuples(index=False, name=None))
     for i in range(1, len(keys)):
         if keys[i] <= keys[i - 1]:
-            named = ", ".join(f"{k}={v}" for k, v in zip(table.key, keys[i], strict=True))
             fault = "is a duplicate" if keys[i] in keys[:i] else "is not in sorted order"
-            raise BundleError(f"{path}: row {i + 2} ({named}) {fault}")
+            raise BundleError(f"{path}: row {i + 2} ({_named(frame, table, i)}) {fault}")
+
+
+def _named(frame: pd.DataFrame, table: Table, row: int) -> str:
+    """The key of a row, for a message."""
+    return ", ".join(f"{key}={frame[key].iloc[row]}" for key in table.key)
 
 
 def write_table(frame: pd.DataFrame, path: Path, table: Table) -> None:
@@ -160,8 +234,9 @@ def write_table(frame: pd.DataFrame, path: Path, table: Table) -> None:
     ordered.to_csv(path, index=False, lineterminator="\n")
 
 
-def _empty(table: Table) -> pd.DataFrame:
-    kinds = {c: "float64" if c == "time_us" else "int64" for c in table.columns}
+def empty_table(table: Table) -> pd.DataFrame:
+    """A table without rows, its columns typed."""
+    kinds = {c: "float64" if c in _REAL else "int64" for c in table.columns}
     kinds.update(dict.fromkeys(table.labels, "str"))
     return pd.DataFrame({c: pd.Series(dtype=kinds[c]) for c in table.columns})
 

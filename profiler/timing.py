@@ -13,10 +13,10 @@ import torch
 
 from profiler.journal import Timing
 
-#: Zeroed before each GPU sample: more than any L2. A few times over, it takes longer (0.3 ms and
-#: more) than launching an op's kernels, so the host does not lag behind and launches do not count.
+#: Zeroed before each GPU sample: more than any L2. Many times over, it takes longer (0.9 ms at
+#: 5 TB/s) than launching a whole layer's kernels, so the host is ahead and launches do not count.
 _FLUSH_BYTES = 256 * 2**20
-_FLUSHES = 4
+_FLUSHES = 16
 _MOST_WARM_UPS = 12
 
 

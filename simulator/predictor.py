@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from policies.batch import Batch
+from simulator.interaction import SUM
 from simulator.quantum import QUANTUM_S, ROUNDER, quantize
 from simulator.regression import OpTimes
 
@@ -24,6 +25,9 @@ class BundlePredictor:
     last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP
     numbers per rank (each rank sends its slice).
 
+    Where the bundle timed whole layers, ``layer_time`` "measured" corrects that sum by them, also
+    for what a chunk and decodes do to each other (:mod:`simulator.interaction`); "sum" does not.
+
     ``max_tokens`` is the most token rows tabulated beforehand (more are tabulated when met),
     ``max_length`` the longest context, ``max_batch`` the most decodes.
     """
@@ -38,8 +42,13 @@ class BundlePredictor:
         scope: str = "inter_node",
         num_stages: int = 1,
         include_head: bool = True,
+        layer_time: str = "measured",
     ) -> None:
         self.ops = ops
+        layer = self._layer = ops.whole_layer if layer_time == "measured" else SUM
+        self._skew = ops.skew
+        # What a chunk and decodes add in one batch, as shares of all ops and of the decodes'.
+        self._mixing = (layer.both, layer.decode) if layer.both or layer.decode else None
         self._max_length = max_length
         self._scope = scope
         self._num_stages = num_stages
@@ -51,13 +60,16 @@ class BundlePredictor:
         grid = np.maximum(np.arange(max_length // step + 2) * step, 1)
         self._context_grid = grid
         self._by_tokens: list[tuple[float, float, float]] = []
+        self._beside_ops: list[float] = []
         self._tabulate_tokens(max_tokens)
         # A prompt processed whole: context 0, any chunk.
-        self._whole: list[float] = [0.0, *ops.prefill(np.arange(1, max_length + 1), 0).tolist()]
+        whole = layer.scale * ops.prefill(np.arange(1, max_length + 1), 0)
+        self._whole: list[float] = [0.0, *whole.tolist()]
         self._chunk_rows: dict[int, list[float]] = {}
         sizes = np.arange(1, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
-        self._decode_rows = [[0.0] * len(grid), *ops.decode(sizes[:, None], grid).tolist()]
+        rows = layer.scale * ops.decode(sizes[:, None], grid)
+        self._decode_rows = [[0.0] * len(grid), *rows.tolist()]
         head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
         self._head: list[float] = [0.0, *head.tolist()]
 
@@ -82,16 +94,22 @@ class BundlePredictor:
         if decodes:
             row = self._decode_rows[decodes]
             place = batch.decode_context / decodes * self._per_step
+            if self._skew:
+                place += self._skew * (batch.longest_context * self._per_step - place)
             low = int(place)
-            layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
+            decode_s = row[low] + (row[low + 1] - row[low]) * (place - low)
+            layer_s += decode_s
+            if self._mixing and batch.chunks:
+                of_all, of_decodes = self._mixing
+                layer_s += of_all * (layer_s - self._beside_ops[tokens]) + of_decodes * decode_s
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
         sizes = np.arange(first, first + CHUNK_BLOCK)
-        rows = self.ops.prefill(sizes[:, None], self._context_grid).tolist()
-        self._chunk_rows.update(zip(sizes.tolist(), rows, strict=True))
+        rows = self._layer.scale * self.ops.prefill(sizes[:, None], self._context_grid)
+        self._chunk_rows.update(zip(sizes.tolist(), rows.tolist(), strict=True))
         return self._chunk_rows[chunk]
 
     def _tabulate_tokens(self, max_tokens: int) -> None:
@@ -100,11 +118,14 @@ class BundlePredictor:
         tokens = np.arange(1, max_tokens + 1)
         layer = sum((op(tokens) for op in ops.linear.values()), np.zeros(max_tokens))
         activation_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
+        beside = np.full(max_tokens, self._layer.extra_s)
         if ops.all_reduce is not None:
-            layer += 2 * ops.all_reduce(activation_bytes)
+            beside += 2 * ops.all_reduce(activation_bytes)
+        layer = self._layer.scale * layer + beside
         send = np.zeros(max_tokens)
         if self._num_stages > 1:
             send = ops.send[self._scope](activation_bytes / ops.tp)
         first = ops.embedding(tokens) if self._include_head else np.zeros(max_tokens)
         table = np.stack([np.maximum(layer, QUANTUM_S), quantize(first), quantize(send)])
+        self._beside_ops = [0.0, *beside.tolist()]
         self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profiler.schema import Bundle
+from simulator.interaction import fit_skew, fit_whole_layer
 from simulator.records import Floats
 
 LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
@@ -100,7 +101,8 @@ class OpTimes:
 
     ``linear[op](tokens)``, ``embedding(tokens)``, ``lm_head(rows)``, ``prefill(chunk, context)``,
     ``decode(batch, mean_context)``, ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
-    ``dtype_bytes`` is what a number takes in the dtype that was timed.
+    ``dtype_bytes`` is what a number takes in the dtype that was timed. ``whole_layer`` and ``skew``
+    are what the ops one by one, with equal contexts, miss.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -127,6 +129,8 @@ class OpTimes:
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
         }
+        self.skew = fit_skew(self.decode, bundle.attn_decode_skew)
+        self.whole_layer = fit_whole_layer(self, bundle.mixed)
 
 
 def prefill_surface(chunk: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:

@@ -192,6 +192,7 @@ class TextbookReplica:
             sum(n for _, n in chunks),
             len(running),
             sum(m.context for m in running),
+            max((m.context for m in running), default=0),
         )
         times = self.predict(batch)
         index = len(self.micros)

@@ -12,6 +12,7 @@ from profiler.model import load_model
 from profiler.schema import (
     EDGE_OPS,
     LAYER_OPS,
+    TABLES,
     Bundle,
     BundleError,
     BundleMeta,
@@ -45,6 +46,15 @@ def make(tp: int = 2) -> Bundle:
         send_recv=pd.DataFrame(
             {"num_bytes": [8, 8], "scope": ["inter_node", "intra_node"], "time_us": [5.0, 2.0]}
         ),
+        attn_decode_skew=pd.DataFrame(
+            [(4, 16, 20, 6.0), (4, 16, 64, 8.0)],
+            columns=["batch_size", "context_tokens", "max_context_tokens", "time_us"],
+        ),
+        mixed=pd.DataFrame(
+            [(0, 0, 2, 16, 9.0, 0.0), (60, 64, 4, 16, 11.0, 1.5), (64, 0, 0, 0, 10.0, 0.2)],
+            columns=[*TABLES["mixed"].columns],
+        ),
+        overhead=pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [7.0, 20.0]}),
     )
 
 
@@ -54,7 +64,7 @@ def test_round_trip_keeps_every_value(tmp_path: Path) -> None:
     read = load_bundle(tmp_path / "b")
     assert read.meta == meta
     for name, frame in bundle.tables().items():
-        keys = [c for c in frame.columns if c != "time_us"]
+        keys = list(TABLES[name].key)
         expected = frame.sort_values(keys).reset_index(drop=True)
         actual = read.tables()[name].sort_values(keys).reset_index(drop=True)
         pd.testing.assert_frame_equal(actual, expected, check_exact=True, check_dtype=False)
@@ -164,6 +174,35 @@ MALFORMED = {
     "truncated file": (edit("linear.csv", lambda t: t[:-1]), r"row \d+ is truncated"),
     "empty": (edit("linear.csv", lambda t: ""), "not a valid CSV"),
     "no rows": (edit("linear.csv", lambda t: t.splitlines(True)[0]), "has no rows"),
+    "skew below the mean": (
+        replace("attn_decode_skew.csv", "4,16,20", "4,16,12"),
+        r"attn_decode_skew\.csv: row 2 \(batch_size=4, context_tokens=16, max_context_tokens=12\): "
+        r"max_context_tokens is less than the mean",
+    ),
+    "skew beyond the sum": (
+        replace("attn_decode_skew.csv", "4,16,64", "4,16,65"),
+        r"attn_decode_skew\.csv: row 3 .*more than all contexts together",
+    ),
+    "empty layer": (
+        replace("mixed.csv", "0,0,2,16", "0,0,0,0"),
+        r"mixed\.csv: row 2 .*: holds neither a chunk nor decodes",
+    ),
+    "context of no chunk": (
+        replace("mixed.csv", "0,0,2,16", "0,8,2,16"),
+        r"mixed\.csv: row 2 .*: context_tokens without a chunk",
+    ),
+    "context of no decodes": (
+        replace("mixed.csv", "64,0,0,0", "64,0,0,8"),
+        r"mixed\.csv: row 4 .*: decode_context_tokens without decodes",
+    ),
+    "negative spread": (
+        replace("mixed.csv", "11.0,1.5", "11.0,-1.5"),
+        r"mixed\.csv: row 3: spread_pct must be at least 0, got '-1\.5'",
+    ),
+    "unknown overhead": (
+        replace("overhead.csv", "layer_run", "layer_runs"),
+        r"overhead\.csv: row 3: unknown what 'layer_runs'; did you mean 'layer_run'\?",
+    ),
     "changed": (replace("attn_prefill.csv", "2.5", "2.6"), "content_sha256"),
     "meta key": (
         replace("meta.yaml", "tile:", "tiles:"),
@@ -190,6 +229,63 @@ def test_malformed_bundle_is_refused_with_its_own_message(tmp_path: Path, case: 
     with pytest.raises(BundleError, match=message) as caught:
         load_bundle(tmp_path / "b")
     assert str(tmp_path / "b") in str(caught.value)
+
+
+def cut_last_line(text: str) -> str:
+    return text[: text.rstrip("\n").rindex(",")] + "\n"
+
+
+def time_of_last_row(value: str) -> Callable[[str], str]:
+    """Another ``time_us`` in the last row, wherever that column stands."""
+
+    def change(text: str) -> str:
+        *others, last = text.splitlines()
+        cells = last.split(",")
+        cells[others[0].split(",").index("time_us")] = value
+        return "\n".join([*others, ",".join(cells), ""])
+
+    return change
+
+
+FAULTS = {
+    "truncated": (cut_last_line, "row {last} is truncated: it lacks a cell"),
+    "no newline": (lambda text: text[:-2], "row {last} is truncated: the file does not end"),
+    "unsorted": (swap_rows, "row 3 .* is not in sorted order"),
+    "duplicated": (repeat_row, "row 3 .* is a duplicate"),
+    "nan": (time_of_last_row("nan"), "row {last}: time_us must be a finite number, got 'nan'"),
+    "negative": (time_of_last_row("-1.0"), "row {last}: time_us must be positive, got '-1.0'"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_with_every_fault_is_refused_by_file_and_row(
+    tmp_path: Path, table: str, fault: str
+) -> None:
+    write_bundle(make(), tmp_path / "b")
+    path = tmp_path / "b" / f"{table}.csv"
+    change, message = FAULTS[fault]
+    last = path.read_text().count("\n")
+    path.write_text(change(path.read_text()))
+    with pytest.raises(BundleError, match=message.format(last=last)) as caught:
+        load_bundle(tmp_path / "b")
+    assert str(caught.value).startswith(f"{path}: row ")
+
+
+def test_bundles_without_the_newer_tables_load_as_before(tmp_path: Path) -> None:
+    """Their hash does not change either: shipped bundles have none of them."""
+    bundle = make()
+    old = Bundle(
+        bundle.meta, bundle.linear, bundle.attn_prefill, bundle.attn_decode, bundle.all_reduce,
+        bundle.send_recv,
+    )  # fmt: skip
+    write_bundle(old, tmp_path / "b")
+    names = {path.name for path in (tmp_path / "b").iterdir()}
+    assert not names & {"attn_decode_skew.csv", "mixed.csv", "overhead.csv"}
+    read = load_bundle(tmp_path / "b")
+    for name in ("attn_decode_skew", "mixed", "overhead"):
+        assert list(read.tables()[name].columns) == list(TABLES[name].columns)
+        assert read.tables()[name].empty
 
 
 def test_find_bundle_names_what_there_is_and_the_command(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""profile -> load_bundle -> run, on the CPU, with a budget of nothing; and its refusals."""
+"""profile -> profile-check -> fit -> run, on the CPU, with a small budget; and its refusals."""
 
 from __future__ import annotations
 
@@ -48,21 +48,44 @@ def profile(out: Path, *more: str) -> tuple[str, ...]:
     return (*base, *more)
 
 
-def test_profile_then_run(tmp_path: Path) -> None:
-    profiles = tmp_path / "profiles"
-    done = sarathi_sim(*profile(profiles, "--budget", "2", "--tp", "1", "2"))
+def test_profile_check_fit_run(tmp_path: Path) -> None:
+    """The whole road, sends between nodes included: two processes of torchrun stand for those."""
+    profiles, sends = tmp_path / "profiles", tmp_path / "inter_node.jsonl"
+    between = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "profiler.ranks", "--backend", "gloo", "--dtype", "float32", "--send-recv", "1024",
+         "65536", "--repeats", "3", "--out", str(sends)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"),
+    )  # fmt: skip
+    assert between.returncode == 0, between.stderr
+    assert list(read_inter_node(sends)) == [1024, 65536]
+    options = ("--budget", "2", "--tp", "1", "2", "--inter-node", str(sends))
+    done = sarathi_sim(*profile(profiles, *options))
     assert done.returncode == 0, done.stderr
-    assert "coarse points take about" in done.stderr
+    assert "coarse points and" in done.stderr
+    assert "of mixed or skewed batches take about" in done.stderr
     assert "adaptive points" in done.stderr
+    assert "us, of which" in done.stderr  # dispatch
     for tp in (1, 2):
         bundle = load_bundle(bundle_path(profiles, "cpu", "tiny-llama-40m", tp))
         assert bundle.meta.source == "measured"
         assert bundle.meta.dtype == "float32"
         assert bundle.meta.environment["attention"] == "torch SDPA, mask"
         assert bundle.meta.environment["threads"] == 1
+        assert bundle.meta.environment["points_mixed"] == len(bundle.mixed) > 0
         assert (len(bundle.all_reduce) > 0) == (tp > 1)
-        assert set(bundle.send_recv["scope"]) == {"intra_node"}
+        assert set(bundle.send_recv["scope"]) == {"intra_node", "inter_node"}
+        assert len(bundle.attn_decode_skew) > 0
+        assert list(bundle.overhead["what"]) == ["layer_launch", "layer_run"]
         assert not list(profiles.glob("*/*/.tp*"))
+    check = sarathi_sim("profile-check", str(profiles))
+    assert check.returncode == 0, check.stdout
+    assert "mixed" in check.stdout and "attn_decode_skew" in check.stdout
+    fit = sarathi_sim("fit", str(bundle_path(profiles, "cpu", "tiny-llama-40m", 2)))
+    assert fit.returncode == 0, fit.stderr
+    assert "attn_prefill" in fit.stdout
+    assert "mixed layer" in fit.stdout and "skewed decodes" in fit.stdout
     device = load_device(profiles / "cpu.yaml")
     assert device.peak_flops > 1e9
     assert device.memory_bandwidth > 1e8

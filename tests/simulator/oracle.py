@@ -35,6 +35,7 @@ MAX_LENGTH = 128
 def predict(batch: Batch) -> tuple[float, float, float, float]:
     """Made-up times with the right dependences, none of them a round number."""
     layer = 1e-3 / 3 + 1e-5 * -(-batch.num_tokens // 8) * 8 + 1e-7 / 7 * batch.decode_context
+    layer += 1e-7 / 11 * batch.longest_context
     layer += sum(1e-8 / 3 * n * (context + n) for _, n, context in batch.chunks)
     first = 1e-5 / 9 * batch.num_tokens
     last = 2e-4 / 3 * (batch.num_decodes + len(batch.chunks))

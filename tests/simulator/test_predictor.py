@@ -76,12 +76,16 @@ def simple_bundle(tp: int = 2) -> Bundle:
 
 
 def batch(
-    *chunks: tuple[int, int, int], decodes: int = 0, context: int = 0, max_batch: int = 8
+    *chunks: tuple[int, int, int],
+    decodes: int = 0,
+    context: int = 0,
+    longest: int = 0,
+    max_batch: int = 8,
 ) -> Batch:
     """Chunks are (prompt, tokens, cached)."""
     made = tuple((Sequence(i, p, 1, 1), n, c) for i, (p, n, c) in enumerate(chunks))
     group = Group(0, None, max_batch)  # type: ignore[arg-type]
-    return Batch(group, made, sum(n for _, n, _ in chunks), decodes, context)
+    return Batch(group, made, sum(n for _, n, _ in chunks), decodes, context, longest)
 
 
 def predictor(bundle: Bundle, **options: object) -> BundlePredictor:

@@ -1,0 +1,160 @@
+"""Whole layers and skewed decodes: known effects are found again, and told from the ops' sum."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from profiler.designed import designed_points
+from profiler.plan import default_limits
+from profiler.schema import TABLES, Bundle
+from simulator.interaction import (
+    SUM,
+    WholeLayer,
+    fit_skew,
+    fit_whole_layer,
+    interaction_errors,
+    skew_errors,
+)
+from simulator.quantum import QUANTUM_S
+from simulator.regression import OpTimes
+from tests.simulator.test_predictor import batch, predictor, simple_bundle
+
+LIMITS = default_limits("cpu", 1024)
+
+
+def attention_bundle() -> Bundle:
+    """Attention weighs as much as the linear ops."""
+    bundle = simple_bundle()
+    return replace(bundle, linear=bundle.linear.assign(time_us=bundle.linear["time_us"] / 50))
+
+
+def layers(bundle: Bundle, true: WholeLayer, noise: float = 0.0) -> pd.DataFrame:
+    """What whole layers would take if ``true`` held, at the points that are measured."""
+    ops, rng = OpTimes(bundle), np.random.default_rng(0)
+    rows = []
+    for chunk, context, decodes, held in designed_points("mixed", LIMITS):
+        decode = float(ops.decode(decodes, held)) if decodes else 0.0
+        total = decode + sum(float(op(chunk + decodes)) for op in ops.linear.values())
+        total += float(ops.prefill(chunk, context)) if chunk else 0.0
+        more = true.both * total + true.decode * decode if chunk and decodes else 0.0
+        seconds = true.scale * (total + more) + true.extra_s
+        time_us = 1e6 * seconds * float(np.exp(noise * rng.normal()))
+        rows.append((chunk, context, decodes, held, time_us, 0.0))
+    return pd.DataFrame(rows, columns=list(TABLES["mixed"].columns))
+
+
+def skewed(share: float) -> pd.DataFrame:
+    """``simple_bundle``'s decode attention, 3 + 0.01 b c us, with an effective context."""
+    points = [(b, 100, 100 * f) for b in (2, 4, 8) for f in (1, 2)] + [(8, 100, 600)]
+    rows = [(b, c, m, 3 + 0.01 * b * (c + share * (m - c))) for b, c, m in points]
+    return pd.DataFrame(rows, columns=list(TABLES["attn_decode_skew"].columns))
+
+
+@pytest.mark.parametrize(
+    "true",
+    [
+        WholeLayer(1.3, 0.0, 0.0, 0.0),
+        WholeLayer(0.9, 30e-6, 0.0, 0.0),
+        WholeLayer(1.0, 0.0, 0.2, 0.0),
+        WholeLayer(1.1, 20e-6, 0.0, 0.8),
+        WholeLayer(1.0, 0.0, -0.2, 1.5),
+    ],
+)
+def test_a_known_effect_is_found_and_nothing_else(
+    true: WholeLayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = attention_bundle()
+    found = fit_whole_layer(OpTimes(bundle), layers(bundle, true))
+    # The prior holds every term back, by less than a fifth here; without it they are exact.
+    for term in ("both", "decode"):
+        assert getattr(found, term) == pytest.approx(getattr(true, term), rel=0.2, abs=0.06)
+    monkeypatch.setattr("simulator.interaction._PRIOR", 1e-12)
+    exact = fit_whole_layer(OpTimes(bundle), layers(bundle, true))
+    assert astuple(exact) == pytest.approx(astuple(true), rel=1e-5, abs=1e-5)
+
+
+def test_without_the_tables_the_sum_and_the_mean_stand() -> None:
+    ops = OpTimes(simple_bundle())
+    assert ops.whole_layer == SUM
+    assert ops.skew == 0.0
+    assert interaction_errors(simple_bundle(), ops).empty
+    assert skew_errors(simple_bundle(), ops).empty
+
+
+def test_held_out_errors_are_of_points_that_the_fit_did_not_see() -> None:
+    """One size takes twice as long: no fit to the others can know, so half of it is missing."""
+    bundle = attention_bundle()
+    mixed = layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))
+    odd = (mixed["chunk_tokens"] + mixed["batch_size"] == 128).to_numpy()
+    mixed.loc[odd, "time_us"] *= 2
+    errors = interaction_errors(replace(bundle, mixed=mixed), OpTimes(bundle))
+    assert errors["measured"][odd].median() == pytest.approx(50, abs=2)
+    honest = interaction_errors(
+        replace(bundle, mixed=layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))), OpTimes(bundle)
+    )
+    assert honest["measured"].max() < 2
+    alone = honest["kind"] != "mixed"
+    assert honest["sum"][alone].to_numpy() == pytest.approx(100 * (1 - 1 / 1.2))
+    assert honest["sum"][~alone].min() > 100 * (1 - 1 / 1.32)
+    assert set(honest["kind"]) == {"mixed", "prefill", "decode"}
+
+
+def test_the_predictor_takes_whole_layers_or_the_sum() -> None:
+    bundle = simple_bundle()
+    true = WholeLayer(1.25, 40e-6, 0.1, 0.5)
+    mixed = replace(bundle, mixed=layers(bundle, true))
+    found = OpTimes(mixed).whole_layer
+    plain, whole = predictor(bundle), predictor(mixed)
+    beside = 14e-6 if bundle.meta.tp > 1 else 0.0  # two all-reduces
+    chunk, decodes = batch((500, 100, 50)), batch(decodes=4, context=400)
+    both = batch((500, 100, 50), decodes=4, context=400)
+    for work in (chunk, decodes):
+        ops = plain(work)[0] - beside
+        expected = found.scale * ops + found.extra_s + beside
+        assert whole(work)[0] == pytest.approx(expected, abs=3 * QUANTUM_S)
+    decode_s = (3 + 0.01 * 4 * 100) * 1e-6
+    ops = plain(both)[0] - beside
+    expected = found.scale * (ops * (1 + found.both) + found.decode * decode_s) + found.extra_s
+    assert whole(both)[0] == pytest.approx(expected + beside, abs=3 * QUANTUM_S)
+    assert predictor(mixed, layer_time="sum")(both) == plain(both)
+    assert whole(both)[1:] == plain(both)[1:]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_the_effective_context_is_found_and_used(share: float) -> None:
+    bundle = simple_bundle()
+    with_skew = replace(bundle, attn_decode_skew=skewed(share))
+    ops = OpTimes(with_skew)
+    assert ops.skew == pytest.approx(share, abs=1e-3)
+    errors = skew_errors(with_skew, ops)
+    assert errors["skew"].max() < 0.1
+    if share:
+        assert errors["mean"].max() > 10
+    equal, longer = batch(decodes=4, context=400), batch(decodes=4, context=400, longest=300)
+    even = batch(decodes=4, context=4 * round(100 + share * 200))
+    assert predictor(with_skew)(longer)[0] == pytest.approx(
+        predictor(bundle)(even)[0], abs=3 * QUANTUM_S
+    )
+    assert predictor(bundle)(longer) == predictor(bundle)(equal)
+
+
+def test_a_skew_error_is_of_batches_that_the_fit_did_not_see() -> None:
+    """Batches of 8 pad, the others do not: what the others say of them is far off."""
+    rows = skewed(0.0)
+    odd = (rows["batch_size"] == 8).to_numpy()
+    rows.loc[odd, "time_us"] = skewed(1.0)["time_us"][odd]
+    bundle = replace(simple_bundle(), attn_decode_skew=rows)
+    errors = skew_errors(bundle, OpTimes(bundle))
+    assert errors["skew"][odd].to_numpy() == pytest.approx(errors["mean"][odd].to_numpy())
+    assert errors["longest"][odd].max() < 0.1
+
+
+def test_more_than_padding_is_not_believed() -> None:
+    """An effective context beyond the longest one would leave the tables."""
+    rows = skewed(1.0)
+    rows["time_us"] *= 1.5
+    assert fit_skew(OpTimes(simple_bundle()).decode, rows) == 1.0
