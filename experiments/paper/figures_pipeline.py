@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -113,6 +114,10 @@ def _members(analysis: Analysis) -> dict[tuple[int, int], str]:
     return found
 
 
+# Within the axes it would cover a curve.
+_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "fontsize": 10}
+
+
 def pipeline_curves(
     shown: Mapping[str, tuple[Mapping[str, Floats], Mapping[str, Floats]]],
 ) -> Figure:
@@ -120,7 +125,7 @@ def pipeline_curves(
 
     By reading: requests' bubble seconds, and their finish times, each by scenario.
     """
-    figure = Figure(figsize=(9.8, 6.3), layout="constrained")
+    figure = Figure(figsize=(9.4, 7.4), layout="constrained")
     grid = figure.subplots(2, len(shown), squeeze=False)
     names = {
         ORCA: ("Orca TP8 x PP8", VERMILION, "--"),
@@ -129,7 +134,7 @@ def pipeline_curves(
     }
     for column, (reading, (bubbles, finishes)) in enumerate(shown.items()):
         above, below = grid[0][column], grid[1][column]
-        above.set_title(f"reading: {reading}")
+        above.set_title(f"reading: {reading}", pad=42)
         for scenario, values in bubbles.items():
             name, colour, line = names[scenario]
             ordered = np.sort(values)
@@ -144,7 +149,7 @@ def pipeline_curves(
         ratio = max(medians) / min(medians)
         text = f"medians: {ratio:.3g}x\nthe paper: {PAPER.bubble}x"
         above.text(0.03, 0.62, text, transform=above.transAxes, fontsize=11)
-        above.legend(fontsize=10, loc="lower right")
+        above.legend(**_ABOVE)
         for scenario, values in finishes.items():
             name, colour, line = names[scenario]
             ordered = np.sort(values)
@@ -161,7 +166,7 @@ def pipeline_curves(
         below.set_xlabel("time (s)")
         below.set_ylabel("requests completed")
         below.yaxis.set_major_formatter("{x:,.0f}")
-        below.legend(fontsize=10, loc="lower right")
+        below.legend(**_ABOVE)
     return figure
 
 

@@ -146,7 +146,7 @@ def measure(
     """The predicted ratios of each (assumptions, seed), in order, on ``workers`` processes."""
     found = []
     with ProcessPoolExecutor(workers) as pool:
-        for result in pool.map(_one, jobs, chunksize=4):
+        for result in pool.map(_one, jobs, chunksize=8):
             found.append(result)
             if progress is not None:
                 progress(len(found))

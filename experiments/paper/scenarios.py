@@ -127,22 +127,20 @@ def makespan(lab: Lab, scenario: str, assumed: Assumptions, seed: int) -> tuple[
 
 def ratios(lab: Lab, assumed: Assumptions, seed: int) -> Ratios:
     """The four ratios under one reading."""
-    orca, orca_bubble = makespan(lab, ORCA, assumed, seed)
-    chunked, chunked_bubble = makespan(lab, SARATHI, assumed, seed)
-    tp_only, _ = makespan(lab, TP_ONLY, _without_pipeline(assumed), seed)
+    (orca, orca_bubble), (chunked, chunked_bubble), (tp_only, _) = (
+        makespan(lab, scenario, relevant(assumed, scenario), seed)
+        for scenario in (ORCA, SARATHI, TP_ONLY)
+    )
     return Ratios(orca / chunked, orca / tp_only, tp_only / chunked, orca_bubble / chunked_bubble)
 
 
-_PIPELINE_ONLY = (
-    "batching.formation",
-    "batching.micro_batches",
-    "engine.send",
-    "scenarios.sarathi_pp",
-    "scenarios.orca_pp",
-)
+_PIPELINE = ("batching.formation", "batching.micro_batches", "engine.send")
 
 
-def _without_pipeline(assumed: Assumptions) -> Assumptions:
-    """The same, less what makes no difference without a pipeline: then the run is had already."""
-    kept = tuple(s for s in assumed.settings if not s.startswith(_PIPELINE_ONLY))
+def relevant(assumed: Assumptions, scenario: str) -> Assumptions:
+    """The same, less what makes no difference to a scenario: its run may be had already."""
+    ignored = tuple(f"scenarios.{s}." for s in (ORCA, SARATHI, TP_ONLY) if s != scenario)
+    if scenario == TP_ONLY:
+        ignored += _PIPELINE
+    kept = tuple(s for s in assumed.settings if not s.startswith(ignored))
     return replace(assumed, settings=kept)

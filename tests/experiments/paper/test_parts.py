@@ -17,7 +17,16 @@ from experiments.paper.costs import saturation
 from experiments.paper.decode_speedup import decode_speedup
 from experiments.paper.page import update
 from experiments.paper.readings import CHANGES, READINGS, spread
-from experiments.paper.scenarios import Assumptions, Ratios, _without_pipeline, changed
+from experiments.paper.scenarios import (
+    ORCA,
+    SARATHI,
+    TP_ONLY,
+    Assumptions,
+    Ratios,
+    changed,
+    relevant,
+    run,
+)
 from experiments.paper.tables import markdown
 from experiments.paper.throughput import BASELINE, balanced, sarathi, split
 from experiments.paper.variants import Constants, Lab, _bundle, calibrated
@@ -177,11 +186,24 @@ def test_assumptions_change_op_times() -> None:
     assert scaled.decode(8, 100) == ops.decode(8, 100)
 
 
-def test_runs_without_a_pipeline_are_shared() -> None:
+def test_runs_that_an_assumption_does_not_change_are_shared() -> None:
     pipeline_only = Assumptions(("engine.send=blocking", "batching.formation=lazy"))
-    assert _without_pipeline(pipeline_only) == Assumptions()
+    assert relevant(pipeline_only, TP_ONLY) == Assumptions()
+    assert relevant(pipeline_only, ORCA) == pipeline_only
     both = Assumptions(("engine.jitter=0.05", "engine.send=blocking"), padded=True)
-    assert _without_pipeline(both) == Assumptions(("engine.jitter=0.05",), padded=True)
+    assert relevant(both, TP_ONLY) == Assumptions(("engine.jitter=0.05",), padded=True)
+    chunk = Assumptions((f"scenarios.{SARATHI}.policy.chunk_size=512",))
+    assert relevant(chunk, SARATHI) == chunk
+    assert relevant(chunk, ORCA) == relevant(chunk, TP_ONLY) == Assumptions()
+
+
+def test_without_a_pipeline_sends_and_formation_make_no_difference() -> None:
+    lab, few = Lab("predicted"), "workload.requests=200"
+    plain, changed_too = (
+        run(lab, TP_ONLY, Assumptions((few, *settings))).end_s
+        for settings in ((), ("engine.send=blocking", "batching.formation=lazy"))
+    )
+    assert plain == changed_too
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7))
