@@ -46,7 +46,7 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
         policy: deploy(experiment.scenarios[name], experiment.sources[name])
         for policy, name in SCENARIOS.items()
     }
-    predictors = {policy: d.predictor() for policy, d in deployments.items()}
+    predictors = {policy: d.predictor for policy, d in deployments.items()}
     # The first pass warms the predictor's tables, and counts what there is to do.
     executions = {}
     for policy, deployment in deployments.items():
@@ -126,7 +126,7 @@ def _by_batch(deployment: Deployment, progress: Progress) -> dict[str, float]:
                 "cluster": scenario.cluster.model_copy(update={"max_length": length}),
             }
         )
-        predict = replace(deployment, scenario=wide, requests=requests).predictor()
+        predict = replace(deployment, scenario=wide, requests=requests).predictor
         gc.collect()
         began = time.perf_counter()
         records = simulate(requests, [scheduler], predict, deployment.layers)

@@ -100,7 +100,7 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from experiments.loading import load_experiment
-    from experiments.report import ProgressBar, ratios_table, results_table
+    from experiments.report import ProgressBar, print_warnings, ratios_table, results_table
     from experiments.run import run_experiment
 
     stdout, stderr = consoles()
@@ -127,6 +127,7 @@ def run(
     ratios = ratios_table(outcome)
     if ratios is not None:
         console.print(ratios)
+    print_warnings(outcome)
     report_written(console, folder, "figures" if figures else None)
 
 

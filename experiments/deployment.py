@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +43,16 @@ class Deployment:
     ops: OpTimes
     notes: tuple[str, ...] = ()
 
+    @property
+    def scope(self) -> Literal["intra_node", "inter_node"]:
+        """Which link a pipeline's stages send over."""
+        return _scope(self.scenario, self.device)
+
+    @property
+    def bundle_name(self) -> str:
+        """Which bundle its op times come from."""
+        return f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
+
     def schedulers(self) -> list[Scheduler]:
         """One fresh scheduler per replica."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
@@ -60,6 +70,7 @@ class Deployment:
             for _ in range(cluster.replicas)
         ]
 
+    @cached_property
     def predictor(self) -> BundlePredictor:
         """Times of this deployment's batches."""
         scenario = self.scenario
@@ -70,7 +81,7 @@ class Deployment:
             max_tokens=_rows(scenario, self.requests),
             max_length=scenario.cluster.max_length,
             max_batch=scenario.batching.max_batch,
-            scope=_scope(scenario, self.device),
+            scope=self.scope,
             num_stages=cluster.pp,
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
@@ -82,7 +93,7 @@ class Deployment:
         return simulate(
             self.requests,
             self.schedulers(),
-            self.predictor(),
+            self.predictor,
             self.layers,
             router=scenario.cluster.router,
             lazy=scenario.batching.formation == "lazy",

@@ -36,7 +36,9 @@ SHAPE: dict[str, Any] = {
     "bubble_share": 0.0,
     "ledger_s": dict.fromkeys(("wall", *ACCOUNTS), 0.0),
 }
-"""The keys of :meth:`simulator.metrics.Analysis.summary`: what can be asked for before a run."""
+"""The keys of :meth:`simulator.metrics.Analysis.summary`: what can be asked for before a run.
+
+Bands and warnings, which a run adds, are no numbers to compare."""
 
 
 def metric(summary: Mapping[str, Any], path: str, where: str) -> float:

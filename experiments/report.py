@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,11 +23,16 @@ from experiments.config import Cluster
 from experiments.deployment import Deployment
 from experiments.run import Outcome
 
+Number = float | list[float] | None
+"""A cell: a number, the two ends of a band, or nothing."""
+
 # Row of the table -> unit, and where the number is in the summary.
-_ROWS: dict[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
+_ROWS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Number]]] = {
     "makespan": ("s", lambda s: s["makespan_s"]),
+    "makespan, 90 % band": ("s", lambda s: s.get("makespan_s_band")),
     "requests a second": ("1/s", lambda s: s["requests_per_s"]),
     "tokens a second": ("1/s", lambda s: s["tokens_per_s"]),
+    "tokens a second, 90 % band": ("1/s", lambda s: s.get("tokens_per_s_band")),
     "model FLOPs utilisation": ("%", lambda s: _percent(s["mfu"])),
     "mean batch": ("", lambda s: s["mean_batch"]),
     "time to first token, median": ("s", lambda s: s["ttft_s"]["p50"]),
@@ -63,17 +69,18 @@ def ratios_table(outcome: Outcome) -> Table | None:
     compare = outcome.experiment.compare
     if not compare:
         return None
+    bands = outcome.ratio_bands
     ratios = outcome.summary()["ratios"]
     stated = any(ratio.paper is not None for ratio in compare.values())
     table = Table()
     table.add_column("ratio", overflow="fold")
     table.add_column("of what", overflow="fold")
-    for heading in ("simulated", "paper", "difference")[: 3 if stated else 1]:
+    for heading in ("simulated", "90 % band", "paper", "difference")[: 4 if stated else 2]:
         table.add_column(heading, justify="right", overflow="fold")
     for name, ratio in compare.items():
         value = ratios[name]
         label = ratio.label or f"{ratio.metric}, {ratio.over[0]} / {ratio.over[1]}"
-        cells = [name, label, _number(value)]
+        cells = [name, label, _number(value), _number(bands.get(name))]
         if stated:
             known = ratio.paper is not None and value is not None
             off = f"{100 * (value / ratio.paper - 1):+.0f} %" if known else ""
@@ -82,9 +89,21 @@ def ratios_table(outcome: Outcome) -> Table | None:
     return table
 
 
-def _number(value: float | None) -> str:
+def print_warnings(outcome: Outcome) -> None:
+    """On stderr: the ops that were asked for times outside what was measured, once for each."""
+    said: dict[str, list[str]] = {}
+    for name, run in outcome.runs.items():
+        for outside in run.uncertainty.outside if run.uncertainty is not None else ():
+            said.setdefault(f"{run.deployment.bundle_name}: {outside}", []).append(name)
+    for text, names in said.items():
+        typer.echo(f"warning: {', '.join(names)}: {text}", err=True)
+
+
+def _number(value: Number) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return f"{_number(value[0])} to {_number(value[1])}"
     if isinstance(value, int):
         return f"{value:,}"
     if value and abs(value) < 0.01:

@@ -19,7 +19,13 @@ from experiments.errors import ConfigError
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
 SUMMARY = "summary.json"
-_TOP_LEVEL = {"config.yaml", SUMMARY, "figures"}
+FITS_FORMAT = "sarathi-sim fits 1"
+_TOP_LEVEL = {"config.yaml", SUMMARY, "figures", "errors.csv"}
+_KINDS = {
+    FORMAT: "that of a run",
+    FIGURES_FORMAT: "figures of several runs",
+    FITS_FORMAT: "the fits of a bundle",
+}
 
 
 @contextmanager
@@ -67,11 +73,10 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> None:
         return
     summary = _summary(out)
     if summary.get("format") != kind:
-        other = "that of a run" if summary.get("format") == FORMAT else "figures of several runs"
-        known = summary.get("format") in (FORMAT, FIGURES_FORMAT)
+        other = _KINDS.get(str(summary.get("format")))
         problem = (
             f"exists and is a result of another kind ({other})"
-            if known
+            if other
             else f"exists and is not an earlier result (it has no {SUMMARY} of ours)"
         )
         raise ConfigError(f"--out {out}: {problem}, so it is not replaced: name another folder")

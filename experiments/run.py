@@ -16,6 +16,7 @@ from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from experiments.metric_paths import metric
 from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
+from experiments.uncertainty import Uncertainty, ratio_band, uncertainty
 from simulator.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -29,25 +30,40 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """One simulated scenario: what was deployed, what came out, and that in numbers."""
+    """One simulated scenario: what was deployed, what came out, and that in numbers.
+
+    ``uncertainty`` is how sure that is; None where nothing ran.
+    """
 
     deployment: Deployment
     analysis: Analysis
     summary: dict[str, Any]
+    uncertainty: Uncertainty | None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All scenarios of an experiment, and the ratios its ``compare`` section asks for."""
+    """All scenarios of an experiment, and the ratios its ``compare`` section asks for.
+
+    ``ratio_bands`` are the 90 % bands of those ratios that follow from makespans.
+    """
 
     experiment: Experiment
     runs: dict[str, ScenarioRun]
     ratios: dict[str, float]
+    ratio_bands: dict[str, list[float]]
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}}``."""
-        scenarios = {name: run.summary for name, run in self.runs.items()}
-        cleaned: dict[str, Any] = to_json({"scenarios": scenarios, "ratios": self.ratios})
+        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
+
+        A scenario's summary has the keys of docs/metrics.md, bands and warnings included.
+        """
+        scenarios = {}
+        for name, run in self.runs.items():
+            extra = run.uncertainty.as_json(run.summary) if run.uncertainty is not None else {}
+            scenarios[name] = {**run.summary, **extra}
+        content = {"scenarios": scenarios, "ratios": self.ratios, "ratio_bands": self.ratio_bands}
+        cleaned: dict[str, Any] = to_json(content)
         return cleaned
 
 
@@ -74,7 +90,12 @@ def simulate_all(
     ratios = {
         name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
     }
-    return Outcome(experiment, runs, ratios)
+    bands = {}
+    for name, ratio in experiment.compare.items():
+        band = ratio_band(ratio.metric, ratios[name], *(runs[s].uncertainty for s in ratio.over))
+        if band is not None:
+            bands[name] = band
+    return Outcome(experiment, runs, ratios, bands)
 
 
 def run_experiment(
@@ -145,7 +166,7 @@ def _run(name: str, deployment: Deployment, progress: Progress | None) -> Scenar
     analysis = Analysis(deployment.simulate(report))
     tp = deployment.scenario.cluster.tp
     summary = analysis.summary(deployment.model, deployment.device, tp)
-    return ScenarioRun(deployment, analysis, summary)
+    return ScenarioRun(deployment, analysis, summary, uncertainty(deployment, analysis))
 
 
 def _ratio(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -70,6 +71,13 @@ def vidur_mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
         folder = source_folder(datasets, "vidur")
         raise FileNotFoundError(f"{folder}: no mlp_{device}_*.csv")
     return {op: merged(pd.concat(frames)) for op, frames in parts.items()}
+
+
+def vidur_gemms_by_tp(datasets: Path, device: str) -> Iterator[pd.DataFrame]:
+    """The GEMMs (model, m, n, k, time_us) of one model at one TP degree at a time, as bundled."""
+    for name, path in vidur_files(datasets, device).items():
+        for _, raw in read_vidur_mlp(path).groupby(_TP):
+            yield merged(_vidur_model(raw.reset_index(drop=True))["gemm"].assign(model=name))
 
 
 def _vidur_model(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -7,12 +7,13 @@ import numpy as np
 from policies.batch import Batch
 from simulator.interaction import SUM
 from simulator.quantum import QUANTUM_S, ROUNDER, quantize
+from simulator.records import Floats
 from simulator.regression import OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
 """Attention rows hold a time every so many tokens of context, or coarser for very long ones."""
 
-CHUNK_BLOCK = 128
+CHUNK_BLOCK = 32
 """Chunk sizes whose rows are tabulated at a time."""
 
 
@@ -45,7 +46,7 @@ class BundlePredictor:
         layer_time: str = "measured",
     ) -> None:
         self.ops = ops
-        layer = self._layer = ops.whole_layer if layer_time == "measured" else SUM
+        layer = self.layer = ops.whole_layer if layer_time == "measured" else SUM
         self._skew = ops.skew
         # What a chunk and decodes add in one batch, as shares of all ops and of the decodes'.
         self._mixing = (layer.both, layer.decode) if layer.both or layer.decode else None
@@ -57,19 +58,20 @@ class BundlePredictor:
         self._per_step = 1.0 / step
         # The first time is that of one cached token: none at all may be a faster kernel, and is
         # tabulated apart.
-        grid = np.maximum(np.arange(max_length // step + 2) * step, 1)
+        grid = np.maximum(np.arange(max_length // step + 2) * step, 1.0)
         self._context_grid = grid
         self._by_tokens: list[tuple[float, float, float]] = []
         self._beside_ops: list[float] = []
         self._tabulate_tokens(max_tokens)
         # A prompt processed whole: context 0, any chunk.
-        whole = layer.scale * ops.prefill(np.arange(1, max_length + 1), 0)
-        self._whole: list[float] = [0.0, *whole.tolist()]
+        whole = layer.scale * ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
+        self._whole: list[float] = [0.0, *whole[:, 0].tolist()]
         self._chunk_rows: dict[int, list[float]] = {}
-        sizes = np.arange(1, max_batch + 1)
+        sizes = np.arange(1.0, max_batch + 1)
         # Row d: the time of d decodes by their mean context.
-        rows = layer.scale * ops.decode(sizes[:, None], grid)
-        self._decode_rows = [[0.0] * len(grid), *rows.tolist()]
+        decode = layer.scale * ops.decode_table(sizes, grid)
+        self._decode_table = np.vstack([np.zeros(len(grid)), decode])
+        self._decode_rows: list[list[float]] = self._decode_table.tolist()
         head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
         self._head: list[float] = [0.0, *head.tolist()]
 
@@ -104,11 +106,18 @@ class BundlePredictor:
                 layer_s += of_all * (layer_s - self._beside_ops[tokens]) + of_decodes * decode_s
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
+    def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
+        """Seconds of decode attention of many batches at once, their contexts equal."""
+        place = mean_context * self._per_step
+        low, row = place.astype(np.intp), decodes.astype(np.intp)
+        first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
+        return np.asarray(first + (second - first) * (place - low))
+
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
         sizes = np.arange(first, first + CHUNK_BLOCK)
-        rows = self._layer.scale * self.ops.prefill(sizes[:, None], self._context_grid)
+        rows = self.layer.scale * self.ops.prefill_table(sizes.astype(float), self._context_grid)
         self._chunk_rows.update(zip(sizes.tolist(), rows.tolist(), strict=True))
         return self._chunk_rows[chunk]
 
@@ -118,10 +127,10 @@ class BundlePredictor:
         tokens = np.arange(1, max_tokens + 1)
         layer = sum((op(tokens) for op in ops.linear.values()), np.zeros(max_tokens))
         activation_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
-        beside = np.full(max_tokens, self._layer.extra_s)
+        beside = np.full(max_tokens, self.layer.extra_s)
         if ops.all_reduce is not None:
             beside += 2 * ops.all_reduce(activation_bytes)
-        layer = self._layer.scale * layer + beside
+        layer = self.layer.scale * layer + beside
         send = np.zeros(max_tokens)
         if self._num_stages > 1:
             send = ops.send[self._scope](activation_bytes / ops.tp)

@@ -1,99 +1,32 @@
 """From a bundle's measured points to op times anywhere: vectorised, once, before a simulation.
 
-Linear ops and transfers are piecewise linear through the points (in time, not its logarithm: that
-is off by 9 to 14 % between points) and continue beyond the last one in proportion to the size.
-Attention is a sum of its physical terms, fitted to relative errors, times a correction that
-interpolates the ratio measured / fitted between the points, and is constant beyond them.
+Inside the measured range linear ops and transfers are piecewise linear (in time, not its
+logarithm: that is off by 9 to 14 % between points). Beyond it a GEMM follows a roofline pooled
+over the bundle's GEMMs; the other ops go on in proportion to the size. Attention is a physical
+formula with a learned residual (``surface.py``).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import astuple
+from functools import cached_property, partial
+from importlib.metadata import version
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from profiler.schema import Bundle
-from simulator.interaction import fit_skew, fit_whole_layer
+from profiler.model import LAYER_GEMMS
+from profiler.schema import LAYER_OPS, Bundle
+from simulator.cache import cached
+from simulator.interaction import WholeLayer, fit_skew, fit_whole_layer
+from simulator.lines import PiecewiseLinear, PooledRoofline, Shape
 from simulator.records import Floats
+from simulator.surface import LEAVES, TREES, PhysicalSurface, decode_surface, prefill_surface
 
-LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
-
-
-class PiecewiseLinear:
-    """Time in seconds through points ``(size, time)``; sizes ascending.
-
-    Below the first point it is constant, beyond the last proportional to the size.
-    """
-
-    def __init__(self, size: npt.ArrayLike, time_s: npt.ArrayLike) -> None:
-        self.size = np.asarray(size, np.float64)
-        self.time_s = np.asarray(time_s, np.float64)
-
-    def __call__(self, size: npt.ArrayLike) -> Floats:
-        """Times in seconds, of the shape of ``size``."""
-        wanted = np.asarray(size, np.float64)
-        beyond = np.maximum(wanted / self.size[-1], 1.0)
-        return np.asarray(np.interp(wanted, self.size, self.time_s) * beyond)
-
-
-class PhysicalSurface:
-    """Time in seconds over two sizes: non-negative physical terms, and a smooth correction.
-
-    ``terms(a, b)`` gives the terms, shape (..., number of terms); ``place(a, b)`` the coordinates
-    in which the correction is interpolated, shape (..., 2).
-    """
-
-    def __init__(
-        self,
-        a: Floats,
-        b: Floats,
-        time_s: Floats,
-        terms: Callable[[Floats, Floats], Floats],
-        place: Callable[[Floats, Floats], Floats],
-    ) -> None:
-        from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
-        from scipy.optimize import nnls
-
-        self._terms = terms
-        self._place = place
-        # Dividing both sides by the time makes the residual a relative error.
-        scaled = terms(a, b) / time_s[:, None]
-        unit = scaled.max(axis=0)
-        self.coefficients = nnls(scaled / unit, np.ones(len(time_s)))[0] / unit
-        points = place(a, b)
-        ratio = time_s / (terms(a, b) @ self.coefficients)
-        self._nearest = NearestNDInterpolator(points, ratio, rescale=True)
-        # Points on one line cannot be triangulated; then the nearest one has to do.
-        flat = np.linalg.matrix_rank(points - points[0]) < 2
-        self._between = None if flat else LinearNDInterpolator(points, ratio, rescale=True)
-
-    def __call__(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
-        """Times in seconds, of the broadcast shape of ``a`` and ``b``."""
-        x, y = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
-        place = self._place(x, y)
-        correction = np.reshape(self._nearest(place), x.shape)
-        if self._between is not None:
-            inside = np.reshape(self._between(place), x.shape)
-            correction = np.where(np.isnan(inside), correction, inside)
-        return np.asarray((self._terms(x, y) @ self.coefficients) * correction)
-
-
-def _prefill_terms(chunk: Floats, context: Floats) -> Floats:
-    """Launch; rows; KV read and written; query-key pairs under the causal mask."""
-    pairs = chunk * (context + (chunk + 1) / 2)
-    return np.stack([np.ones_like(chunk), chunk, chunk + context, pairs], axis=-1)
-
-
-def _decode_terms(batch: Floats, context: Floats) -> Floats:
-    """Launch; sequences; one sequence's KV (a serial loop over it); the whole batch's KV."""
-    return np.stack([np.ones_like(batch), batch, context, batch * context], axis=-1)
-
-
-def _log_place(a: Floats, b: Floats) -> Floats:
-    # + 32: a context of 0 is a point of its own, and not infinitely far from 1.
-    return np.stack([np.log2(a), np.log2(b + 32)], axis=-1)
+FITS = 1
+"""Of the regressions: to be raised with every change of what they give."""
 
 
 class OpTimes:
@@ -106,20 +39,23 @@ class OpTimes:
     """
 
     def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
         self.tp = bundle.meta.tp
         self.model = bundle.meta.model_spec
         self.dtype_bytes = 4 if bundle.meta.dtype == "float32" else 2
-        by_op = {
-            str(op): PiecewiseLinear(rows["num_tokens"], rows["time_us"] * 1e-6)
+        points = {
+            str(op): (rows["num_tokens"].to_numpy(np.float64), rows["time_us"].to_numpy() * 1e-6)
             for op, rows in bundle.linear.groupby("op")
         }
+        shapes = {op: Shape(s.n, s.k) for op, s in self.model.gemms(self.tp).items()}
+        gemms = {op: (shapes[op], *points[op]) for op in (*LAYER_GEMMS, "lm_head")}
+        self._gemms = gemms
+        by_op = {op: PiecewiseLinear(*xy) for op, xy in points.items()}
+        for op in gemms:
+            by_op[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
         self.linear = {op: by_op[op] for op in LAYER_OPS}
         self.embedding = by_op["embedding"]
         self.lm_head = by_op["lm_head"]
-        self.prefill = prefill_surface(
-            *_columns(bundle.attn_prefill, "chunk_tokens", "context_tokens")
-        )
-        self.decode = decode_surface(*_columns(bundle.attn_decode, "batch_size", "context_tokens"))
         self.all_reduce = (
             PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
             if self.tp > 1
@@ -129,18 +65,85 @@ class OpTimes:
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
         }
-        self.skew = fit_skew(self.decode, bundle.attn_decode_skew)
-        self.whole_layer = fit_whole_layer(self, bundle.mixed)
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of all that the times depend on: the bundle's content, and how it is fitted."""
+        meta = self.bundle.meta
+        about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
+        text = repr((meta.content_sha256, about, meta.model_spec))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def prefill_table(self, chunk: Floats, context: Floats) -> Floats:
+        """:attr:`prefill` of every chunk with every context, kept on disk (``cache.py``)."""
+        return self._table("prefill", chunk, context)
+
+    def decode_table(self, batch: Floats, context: Floats) -> Floats:
+        """:attr:`decode` of every batch with every context, kept on disk."""
+        return self._table("decode", batch, context)
+
+    def _table(self, op: str, a: Floats, b: Floats) -> Floats:
+        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
+        return self._kept(f"{op} {len(a)}", sizes, lambda: getattr(self, op)(a[:, None], b))
+
+    def _kept(self, what: str, sizes: bytes, make: Callable[[], Floats]) -> Floats:
+        """What ``make`` computes from this bundle, kept on disk."""
+        if not self.bundle.meta.content_sha256:  # made in memory: nothing identifies it
+            return make()
+        digest = hashlib.sha256(f"{self.key} {what} ".encode() + sizes)
+        return cached(digest.hexdigest(), make)
+
+    @cached_property
+    def skew(self) -> float:
+        """Where between mean and longest context a batch of decodes counts."""
+        rows = self.bundle.attn_decode_skew
+        if rows.empty:
+            return 0.0
+        return float(self._kept("skew", b"", lambda: np.array([fit_skew(self.decode, rows)]))[0])
+
+    @cached_property
+    def whole_layer(self) -> WholeLayer:
+        """What a layer takes beyond the sum of its ops."""
+        rows = self.bundle.mixed
+        if rows.empty:
+            return WholeLayer()
+        terms = self._kept("layer", b"", lambda: np.array(astuple(fit_whole_layer(self, rows))))
+        return WholeLayer(*map(float, terms))
+
+    @cached_property
+    def prefill(self) -> PhysicalSurface:
+        """Attention of one chunk."""
+        table = self.bundle.attn_prefill
+        return prefill_surface(*_columns(table, "chunk_tokens", "context_tokens"))
+
+    @cached_property
+    def decode(self) -> PhysicalSurface:
+        """Attention of a batch of decodes."""
+        table = self.bundle.attn_decode
+        return decode_surface(*_columns(table, "batch_size", "context_tokens"))
+
+    @cached_property
+    def roofline(self) -> PooledRoofline:
+        """What all GEMMs of the bundle have in common; fitted when first asked beyond the range."""
+        return pooled_roofline(self._gemms)
+
+    def _beyond(self, op: str, tokens: Floats) -> Floats:
+        return self.roofline.beyond(*self._gemms[op])(tokens)
 
 
-def prefill_surface(chunk: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
-    """Attention of one chunk, by its tokens and the tokens cached before it."""
-    return PhysicalSurface(chunk, context, time_s, _prefill_terms, _log_place)
+Gemms = dict[str, tuple[Shape, Floats, Floats]]
 
 
-def decode_surface(batch: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
-    """Attention of a batch of decodes, by their number and mean context."""
-    return PhysicalSurface(batch, context, time_s, _decode_terms, _log_place)
+def pooled_roofline(gemms: Gemms) -> PooledRoofline:
+    """Fitted to (shape, tokens, seconds) of several ops; those of one shape count together."""
+    points: dict[Shape, list[tuple[Floats, Floats]]] = {}
+    for shape, tokens, time_s in gemms.values():
+        points.setdefault(shape, []).append((tokens, time_s))
+    joined = {
+        shape: (np.concatenate([m for m, _ in parts]), np.concatenate([t for _, t in parts]))
+        for shape, parts in points.items()
+    }
+    return PooledRoofline(joined)
 
 
 def _columns(table: pd.DataFrame, a: str, b: str) -> tuple[Floats, Floats, Floats]:

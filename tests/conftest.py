@@ -1,7 +1,18 @@
 """Settings of all tests."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # An example's time depends on the machine and on what else it does: it says nothing.
 settings.register_profile("sarathi-sim", deadline=None)
 settings.load_profile("sarathi-sim")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor fill the cache of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SARATHI_SIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

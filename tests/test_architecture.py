@@ -13,7 +13,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("policies", "profiler", "simulator", "experiments")
 # The part of the profiler that is data and needs no torch.
-TORCH_FREE = {"profiler.schema", "profiler.model", "profiler.device", "profiler.paths"}
+TORCH_FREE = {
+    f"profiler.{name}" for name in ("schema", "model", "device", "paths", "residual", "strict")
+}
 
 
 def modules(package: str) -> list[Path]:

@@ -49,7 +49,7 @@ def test_json_is_one_object_and_nothing_else(write_config: Write, tmp_path: Path
     done = CliRunner().invoke(app, ["run", config, *options])
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
-    assert list(printed) == ["scenarios", "ratios"]
+    assert list(printed) == ["scenarios", "ratios", "ratio_bands"]
     assert list(printed["scenarios"]) == ["orca", "sarathi"]
     assert list(printed["ratios"]) == ["speedup"]
     assert "makespan" in done.stderr

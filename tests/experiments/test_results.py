@@ -17,6 +17,7 @@ from experiments.plot import plot_results
 from experiments.results import read_tables
 from experiments.run import run_experiment
 from experiments.slices import Window
+from experiments.uncertainty import PER_MAKESPAN
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]
@@ -121,4 +122,9 @@ def test_the_metrics_one_can_name_are_those_of_a_run(result: Path) -> None:
         return {k: keys(v) for k, v in tree.items()} if isinstance(tree, dict) else None
 
     for summary in json.loads((result / "summary.json").read_text())["scenarios"].values():
-        assert keys(summary) == keys(SHAPE)
+        numbers = {k: v for k, v in summary.items() if not isinstance(v, list)}
+        assert keys(numbers) == keys(SHAPE)
+        assert set(summary) - set(numbers) == {
+            "outside_profile",
+            *(f"{metric}_band" for metric in ("makespan_s", *PER_MAKESPAN)),
+        }

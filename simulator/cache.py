@@ -1,0 +1,74 @@
+"""Arrays that took long to compute, kept on disk under a hash of all that they depend on.
+
+The folder is ``$SARATHI_SIM_CACHE``, else ``$XDG_CACHE_HOME/sarathi-sim``, else
+``~/.cache/sarathi-sim``; ``SARATHI_SIM_CACHE=off`` switches it off. It may be deleted at any time.
+A file that cannot be read is computed again, and a folder that cannot be written is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from simulator.records import Floats
+
+VARIABLE = "SARATHI_SIM_CACHE"
+
+
+def cache_folder() -> Path | None:
+    """Where arrays are kept; None where that is switched off."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.lower() == "off":
+        return None
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sarathi-sim"
+    except RuntimeError:  # no home
+        return None
+
+
+def cached(key: str, make: Callable[[], Floats]) -> Floats:
+    """The array that ``make`` computes, from the disk if it was computed before.
+
+    ``key``, a hash, must cover everything that the array depends on.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return make()
+    path = folder / f"{key}.npz"
+    found = _read(path)
+    if found is None:
+        found = make()
+        with contextlib.suppress(OSError):  # a full or read-only disk costs time, nothing else
+            _write(path, found)
+    return found
+
+
+def _read(path: Path) -> Floats | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            array = stored["array"]
+    except (OSError, ValueError, LookupError, EOFError, BadZipFile):
+        return None
+    return array if array.dtype == np.float64 else None
+
+
+def _write(path: Path, array: Floats) -> None:
+    """A reader sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(prefix=".", suffix=".npz", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, array=array)
+        Path(scratch).replace(path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise

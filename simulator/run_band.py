@@ -1,0 +1,81 @@
+"""How long a run may have taken: its schedule re-timed under joint op errors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.breakdown import OpUse, distinct_sizes
+from simulator.records import Floats, Ints, Records
+from simulator.retime import retimed_finish
+from simulator.rides import Rides
+from simulator.uncertainty import OCTAVES, OpError, standard_normals
+
+SAMPLES = 64
+"""Joint draws of the op errors. The ends of a 90 % band then vary by about a tenth of its width."""
+
+LAYER, FIRST, LAST, SEND = range(4)
+_PARTS = {"embedding": FIRST, "lm_head": LAST, "send_recv": SEND}
+
+
+class _Perturbed:
+    """What op errors add to the recorded times of one replica's iterations.
+
+    All sizes of an op that lie in one octave have one relative error in each sample. Such an (op,
+    octave) is a column of a table of times; times the table of errors it gives what is added.
+    """
+
+    def __init__(self, uses: dict[str, OpUse], errors: dict[str, OpError], key: str) -> None:
+        self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in range(4)]
+        tables: list[list[Floats]] = [[] for _ in range(4)]
+        for op, use in uses.items():
+            used = use.time_s > 0
+            if op not in errors or not used.any():
+                continue
+            distinct, which = distinct_sizes(use.size[used])
+            seconds = np.bincount(which, use.time_s[used])
+            size = distinct.prod(axis=1) if op == "attn_decode" else distinct[:, 0]
+            octaves = np.minimum(np.log2(np.maximum(size, 1)).astype(np.int64), OCTAVES - 1)
+            present, place = np.unique(octaves, return_inverse=True)
+            # One deviation an octave: that of its sizes, weighted by the time spent in each.
+            weighted = np.bincount(place, seconds * errors[op].sigmas(distinct))
+            sigma = weighted / np.bincount(place, seconds)
+            normal = standard_normals(f"{key} {op}", SAMPLES)
+            part = _PARTS.get(op, LAYER)
+            column = np.zeros(len(used), np.int64)
+            column[used] = len(tables[part]) + place[which]
+            error = errors[op].common * normal[0] + sigma[:, None] * normal[1 + present]
+            tables[part].extend(np.expm1(error))
+            self._ops[part].append((use.time_s, column))
+        self._tables = [np.reshape(rows, (len(rows), SAMPLES)) for rows in tables]
+
+    def __call__(self, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+        """Seconds added to layer, first stage, last stage and transfer; (rows, samples) each."""
+        added = []
+        here = np.arange(len(rows))
+        for ops, table in zip(self._ops, self._tables, strict=True):
+            times = np.zeros((len(rows), len(table)))
+            for time_s, column in ops:
+                times[here, column[rows]] += time_s[rows]
+            added.append(times @ table)
+        return added[0], added[1], added[2], added[3]
+
+
+def makespan_samples(
+    records: Records,
+    rides: list[Rides],
+    uses: list[dict[str, OpUse]],
+    errors: dict[str, OpError],
+    key: str,
+) -> Floats:
+    """The makespan in seconds under each of :data:`SAMPLES` joint draws of the op errors.
+
+    ``uses`` are the replicas' :func:`~simulator.breakdown.breakdown`; ``key`` names the bundle.
+    Runs on the same bundle get the same draws.
+    """
+    perturbed = [_Perturbed(use, errors, key) for use in uses]
+    last = [np.arange(log.num_iterations)[-1:] for log in records.replicas]
+    finish = retimed_finish(
+        records, rides, lambda replica, rows: perturbed[replica](rows), SAMPLES, last
+    )
+    ends = np.concatenate([end for end in finish if len(end)])
+    return np.asarray(ends.max(axis=0) - records.arrival_s.min())

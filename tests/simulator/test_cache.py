@@ -1,0 +1,76 @@
+"""Arrays kept on disk: the same as computed ones, and never in the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simulator.cache import VARIABLE, cache_folder, cached
+from simulator.predictor import BundlePredictor
+from simulator.regression import OpTimes
+from tests.simulator.test_predictor import shipped
+
+ARRAY = np.array([[0.1, 2**-40], [np.pi, 0.0]])
+
+
+def fail() -> np.ndarray:
+    raise AssertionError("computed again")
+
+
+def test_an_array_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "new" / "folder"))
+    assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+    assert np.array_equal(cached("key", fail), ARRAY)
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["key.npz"]
+    with pytest.raises(AssertionError):
+        cached("other", fail)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"no archive", None])
+def test_a_damaged_file_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    file = tmp_path / "key.npz"
+    if content is None:  # objects would have to be unpickled
+        np.savez(file, array=np.array([{}], dtype=object))
+    else:
+        file.write_bytes(content)
+    assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+    assert np.array_equal(cached("key", fail), ARRAY)
+
+
+def test_it_can_be_switched_off_and_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "off")
+    assert cache_folder() is None
+    assert cached("key", lambda: ARRAY) is ARRAY
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "below"))
+    assert cached("key", lambda: ARRAY) is ARRAY
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "sarathi-sim"
+
+
+def test_times_are_the_same_with_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, lazily tabulated chunks included; a hit fits nothing."""
+    bundle, _ = shipped("a6000", "llama-13b", 1)
+
+    def tables(ops: OpTimes) -> list[object]:
+        predict = BundlePredictor(ops, max_tokens=64, max_length=512, max_batch=4)
+        predict._tabulate_chunks(40)
+        return [predict._whole, predict._decode_rows, predict._chunk_rows, predict._by_tokens]
+
+    monkeypatch.setenv(VARIABLE, "off")
+    without = tables(OpTimes(bundle))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert tables(OpTimes(bundle)) == without
+    again = OpTimes(bundle)
+    assert tables(again) == without
+    assert "prefill" not in vars(again) and "decode" not in vars(again)
