@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from policies.batch import Batch
 from policies.policy import Policy
@@ -14,11 +16,14 @@ from policies.scheduler import Scheduler
 from profiler.device import DeviceSpec, load_device
 from simulator.predictor import BundlePredictor
 from simulator.quantum import quantize
-from simulator.records import Ints, Records
+from simulator.records import Floats, Ints, Records
 from simulator.regression import OpTimes
 from simulator.replica import Predictor
 from simulator.simulation import simulate
 from simulator.workload import at_once, make_requests
+
+AttentionTime = Callable[[ArrayLike, ArrayLike], Floats]
+"""Seconds of one layer's attention, by its two sizes."""
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
@@ -155,6 +160,16 @@ class Machine:
         layers = self.layers * float(columns["layer_s"].sum())
         ops["attention"] = layers - sum(ops.values())
         return ops
+
+
+def with_attention(
+    ops: OpTimes, prefill: AttentionTime, decode: AttentionTime, mark: str
+) -> OpTimes:
+    """The op times with other attention; ``mark`` tells its kept tables from those of others."""
+    new = copy.copy(ops)
+    # These are objects of a class, made when first asked for; any function will do.
+    vars(new).update(prefill=prefill, decode=decode, key=f"{ops.key} {mark}")
+    return new
 
 
 def mixing(times: Predictor, mixed_s: float) -> Predictor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from experiments.deployment import Deployment, deploy
 from experiments.loading import load_experiment
-from experiments.machine import mixing
+from experiments.machine import mixing, with_attention
 from experiments.paper.variants import Lab
 from simulator.ledger import gaps, iteration_bubbles
 from simulator.records import Floats, Records
@@ -67,25 +66,25 @@ def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
     """Op times under the assumptions."""
     if not (assumed.padded or assumed.factors):
         return ops
-    new, factor = copy.copy(ops), dict(assumed.factors)
-    decode, prefill, reduce = ops.decode, ops.prefill, ops.all_reduce
-    by = factor.get
+    by = dict(assumed.factors).get
+
+    def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
+        held = np.full_like(context, longest) if assumed.padded else context
+        return by("decode", 1.0) * ops.decode(batch, held)
+
+    new = with_attention(
+        ops,
+        lambda chunk, context: by("prefill", 1.0) * ops.prefill(chunk, context),
+        attend,
+        f"{assumed.padded} {assumed.factors} {longest}",
+    )
     new.linear = {
         op: _times(time, by("others" if op == "others" else "linear", 1.0))
         for op, time in ops.linear.items()
     }
     new.send = {scope: _times(time, by("send", 1.0)) for scope, time in ops.send.items()}
-    if reduce is not None:
-        new.all_reduce = _times(reduce, by("all_reduce", 1.0))
-
-    def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
-        held = np.full_like(context, longest) if assumed.padded else context
-        return by("decode", 1.0) * decode(batch, held)
-
-    # Surfaces are objects of a class; here any function will do.
-    vars(new).update(
-        prefill=lambda chunk, context: by("prefill", 1.0) * prefill(chunk, context), decode=attend
-    )
+    if ops.all_reduce is not None:
+        new.all_reduce = _times(ops.all_reduce, by("all_reduce", 1.0))
     return new
 
 
@@ -100,7 +99,7 @@ def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records
     return simulate(
         found.requests,
         found.schedulers(),
-        mixing(found.predictor(), lab.machine(DEVICE, MODEL, TP).mixed_s),
+        mixing(found.predictor, lab.machine(DEVICE, MODEL, TP).mixed_s),
         found.layers,
         router=chosen.cluster.router,
         lazy=chosen.batching.formation == "lazy",

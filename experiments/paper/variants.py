@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from experiments.machine import Machine
+from experiments.machine import Machine, with_attention
 from profiler.model import LAYER_GEMMS
 from profiler.paths import data_dir
-from profiler.schema import Bundle, find_bundle, load_bundle
+from profiler.schema import find_bundle, load_bundle
 from profiler.strict import STRICT, parse, read_yaml
 from simulator.records import Floats
 from simulator.regression import OpTimes
@@ -101,12 +101,11 @@ class Lab:
         """One tensor-parallel group of ``tp`` GPUs that holds all of a model's layers."""
         key = (device, model, tp)
         if key not in self._machines:
-            bundle = _bundle(*key)
+            ops, mixed_s = _op_times(*key), 0.0
             constants = self._constants.get(device)
-            mixed_s = 0.0
             if constants is not None:
-                bundle, mixed_s = calibrated(bundle, constants), constants.mixed_us * 1e-6
-            self._machines[key] = Machine(OpTimes(bundle), device, mixed_s)
+                ops, mixed_s = calibrated(ops, constants), constants.mixed_us * 1e-6
+            self._machines[key] = Machine(ops, device, mixed_s)
         return self._machines[key]
 
     @property
@@ -120,21 +119,20 @@ class Lab:
         return self.machine("a100-80g-sxm", "llama-33b")
 
 
-def calibrated(bundle: Bundle, constants: Constants) -> Bundle:
-    """A bundle's op times with the constants applied; other ops stay as they are."""
-    linear = bundle.linear.copy()
+def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
+    """Op times with the constants applied; other ops stay as they are."""
+    linear = ops.bundle.linear.copy()
     if constants.p is not None:
         for op in (*LAYER_GEMMS, "lm_head"):
             here = linear["op"] == op
             rows, times = linear.loc[here, ["num_tokens", "time_us"]].to_numpy(np.float64).T
             linear.loc[here, "time_us"] = _gemm_us(rows, times, constants, constants.p)
-    prefill = bundle.attn_prefill.assign(
-        time_us=bundle.attn_prefill["time_us"] * constants.attn_prefill
+    return with_attention(
+        OpTimes(dataclasses.replace(ops.bundle, linear=linear)),
+        lambda chunk, context: constants.attn_prefill * ops.prefill(chunk, context),
+        lambda batch, context: constants.attn_decode * ops.decode(batch, context),
+        repr(constants),
     )
-    decode = bundle.attn_decode.assign(
-        time_us=bundle.attn_decode["time_us"] * constants.attn_decode
-    )
-    return dataclasses.replace(bundle, linear=linear, attn_prefill=prefill, attn_decode=decode)
 
 
 def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
@@ -151,5 +149,5 @@ def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
 
 
 @cache
-def _bundle(device: str, model: str, tp: int) -> Bundle:
-    return load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
+def _op_times(device: str, model: str, tp: int) -> OpTimes:
+    return OpTimes(load_bundle(find_bundle(data_dir() / "profiles", device, model, tp)))

@@ -29,7 +29,7 @@ from experiments.paper.scenarios import (
 )
 from experiments.paper.tables import markdown
 from experiments.paper.throughput import BASELINE, balanced, sarathi, split
-from experiments.paper.variants import Constants, Lab, _bundle, calibrated
+from experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from policies.orca import Orca
 from profiler.model import load_model
 
@@ -153,25 +153,32 @@ def test_mixing_adds_to_mixed_batches_only() -> None:
 
 def test_a_calibrated_gemm() -> None:
     """Its two limits, and a started tile that costs a whole one."""
-    bundle = _bundle("a6000", "llama-13b", 1)
-    new = calibrated(bundle, Constants(read=1.5, compute=0.5, p=30.0, attn_decode=2.0))
-
-    def times(frame: Any) -> dict[int, float]:
-        rows = frame.linear[frame.linear["op"] == "ffn_ln1"]
-        return dict(zip(rows["num_tokens"], rows["time_us"], strict=True))
-
-    before, after = times(bundle), times(new)
-    assert after[1] == pytest.approx(1.5 * before[1], rel=1e-6)  # memory-bound at such a p
-    assert after[4096] == pytest.approx(0.5 * before[4096], rel=1e-6)
-    assert after[1025] == pytest.approx(after[1152])
-    assert after[1025] > after[1024]
-    assert (new.attn_decode["time_us"] == 2 * bundle.attn_decode["time_us"]).all()
-    assert new.attn_prefill.equals(bundle.attn_prefill)
+    before = _op_times("a6000", "llama-13b", 1)
+    after = calibrated(before, Constants(read=1.5, compute=0.5, p=30.0, attn_decode=2.0))
+    old, new = before.linear["ffn_ln1"], after.linear["ffn_ln1"]
+    assert new(1) == pytest.approx(1.5 * old(1), rel=1e-6)  # memory-bound at such a p
+    assert new(4096) == pytest.approx(0.5 * old(4096), rel=1e-6)
+    assert new(1025) == pytest.approx(new(1152))
+    assert new(1025) > new(1024)
+    assert after.decode(4, 1000) == pytest.approx(2 * before.decode(4, 1000))
+    assert after.prefill(64, 100) == before.prefill(64, 100)
 
 
 def test_without_p_gemms_stay_as_shipped() -> None:
-    bundle = _bundle("a6000", "llama-13b", 1)
-    assert calibrated(bundle, Constants(read=3.0)).linear.equals(bundle.linear)
+    before = _op_times("a6000", "llama-13b", 1)
+    after = calibrated(before, Constants(read=3.0))
+    assert after.linear["preproj"](300) == before.linear["preproj"](300)
+
+
+def test_kept_tables_of_other_constants_are_not_mixed_up() -> None:
+    """Tables are kept on disk by content: changed attention must not find the unchanged one."""
+    before = _op_times("a6000", "llama-13b", 1)
+    sizes, contexts = np.arange(1.0, 4.0), np.array([1.0, 500.0])
+    plain = before.decode_table(sizes, contexts)
+    twice = calibrated(before, Constants(attn_decode=2.0)).decode_table(sizes, contexts)
+    padded = changed(before, Assumptions(padded=True), 2048).decode_table(sizes, contexts)
+    assert twice == pytest.approx(2 * plain)
+    assert padded[:, 0] == pytest.approx(padded[:, 1])
 
 
 def test_assumptions_change_op_times() -> None:
