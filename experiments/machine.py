@@ -73,6 +73,8 @@ class Machine:
         self.device: DeviceSpec = load_device(device)
         self.layers = ops.model.num_layers
         self.mixed_s = mixed_s
+        self._attention: dict[tuple[float, float], float] = {}
+        self._decode: dict[tuple[int, float], float] = {}
 
     def iteration(
         self, chunks: Sequence[tuple[int, int]] = (), decodes: int = 0, context: float = 0
@@ -82,16 +84,36 @@ class Machine:
         block = self.block(rows)
         linear = self.layers * sum(block.values())
         linear += float(self.ops.embedding(rows) + self.ops.lm_head(len(chunks) + decodes))
-        attention = sum(self.attention(*chunk) for chunk in chunks)
+        attention = self.attentions(chunks)
         if decodes:
-            attention += self.layers * float(self.ops.decode(decodes, context))
+            attention += self.decode_attention(decodes, context)
         if chunks and decodes:
             linear += self.layers * self.mixed_s
         return Iteration(linear, attention)
 
     def attention(self, tokens: float, cached: float = 0) -> float:
         """Seconds of one chunk's attention in all layers."""
-        return self.layers * float(self.ops.prefill(tokens, cached))
+        return self.attentions([(tokens, cached)])
+
+    def attentions(self, chunks: Iterable[tuple[float, float]]) -> float:
+        """Seconds of the attention of chunks ``(tokens, cached tokens)``, summed, in all layers.
+
+        A regression takes about as long for one pair as for a thousand, so all that are not known
+        yet are asked for at once, and kept.
+        """
+        wanted = list(chunks)
+        if missing := list(dict.fromkeys(c for c in wanted if c not in self._attention)):
+            tokens, cached = np.array(missing, np.float64).T
+            times = self.layers * self.ops.prefill(tokens, cached)
+            self._attention.update(zip(missing, times.tolist(), strict=True))
+        return sum(self._attention[chunk] for chunk in wanted)
+
+    def decode_attention(self, batch: int, context: float) -> float:
+        """Seconds of a batch of decodes' attention in all layers, at a mean ``context``."""
+        key = (batch, context)
+        if key not in self._decode:
+            self._decode[key] = self.layers * float(self.ops.decode(batch, context))
+        return self._decode[key]
 
     def block(self, rows: float) -> dict[str, float]:
         """Seconds of one layer's ops on ``rows`` fused token rows, attention left out."""
@@ -105,20 +127,20 @@ class Machine:
         """Whole prompts in one iteration; with ``chunk``, one prompt in chunks of that size."""
         if chunk is None:
             return self.iteration([(tokens, 0)] * prompts)
-        parts = [
-            self.iteration([(min(chunk, tokens - done), done)]) for done in range(0, tokens, chunk)
-        ]
-        return Iteration(sum(p.linear_s for p in parts), sum(p.attention_s for p in parts))
+        chunks = [(min(chunk, tokens - done), done) for done in range(0, tokens, chunk)]
+        attention = self.attentions(chunks)
+        linear = sum(self.iteration([part]).linear_s for part in chunks)
+        return Iteration(linear, attention)
 
     def prefill_rate(self, tokens: int, prompts: int = 1) -> float:
         """Prompt tokens a second of a single layer, ``prompts`` prompts at a time."""
         one = sum(self.block(tokens * prompts).values())
-        return tokens * prompts / (one + prompts * float(self.ops.prefill(tokens, 0)))
+        return tokens * prompts / (one + prompts * self.attention(tokens) / self.layers)
 
     def decode_rate(self, batch: int, context: int) -> float:
         """Decoded tokens a second of a single layer."""
         one = sum(self.block(batch).values())
-        return batch / (one + float(self.ops.decode(batch, context)))
+        return batch / (one + self.decode_attention(batch, context) / self.layers)
 
     def serve(
         self, policy: Policy, batch: int, prompt: int, output: int, rounds: int = 20

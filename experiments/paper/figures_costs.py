@@ -70,7 +70,7 @@ def per_token_cost(labs: Labs) -> Figure:
         for place, batch in enumerate(batches):
             rows = 1024 * batch
             _stack(left, place + offset, _op_ms(m, rows, batch * m.attention(1024)), rows, hatch)
-            decode = m.layers * float(m.ops.decode(batch, 1024))
+            decode = m.decode_attention(batch, 1024)
             _stack(right, place + offset, _op_ms(m, batch, decode), batch, hatch)
     left.plot([0], [0.229], **STATED)
     for batch in (1, 2, 18):
@@ -179,6 +179,7 @@ def tile_quantisation(labs: Labs) -> Figure:
     tokens = np.unique([*range(1, 601, 3), *(128 * i + d for i in range(1, 5) for d in (0, 1))])
     for lab, line in zip(labs, (PREDICTED, CALIBRATED), strict=True):
         m = lab.a6000
+        m.attentions([(int(n), 0) for n in tokens])
         axes.plot(tokens, [1e3 * m.prefill(int(n)).total_s for n in tokens], line, color=BLUE)
     for count, side in ((128, "right"), (256, "right"), (257, "left")):
         stated = paper(f"tile_{count}")
