@@ -18,6 +18,8 @@ from profiler import public_data as data
 from profiler.device import load_device
 from profiler.fit import columns_of, fit_op
 from profiler.forms import GEMM
+from profiler.grid import Key, Line
+from profiler.plan import TILE, Limits, coarse_grid
 from profiler.public_vidur import vidur_gemms_by_tp
 from profiler.study import on
 from simulator.bands import fit_band
@@ -26,7 +28,6 @@ from simulator.lines import Shape
 from simulator.records import Floats, Ints
 from simulator.surface import decode_surface, place, prefill_surface
 
-TILE = 128
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as they were measured, unfused, and how many of each a layer has."""
 
@@ -79,23 +80,17 @@ def _score(
     )
 
 
-def greedy_grid(size: Floats, time: Floats, points: int, tile: int = TILE) -> Ints:
-    """Rows to measure: both sides of every tile edge and the small sizes, then adaptively.
-
-    The next point halves the interval with the largest step between its ends, relative, times the
-    root of its length: a step is found by bisection, and wide intervals get their look too.
-    """
-    last = int(size[-1])
-    seed = {1, 2, 4, 8, 16, 24, 32, 48, 64, last}
-    seed |= {edge + more for edge in range(tile, last, tile) for more in (0, 1)}
-    chosen = set(np.flatnonzero(np.isin(size, sorted(seed))).tolist())
-    while len(chosen) < points:
-        rows = np.array(sorted(chosen))
-        gap = np.diff(rows)
-        step = np.abs(time[rows[1:]] / time[rows[:-1]] - 1) * np.sqrt(np.diff(size[rows]))
-        widest = int(np.argmax(np.where(gap > 1, step, -1)))
-        chosen.add(int(rows[widest] + gap[widest] // 2))
-    return np.array(sorted(chosen))
+def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
+    """Rows of up to ``points`` that the profiler would measure, given the times of all sizes."""
+    largest = int(size[-1])
+    row: dict[Key, int] = {(int(m),): number for number, m in enumerate(size)}
+    limits = Limits(max_tokens=largest, max_context=largest, max_batch=1)
+    chosen = [key for key in coarse_grid("preproj", limits) if key in row]
+    grid = Line({key: float(time[row[key]]) for key in chosen}, target=0.01)
+    while len(chosen) < points and (proposal := grid.propose()) is not None:
+        chosen.append(proposal.key)
+        grid.add(proposal.key, float(time[row[proposal.key]]))
+    return np.array(sorted(row[key] for key in chosen))
 
 
 def spread_points(points: Floats, count: int) -> Ints:
@@ -142,7 +137,7 @@ def gemm_in_range(datasets: Path) -> Iterator[Score]:
     untouched = np.ones(2048, bool)
     for shape, tokens, time in _by_shape(data.llmservingsim_gemm(datasets)):
         table = OpTable("gemm", tokens[:, None], time, line, line, TILE)
-        grid = greedy_grid(tokens, time, 100)
+        grid = adaptive_grid(tokens, time, 100)
         off, inside, rest = _tested(table, grid, line)
         errors.append(off)
         covered.append(inside)

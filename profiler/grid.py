@@ -1,10 +1,7 @@
-"""Where to measure next: where a fit through the points so far was furthest off.
+"""Where to measure next: where a fit through the points so far may be furthest off.
 
 Every point beyond the coarse ones is predicted from its neighbours before it is measured, so its
-error is a held-out one. An interval (over two sizes: a triangle) has the error of the point that
-was measured in it last; a coarse one, in which nothing was measured yet, the leave-one-out error
-of its ends, and never less than would get it one look: both ends are blind to a step between them.
-The next point goes where error times size (in octaves) is largest. torch-free.
+error is a held-out one, and says when to stop. torch-free.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Proposal:
-    """The next point of a grid; ``score`` is its expected worth, error times octaves."""
+    """The next point of a grid; ``score`` is its expected worth, for comparison with other ops."""
 
     key: Key
     score: float
@@ -48,45 +45,38 @@ class Grid(Protocol):
 class Line:
     """Times over one size, piecewise linear between the points.
 
+    The next point halves the interval with the largest relative step between its ends, times the
+    root of its length: bisection finds a step, and wide intervals get their look too. An interval
+    is left alone once its ends are within ``target`` of each other, or once the last
+    :data:`LOOKS` points measured in it lay on the line (one alone can do so by accident where a
+    step up and a step down are hidden).
+
     ``coarse`` are the points to start from, ``target`` the held-out error (a fraction) to reach,
     ``resolution`` the finest interval to look into, as a fraction of the size (0: single tokens).
     """
+
+    LOOKS = 2
 
     def __init__(self, coarse: Mapping[Key, float], target: float, resolution: float = 0.0) -> None:
         self.held_out: list[float] = []
         self._target = target
         self._resolution = resolution
         self._time = {key[0]: time for key, time in coarse.items()}
-        self._order: dict[int, int] = dict.fromkeys(self._time, 0)
         self._skipped: set[int] = set()
-        self._error = self._leave_one_out()
-
-    def _leave_one_out(self) -> dict[int, float]:
-        sizes = sorted(self._time)
-        errors = {}
-        for low, middle, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
-            guess = _between(middle, low, high, self._time[low], self._time[high])
-            errors[middle] = abs(guess - self._time[middle]) / self._time[middle]
-        return errors
-
-    def _interval_error(self, low: int, high: int) -> float:
-        newest = max(low, high, key=lambda size: self._order[size])
-        if self._order[newest]:
-            return self._error[newest]
-        coarse = max(self._error.get(low, 0.0), self._error.get(high, 0.0))
-        return max(coarse, self._target * 1.01)
+        self._good_looks: dict[tuple[int, int], int] = {}  # of an interval, one after the other
 
     def propose(self) -> Proposal | None:
-        """The middle of the interval with the largest error times octaves, or None."""
+        """The middle of the interval most likely to hide a step, or None."""
         sizes = sorted(self._time)
         best: Proposal | None = None
         for low, high in pairwise(sizes):
             middle = (low + high) // 2
-            error = self._interval_error(low, high)
+            step = abs(self._time[high] / self._time[low] - 1)
             too_fine = high - low <= max(1.0, self._resolution * low)
-            if too_fine or middle in self._skipped or error <= self._target:
+            content = step <= self._target or self._good_looks.get((low, high), 0) >= self.LOOKS
+            if too_fine or content or middle in self._skipped:
                 continue
-            score = error * float(np.log2(high / low))
+            score = step * float(np.sqrt((high - low) / sizes[-1]))
             if best is None or score > best.score:
                 best = Proposal((middle,), score)
         return best
@@ -101,8 +91,8 @@ class Line:
         error = max(0.0, abs(guess - time) / time - noise)
         self.held_out.append(error)
         self._time[size] = time
-        self._error[size] = error
-        self._order[size] = len(self.held_out)
+        looks = self._good_looks.get((low, high), 0) + 1 if error <= self._target else 0
+        self._good_looks[low, size] = self._good_looks[size, high] = looks
 
     def skip(self, key: Key) -> None:
         """Never propose ``key`` again."""
@@ -116,7 +106,9 @@ def _between(x: float, low: float, high: float, at_low: float, at_high: float) -
 class Surface:
     """Times over two sizes: physical terms, times a ratio that is linear in each triangle.
 
-    This is how the simulator reads attention times. ``terms(a, b)`` gives the physical terms, shape
+    A triangle has the error of the point measured in it last (a coarse one: half the range of the
+    ratio at its corners, and never less than would get it one look); the next point goes where
+    error times area (in octaves) is largest. ``terms(a, b)`` gives the physical terms, shape
     (points, terms); ``allowed(key)`` says which points exist. Sizes enter as logarithms, the second
     one shifted by 32 so that 0 is a size like others.
     """

@@ -77,7 +77,7 @@ def coarse_grid(op: str, limits: Limits) -> list[Key]:
     most = limits.max_batch if op == "lm_head" else limits.max_tokens
     # The first sizes one by one: small matrices take anything but monotone times on a CPU.
     sizes = [*range(1, 9), 12, 16, 24, 32, 48, 64, 96]
-    edges = [k * TILE for k in (1, 2, 3, 4, 6, 8)] + [k * 2 * TILE for k in _doubling(6)]
+    edges = [k * TILE for k in range(1, 17)] + _doubling(32 * TILE)
     return [(m,) for m in _upto(sizes + edges + [edge + 1 for edge in edges], most)]
 
 
