@@ -1,5 +1,5 @@
-# make demo | test | lint | clean. Each makes its own virtual environment in .venv; python3 (3.11 or
-# later, with its venv module) and make are all they need.
+# make demo | test | lint | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11
+# or later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint paper clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -23,6 +23,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check . || failed=1; \
 	$(BIN)/mypy --strict || failed=1; \
 	exit $$failed
+
+# The fit to the paper and everything docs/paper.md shows, anew.
+paper: $(VENV)/.installed
+	$(BIN)/python -m experiments.paper.calibrate
+	$(BIN)/sarathi-sim reproduce --out runs/paper
+	$(BIN)/python -m experiments.paper.page runs/paper docs
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -17,6 +17,7 @@ import typer
 from experiments.cli_base import Commands, check_writable, consoles, print_notes, report_written
 from experiments.cli_bundles import add_profile_commands
 from experiments.cli_data import add_data_commands
+from experiments.cli_paper import add_paper_commands
 from experiments.cli_profile import add_profile_command
 from experiments.cli_sweep import add_sweep_commands
 from experiments.cli_validate import add_validate_command
@@ -264,6 +265,7 @@ add_data_commands(app)
 add_profile_command(app)
 add_profile_commands(app)
 add_validate_command(app)
+add_paper_commands(app)
 
 
 def main() -> None:

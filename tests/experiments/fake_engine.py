@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -63,8 +64,8 @@ class FakeEngine:
         arrived = times.start.copy()
         ops = np.zeros((*times.start.shape, len(TIMED_OPS) + 2))
         stages = StageLog(arrived, times.start, times.finish, times.finish - times.start, ops)
-        rides = [tuple(int(n) for n in ride) for ride in log.rides]
-        served = Served(decisions=list(self.seen), rides=rides)  # type: ignore[arg-type]
+        rides = array("q", log.rides.ravel().tolist())
+        served = Served(decisions=list(self.seen), rides=rides)
         return EngineRun(served, stages), records
 
     def play(self, works: Sequence[GridWork]) -> StageLog:

@@ -1,0 +1,197 @@
+"""The commands about the paper: its claims beside ours, and advice on the chunk size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli_base import check_writable, consoles, report_written
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from experiments.paper.claims import Result
+
+
+def add_paper_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(reproduce)
+    app.command()(advise)
+
+
+def reproduce(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims; all by default.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also draw every figure and table of the paper into this folder (with all claims: "
+            "and the readings of the pipeline experiment, over five seeds).",
+        ),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="predicted or paper-calibrated; both by default.")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the claims and how each is read.")
+    ] = False,
+) -> None:
+    """Compute the Sarathi paper's numbers, each beside the paper's own.
+
+    \b
+    Examples:
+      sarathi-sim reproduce
+      sarathi-sim reproduce tile_257 pd_peak_256_at --variant predicted
+      sarathi-sim reproduce --json claims.json --out runs/paper
+      sarathi-sim reproduce --list
+    """
+    from experiments.errors import ConfigError
+    from experiments.messages import suggest
+    from experiments.paper.claims import pick_claims
+    from experiments.paper.reproduce import reproduce as compute
+    from experiments.paper.reproduce import write_json
+    from experiments.paper.variants import VARIANTS
+    from experiments.report import ProgressBar
+
+    claims = pick_claims(ids or [])
+    if listing:
+        _print_readings([claim.id for claim in claims])
+        return
+    variants = [name for name in VARIANTS if variant in (None, name)]
+    if not variants:
+        raise ConfigError(
+            f"--variant {variant}: no such variant{suggest(str(variant), VARIANTS)}; "
+            f"allowed: {', '.join(VARIANTS)}"
+        )
+    stdout, stderr = consoles()
+    if json is not None:
+        check_writable(json)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)  # before the work: one may not be allowed to
+    with ProgressBar(stderr, enabled=True) as progress:
+        results = compute(claims, variants, progress)
+        if out is not None:
+            from experiments.paper.gallery import write_gallery
+
+            write_gallery(out, None if ids else results, progress)
+    stdout.print(claims_table(results))
+    for name, (good, total) in _summary(results).items():
+        stdout.print(f"{name}: {good} of {total} reproduced", highlight=False, markup=False)
+    if json is not None:
+        write_json(results, json)
+        stdout.print(f"written: {json}", highlight=False, markup=False, soft_wrap=True)
+    if out is not None:
+        report_written(stdout, out, None)
+
+
+def advise(
+    model: Annotated[str, typer.Option(help="A model that the profiles hold.")],
+    device: Annotated[str, typer.Option(help="A device that the profiles hold, or its YAML.")],
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="LENGTH:PD",
+            help="Prompt + output tokens of a request, and their ratio: a number, a range "
+            "LOW..HIGH, or ? for unknown (1..200).",
+        ),
+    ],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
+    ] = None,
+    tbt_limit: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MS", help="Most time between tokens, in milliseconds."),
+    ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of profile bundles.  [default: the shipped ones]")
+    ] = None,
+) -> None:
+    """Advise on Sarathi's chunk size and batch cap; five lines, and what they rest on.
+
+    \b
+    Examples:
+      sarathi-sim advise --model llama-13b --device a6000 --workload 1K:14 --batch 18
+      sarathi-sim advise --model llama-13b --device a6000 --workload "2K:?"
+      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 4K:5..50 --tbt-limit 40
+    """
+    from experiments.advise import advise as find
+    from experiments.advise import explain
+    from experiments.demand import parse_demand
+    from experiments.machine import Machine
+    from experiments.report import ProgressBar
+    from profiler.device import load_device
+    from profiler.paths import data_dir
+    from profiler.schema import find_bundle, load_bundle
+    from simulator.regression import OpTimes
+
+    demand = parse_demand(workload)
+    folder = profiles if profiles is not None else data_dir() / "profiles"
+    path = find_bundle(folder, load_device(device).name, model, tp)
+    machine = Machine(OpTimes(load_bundle(path)), device)
+    stdout, stderr = consoles()
+    with ProgressBar(stderr, enabled=True) as progress:
+        advice = find(
+            machine,
+            demand,
+            batch_cap=batch,
+            tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
+            progress=lambda done, total: progress("simulations", done, total),
+        )
+    for line in explain(advice):
+        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _summary(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
+    from experiments.paper.reproduce import summary
+
+    return {str(name): counts for name, counts in summary(results).items()}
+
+
+def claims_table(results: Sequence[Result]) -> Table:
+    """One row a claim, the variants side by side."""
+    from rich.table import Table
+
+    variants = list(dict.fromkeys(result.variant for result in results))
+    table = Table(
+        caption="*: fitted. Reproduced: within 15 %, or on the right side of a bound.",
+        caption_justify="left",
+    )
+    table.add_column("claim", overflow="fold")
+    table.add_column("section")
+    table.add_column("unit")
+    table.add_column("paper", justify="right")
+    for name in variants:
+        table.add_column(name, justify="right")
+        table.add_column("ratio", justify="right")
+        table.add_column("")
+    bounds = {"upper bound": "<= ", "lower bound": ">= "}
+    for number in range(0, len(results), len(variants)):
+        row = results[number : number + len(variants)]
+        claim = row[0].claim
+        cells = []
+        for result in row:
+            mark = "*" if result.fitted else ""
+            good = "yes" if result.ok else "[bold]no[/bold]"
+            cells += [f"{result.ours:.4g}{mark}", f"{result.ratio:.2f}", good]
+        stated = f"{bounds.get(claim.kind, '')}{claim.paper:g}"
+        table.add_row(claim.id, claim.section, claim.unit, stated, *cells)
+    return table
+
+
+def _print_readings(ids: Sequence[str]) -> None:
+    from experiments.paper.claims import load_claims, readings
+
+    claims, known = load_claims(), readings()
+    for id in ids:
+        claim = claims[id]
+        typer.echo(f"{id} (section {claim.section}): {claim.metric}; {claim.setting}")
+        typer.echo(f"    {known[id].text}")

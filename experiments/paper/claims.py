@@ -1,0 +1,152 @@
+"""What the paper states, and the registry of functions that compute our value of it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from experiments.errors import ConfigError
+from experiments.messages import suggest
+from experiments.paper.variants import Lab, Variant
+from profiler.paths import data_dir
+
+TOLERANCE = 0.15
+"""How far a value may be from the paper's to count as reproduced."""
+
+Kind = Literal["ratio", "absolute", "upper bound", "lower bound", "ordering"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One number of the paper: row of ``data/paper/claims.csv``.
+
+    ``kind`` says how ours is judged: within :data:`TOLERANCE` (ratio, absolute), on the right side
+    (bounds), or equal (ordering: 1 if it holds, else 0).
+    """
+
+    id: str
+    section: str
+    model: str
+    device: str
+    parallelism: str
+    setting: str
+    metric: str
+    paper: float
+    unit: str
+    kind: Kind
+
+    def holds(self, ours: float) -> bool:
+        """Whether our value reproduces the claim."""
+        if self.kind == "upper bound":
+            return ours <= self.paper
+        if self.kind == "lower bound":
+            return ours >= self.paper
+        if self.kind == "ordering":
+            return ours == self.paper
+        return abs(ours - self.paper) <= TOLERANCE * self.paper
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a claim is read: the text that says so, and the function that computes our value."""
+
+    text: str
+    compute: Callable[[Lab], float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A claim, in one variant."""
+
+    claim: Claim
+    variant: Variant
+    ours: float
+    reading: str
+    fitted: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether the claim is reproduced."""
+        return self.claim.holds(self.ours)
+
+    @property
+    def ratio(self) -> float:
+        """Ours / the paper's."""
+        return self.ours / self.claim.paper
+
+    def row(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "id": self.claim.id,
+            "variant": self.variant,
+            "paper": self.claim.paper,
+            "ours": self.ours,
+            "ratio": self.ratio,
+            "status": "fitted" if self.fitted else "predicted",
+            "ok": self.ok,
+            "kind": self.claim.kind,
+            "section": self.claim.section,
+            "metric": self.claim.metric,
+            "setting": f"{self.claim.model}, {self.claim.device}, {self.claim.parallelism}: "
+            f"{self.claim.setting}",
+            "reading": self.reading,
+        }
+
+
+_READINGS: dict[str, Reading] = {}
+
+
+def reads(id: str, text: str) -> Callable[[Callable[[Lab], float]], Callable[[Lab], float]]:
+    """Register the function below as what computes our value of claim ``id``."""
+
+    def register(compute: Callable[[Lab], float]) -> Callable[[Lab], float]:
+        if id in _READINGS:
+            raise ValueError(f"claim {id!r} is computed twice")
+        _READINGS[id] = Reading(text, compute)
+        return compute
+
+    return register
+
+
+def readings() -> dict[str, Reading]:
+    """Every claim's reading, by id."""
+    from experiments.paper import (  # noqa: F401  (they register theirs)
+        ablation,
+        costs,
+        decode_speedup,
+        pipeline,
+        throughput,
+    )
+
+    return _READINGS
+
+
+@cache
+def load_claims() -> dict[str, Claim]:
+    """Every claim by id, in the order of the paper."""
+    with (data_dir() / "paper" / "claims.csv").open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    return {row["id"]: Claim(**{**row, "paper": float(row["paper"])}) for row in rows}
+
+
+def pick_claims(ids: Iterable[str]) -> list[Claim]:
+    """The named claims, or all of them. Raises ConfigError for an id that does not exist."""
+    claims = load_claims()
+    wanted = list(dict.fromkeys(ids))
+    for id in wanted:
+        if id not in claims:
+            raise ConfigError(
+                f"{id}: no such claim{suggest(id, claims)}; `sarathi-sim reproduce --list` "
+                "shows all of them"
+            )
+    return [claims[id] for id in wanted] or list(claims.values())
+
+
+def evaluate(claim: Claim, lab: Lab) -> Result:
+    """Our value of one claim."""
+    reading = readings()[claim.id]
+    ours = float(reading.compute(lab))
+    return Result(claim, lab.variant, ours, reading.text, claim.id in lab.fitted)

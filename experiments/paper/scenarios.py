@@ -1,0 +1,145 @@
+"""Section 5.3 under one reading: GPT-3 on 64 A100s served in three ways, and the paper's ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from experiments.deployment import Deployment, deploy
+from experiments.loading import load_experiment
+from experiments.machine import mixing, with_attention
+from experiments.paper.variants import Lab
+from simulator.ledger import gaps, iteration_bubbles
+from simulator.records import Floats, Records
+from simulator.regression import OpTimes
+from simulator.rides import Rides
+from simulator.simulation import simulate
+
+CONFIG = "gpt3_pp"
+DEVICE, MODEL, TP = "a100-80g-sxm", "gpt3-175b", 8
+ORCA, SARATHI, TP_ONLY = "orca_pp", "sarathi_pp", "orca_tp"
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a reading of section 5.3 changes of ``experiments/configs/gpt3_pp.yaml``.
+
+    ``settings`` are ``--set`` assignments. ``factors`` multiply the times of ops: ``linear``,
+    ``others``, ``prefill``, ``decode``, ``all_reduce``, ``send``. With ``padded``, a decode's
+    attention runs over all of the reserved length, whatever its context.
+    """
+
+    settings: tuple[str, ...] = ()
+    padded: bool = False
+    factors: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The four numbers of section 5.3: of makespans, and of the median bubble time of a request."""
+
+    orca_over_sarathi: float
+    orca_over_tp: float
+    tp_over_sarathi: float
+    bubble: float
+
+
+PAPER = Ratios(1.91, 1.28, 1.48, 6.29)
+
+
+def deployment(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Deployment:
+    """One scenario of ``gpt3_pp``, on the lab's op times."""
+    experiment = load_experiment(CONFIG, [f"seed={seed}", *assumed.settings])
+    found = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+    longest = found.scenario.cluster.max_length
+    assert longest is not None
+    ops = changed(lab.machine(DEVICE, MODEL, TP).ops, assumed, longest)
+    return replace(found, ops=ops)
+
+
+def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
+    """Op times under the assumptions."""
+    if not (assumed.padded or assumed.factors):
+        return ops
+    by = dict(assumed.factors).get
+
+    def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
+        held = np.full_like(context, longest) if assumed.padded else context
+        return by("decode", 1.0) * ops.decode(batch, held)
+
+    new = with_attention(
+        ops,
+        lambda chunk, context: by("prefill", 1.0) * ops.prefill(chunk, context),
+        attend,
+        f"{assumed.padded} {assumed.factors} {longest}",
+    )
+    new.linear = {
+        op: _times(time, by("others" if op == "others" else "linear", 1.0))
+        for op, time in ops.linear.items()
+    }
+    new.send = {scope: _times(time, by("send", 1.0)) for scope, time in ops.send.items()}
+    if ops.all_reduce is not None:
+        new.all_reduce = _times(ops.all_reduce, by("all_reduce", 1.0))
+    return new
+
+
+def _times(time: Callable[[ArrayLike], Floats], factor: float) -> Any:
+    return lambda size: factor * time(size)
+
+
+def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records:
+    """Simulate one scenario."""
+    found = deployment(lab, scenario, assumed, seed)
+    chosen = found.scenario
+    return simulate(
+        found.requests,
+        found.schedulers(),
+        mixing(found.predictor, lab.machine(DEVICE, MODEL, TP).mixed_s),
+        found.layers,
+        router=chosen.cluster.router,
+        lazy=chosen.batching.formation == "lazy",
+        blocking_send=chosen.engine.send == "blocking",
+        turnaround_s=chosen.engine.turnaround_s,
+        jitter=chosen.engine.jitter,
+        seed=chosen.seed,
+    )
+
+
+def request_bubbles(records: Records) -> Floats:
+    """Bubble time of each request in seconds, as docs/metrics.md defines it (one replica)."""
+    log = records.replicas[0]
+    return Rides(log).total(iteration_bubbles(gaps(log))["bubble"])
+
+
+@cache
+def makespan(lab: Lab, scenario: str, assumed: Assumptions, seed: int) -> tuple[float, float]:
+    """Seconds until the last request is done, and the median bubble time (NaN for TP only)."""
+    records = run(lab, scenario, assumed, seed)
+    bubble = np.nan if scenario == TP_ONLY else float(np.median(request_bubbles(records)))
+    return records.end_s, bubble
+
+
+def ratios(lab: Lab, assumed: Assumptions, seed: int) -> Ratios:
+    """The four ratios under one reading."""
+    (orca, orca_bubble), (chunked, chunked_bubble), (tp_only, _) = (
+        makespan(lab, scenario, relevant(assumed, scenario), seed)
+        for scenario in (ORCA, SARATHI, TP_ONLY)
+    )
+    return Ratios(orca / chunked, orca / tp_only, tp_only / chunked, orca_bubble / chunked_bubble)
+
+
+_PIPELINE = ("batching.formation", "batching.micro_batches", "engine.send")
+
+
+def relevant(assumed: Assumptions, scenario: str) -> Assumptions:
+    """The same, less what makes no difference to a scenario: its run may be had already."""
+    ignored = tuple(f"scenarios.{s}." for s in (ORCA, SARATHI, TP_ONLY) if s != scenario)
+    if scenario == TP_ONLY:
+        ignored += _PIPELINE
+    kept = tuple(s for s in assumed.settings if not s.startswith(ignored))
+    return replace(assumed, settings=kept)

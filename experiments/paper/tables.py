@@ -1,0 +1,87 @@
+"""The paper's tables and the table of claims, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+
+from experiments.paper.claims import Result, load_claims
+from experiments.paper.costs import SCHEMES
+from experiments.paper.decode_speedup import TABLE_4, table_4_decode
+from experiments.paper.readings import Reading
+from experiments.paper.reproduce import summary
+from experiments.paper.scenarios import PAPER, Ratios
+from experiments.paper.throughput import table_4_gain
+from experiments.paper.variants import Lab
+
+_BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
+
+
+def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A titled table; the first column is left-aligned."""
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"## {title}", "", *(f"| {' | '.join(r)} |" for r in (header, ruler, *rows)), ""]
+    return "\n".join(lines)
+
+
+def claims_table(results: Sequence[Result]) -> str:
+    """All claims, the variants side by side; misses in bold, what was fitted with a star."""
+    by_id: dict[str, list[Result]] = {}
+    for result in results:
+        by_id.setdefault(result.claim.id, []).append(result)
+    counts = summary(results)
+    header = ["claim", "§", "unit", "paper"]
+    for variant, (good, total) in counts.items():
+        header += [f"{variant}: {good} of {total}", "ratio"]
+    rows = []
+    for found in by_id.values():
+        claim = found[0].claim
+        stated = f"{_BOUNDS.get(claim.kind, '')}{claim.paper:g}"
+        row = [f"`{claim.id}`", claim.section, claim.unit, stated]
+        for result in found:
+            ours = f"{result.ours:.4g}{'*' if result.fitted else ''}"
+            ratio = f"{result.ratio:.2f}"
+            row += [ours, ratio] if result.ok else [f"**{ours}**", f"**{ratio}**"]
+        rows.append(row)
+    return markdown("Claims", header, rows)
+
+
+def table_2(labs: Sequence[Lab]) -> str:
+    """Table 2 of the paper: paper / predicted / paper-calibrated in each cell."""
+    claims = load_claims()
+    rows = []
+    for scheme, batch in SCHEMES.items():
+        row = [scheme]
+        for part, name in (("linear", "linear_s"), ("attn", "attention_s"), ("total", "total_s")):
+            ours = [f"{1e3 * getattr(batch(lab.a6000), name):.1f}" for lab in labs]
+            row.append(" / ".join([f"{claims[f'{scheme}_{part}'].paper:g}", *ours]))
+        rows.append(row)
+    return markdown("Table 2", ["batch", "linear", "attention", "total"], rows)
+
+
+def table_4(labs: Sequence[Lab]) -> str:
+    """Table 4 of the paper: paper / predicted / paper-calibrated in each cell."""
+    claims = load_claims()
+    rows = []
+    for row, (length, batch, pd_ratio) in TABLE_4.items():
+        cells = []
+        for part, compute in (("decode", table_4_decode), ("gain", table_4_gain)):
+            ours = [f"{compute(lab, row):.2f}" for lab in labs]
+            cells.append(" / ".join([f"{claims[f'peak_{row}_{part}'].paper:g}", *ours]))
+        model = "LLaMA-13B, A6000" if row.startswith("13b") else "LLaMA-33B, A100"
+        rows.append([model, f"{length // 1024}K", str(batch), f"{pd_ratio}:1", *cells])
+    header = ["model", "length", "batch", "P:D", "decode speedup", "throughput gain"]
+    return markdown("Table 4", header, rows)
+
+
+def readings_table(spreads: Mapping[Reading, tuple[Ratios, Ratios, Ratios]]) -> str:
+    """Section 5.3's ratios by reading: median [least, most] over the seeds."""
+    rows = [["**the paper**", *(f"**{value:g}**" for value in astuple(PAPER))]]
+    for reading, found in spreads.items():
+        cells = [
+            f"{middle:#.3g} [{low:#.3g}, {high:#.3g}]"
+            for middle, low, high in zip(*map(astuple, found), strict=True)
+        ]
+        rows.append([f"`{reading.name}`", *cells])
+    header = ["reading", "Orca / Sarathi", "Orca / TP only", "TP only / Sarathi", "bubble"]
+    return markdown("Section 5.3 by reading", header, rows)

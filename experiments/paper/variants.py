@@ -1,0 +1,153 @@
+"""The two sets of op times that every claim is computed with.
+
+``predicted`` are the shipped bundles: constants from public kernel measurements, nothing of the
+paper. ``paper-calibrated`` are the same bundles with a few constants per device fitted to a named
+handful of the paper's numbers (``data/paper/calibration.yaml``; ``calibrate.py`` writes it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from experiments.machine import Machine, with_attention
+from profiler.model import LAYER_GEMMS
+from profiler.paths import data_dir
+from profiler.schema import find_bundle, load_bundle
+from profiler.strict import STRICT, parse, read_yaml
+from simulator.records import Floats
+from simulator.regression import OpTimes
+
+Variant = Literal["predicted", "paper-calibrated"]
+VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")
+
+TILE = 128
+_LARGE = 4096  # tokens at which a GEMM runs at its full rate
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is fitted to the paper, for one device. Factors multiply the shipped op's times.
+
+    ``read`` and ``compute`` are factors on a GEMM's two limits, the time to read its weights and
+    the time per row at full rate; ``p`` joins them: (read^p + compute^p)^(1/p), the rows rounded
+    up to whole tiles of 128. Without ``p``, GEMMs are as shipped. ``mixed_us`` is what one layer of
+    an iteration with both a prompt's chunk and decodes takes on top of its ops.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    read: float = 1.0
+    compute: float = 1.0
+    p: float | None = None
+    attn_prefill: float = 1.0
+    attn_decode: float = 1.0
+    mixed_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """One device's constants, the claims they were fitted to and those that follow from these."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    constants: Constants
+    fitted_to: list[str]
+    follow: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``data/paper/calibration.yaml``."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    devices: dict[str, DeviceFit]
+
+    @property
+    def fitted(self) -> frozenset[str]:
+        """Ids of the claims that are not predictions any more."""
+        return frozenset(i for d in self.devices.values() for i in (*d.fitted_to, *d.follow))
+
+
+@cache
+def load_calibration() -> Calibration:
+    """The shipped fit to the paper."""
+    path = data_dir() / "paper" / "calibration.yaml"
+    return parse(Calibration, read_yaml(path), path)
+
+
+class Lab:
+    """The machines of one variant, each made when first asked for.
+
+    ``constants`` are those fitted to the paper, by device; a device without is as shipped.
+    """
+
+    def __init__(self, variant: Variant, constants: dict[str, Constants] | None = None) -> None:
+        self.variant = variant
+        self.fitted: frozenset[str] = frozenset()
+        self._constants = constants or {}
+        if variant == "paper-calibrated" and constants is None:
+            calibration = load_calibration()
+            self._constants = {n: d.constants for n, d in calibration.devices.items()}
+            self.fitted = calibration.fitted
+        self._machines: dict[tuple[str, str, int], Machine] = {}
+
+    def machine(self, device: str, model: str, tp: int = 1) -> Machine:
+        """One tensor-parallel group of ``tp`` GPUs that holds all of a model's layers."""
+        key = (device, model, tp)
+        if key not in self._machines:
+            ops, mixed_s = _op_times(*key), 0.0
+            constants = self._constants.get(device)
+            if constants is not None:
+                ops, mixed_s = calibrated(ops, constants), constants.mixed_us * 1e-6
+            self._machines[key] = Machine(ops, device, mixed_s)
+        return self._machines[key]
+
+    @property
+    def a6000(self) -> Machine:
+        """LLaMA-13B on one A6000, where most of the paper was measured."""
+        return self.machine("a6000", "llama-13b")
+
+    @property
+    def a100(self) -> Machine:
+        """LLaMA-33B on one A100."""
+        return self.machine("a100-80g-sxm", "llama-33b")
+
+
+def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
+    """Op times with the constants applied; other ops stay as they are."""
+    linear = ops.bundle.linear.copy()
+    if constants.p is not None:
+        for op in (*LAYER_GEMMS, "lm_head"):
+            here = linear["op"] == op
+            rows, times = linear.loc[here, ["num_tokens", "time_us"]].to_numpy(np.float64).T
+            linear.loc[here, "time_us"] = _gemm_us(rows, times, constants, constants.p)
+    return with_attention(
+        OpTimes(dataclasses.replace(ops.bundle, linear=linear)),
+        lambda chunk, context: constants.attn_prefill * ops.prefill(chunk, context),
+        lambda batch, context: constants.attn_decode * ops.decode(batch, context),
+        repr(constants),
+    )
+
+
+def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
+    """A GEMM's times by rows, from the shipped ones at its two limits.
+
+    Up to one tile the kernel is bound by memory, and which tile it uses hardly shows; beyond, a
+    started tile costs as much as a whole one.
+    """
+    padded = np.where(rows <= TILE, rows, np.ceil(rows / TILE) * TILE)
+    full_rate = float(np.interp(_LARGE, rows, time_us)) / _LARGE
+    read = c.read * time_us[0]
+    compute = c.compute * full_rate * padded
+    return np.asarray((read**p + compute**p) ** (1 / p))
+
+
+@cache
+def _op_times(device: str, model: str, tp: int) -> OpTimes:
+    return OpTimes(load_bundle(find_bundle(data_dir() / "profiles", device, model, tp)))

@@ -1,0 +1,237 @@
+"""The parts of the claims against hand-computed values and independent sums."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.advise import plan
+from experiments.demand import Demand
+from experiments.machine import Machine, mixing
+from experiments.paper.costs import saturation
+from experiments.paper.decode_speedup import decode_speedup
+from experiments.paper.page import update
+from experiments.paper.readings import CHANGES, READINGS, spread
+from experiments.paper.scenarios import (
+    ORCA,
+    SARATHI,
+    TP_ONLY,
+    Assumptions,
+    Ratios,
+    changed,
+    relevant,
+    run,
+)
+from experiments.paper.tables import markdown
+from experiments.paper.throughput import BASELINE, balanced, sarathi, split
+from experiments.paper.variants import Constants, Lab, _op_times, calibrated
+from policies.orca import Orca
+from profiler.model import load_model
+
+LAYERS = 40
+
+
+def plain_ops() -> Any:
+    """Times one can compute by hand: 1 ms a layer, 2 us a row, 3 us a cached token of a decode."""
+    return SimpleNamespace(
+        linear={"preproj": lambda n: 1e-3 + 2e-6 * np.asarray(n), "others": lambda n: 0.0 * n},
+        all_reduce=None,
+        embedding=lambda n: 0.0 * np.asarray(n),
+        lm_head=lambda n: 0.0 * np.asarray(n),
+        prefill=lambda chunk, context: 1e-9 * np.asarray(chunk) * (np.asarray(context) + 1),
+        decode=lambda batch, context: 3e-9 * np.asarray(batch) * np.asarray(context),
+        model=load_model("llama-13b"),
+        tp=1,
+        dtype_bytes=2,
+        send={},
+    )
+
+
+def test_an_iteration_is_the_sum_of_its_ops() -> None:
+    machine = Machine(plain_ops(), "a6000", mixed_s=1e-4)
+    mixed = machine.iteration([(100, 50)], decodes=4, context=1000)
+    assert mixed.linear_s == pytest.approx(LAYERS * (1e-3 + 2e-6 * 104 + 1e-4))
+    assert mixed.attention_s == pytest.approx(LAYERS * (1e-9 * 100 * 51 + 3e-9 * 4 * 1000))
+    alone = machine.iteration(decodes=4, context=1000)
+    assert alone.linear_s == pytest.approx(LAYERS * (1e-3 + 2e-6 * 4))  # nothing to mix
+
+
+def test_decode_speedup_by_hand() -> None:
+    """(1 ms + 2 us B + 3 us B) / B over (2 us + 3 us), at context 1000 and B = 6."""
+    machine = Machine(plain_ops(), "a6000")
+    expected = ((1e-3 + 6 * 5e-6) / 6) / 5e-6
+    assert decode_speedup(machine, 6, 1000) == pytest.approx(expected)
+
+
+def test_chunks_of_a_prompt_add_up() -> None:
+    machine = Machine(plain_ops(), "a6000")
+    parts = machine.prefill(600, chunk=256)  # 256, 256 and 88 tokens
+    rows = LAYERS * (3 * 1e-3 + 2e-6 * 600)
+    attention = LAYERS * 1e-9 * (256 * 1 + 256 * 257 + 88 * 513)
+    assert parts.linear_s == pytest.approx(rows)
+    assert parts.attention_s == pytest.approx(attention)
+
+
+@pytest.mark.parametrize(("output", "riders", "alone"), [(100, 6.0, 75 / 7), (5, 1.0, 0.0)])
+def test_the_steady_state_by_hand(output: int, riders: float, alone: float) -> None:
+    """1000 tokens, C = 256, B = 7: four chunks of up to 250 tokens; decodes ride, or run alone."""
+    machine = Machine(plain_ops(), "a6000")
+    prompt = 1000 - output
+    ratio = prompt / output
+    found = plan(machine, Demand(1000, ratio, ratio), 256, 7)
+    linear = LAYERS * (4 * 1e-3 + 2e-6 * (prompt + 4 * riders))
+    last = prompt - 750
+    attention = LAYERS * 1e-9 * (250 * (1 + 251 + 501) + last * 751)
+    each = LAYERS * 3e-9 * (prompt + 1000) / 2
+    on_their_own = alone * LAYERS * (1e-3 + 2e-6 * 7)
+    expected = linear + attention + 4 * riders * each + on_their_own + alone * 7 * each
+    assert found.seconds == pytest.approx(expected)
+    assert found.lost["P:D balance"] == pytest.approx(on_their_own)
+    assert found.lost["re-read of KV"] == pytest.approx(attention - LAYERS * 1e-9 * prompt)
+
+
+def test_saturation_is_the_first_size_that_doubling_hardly_helps() -> None:
+    rate = {1: 1.0, 2: 2.0, 4: 2.09, 8: 4.0}
+    assert saturation(lambda n: rate[n], (1, 2, 4)) == 2
+    assert saturation(float, (1, 2, 4)) == 8
+
+
+@pytest.mark.parametrize(
+    ("length", "batch", "stated", "chunks"),
+    [(1024, 18, 14, 4), (1024, 6, 50, 4), (1024, 10, 28, 4), (2048, 5, 63, 8), (3072, 3, 127, 12)],
+)
+def test_the_papers_settings_give_whole_chunks(
+    length: int, batch: int, stated: int, chunks: int
+) -> None:
+    """Each P:D at which the paper states a peak is the balanced one for chunk 256, rounded, and
+    its prompt is a whole number of chunks of 256 - (B - 1) tokens, but for rounding."""
+    assert balanced(256, batch) == pytest.approx(stated, abs=0.6)
+    prompt, output = split(length, stated)
+    assert prompt + output == length
+    assert 0 <= chunks * (256 - (batch - 1)) - prompt <= 2
+
+
+def test_the_baseline_serves_as_its_iterations_add_up() -> None:
+    """B prompts together, then D - 1 iterations of B decodes."""
+    machine = Lab("predicted").a6000
+    batch, prompt, output = 6, 500, 12
+    done = machine.serve(BASELINE, batch, prompt, output, rounds=1)
+    expected = machine.prefill(prompt, prompts=batch).total_s
+    for step in range(output - 1):
+        expected += machine.iteration(decodes=batch, context=prompt + step).total_s
+    assert done.seconds == pytest.approx(expected, rel=2e-3)
+    assert done.tokens == batch * (prompt + output)
+
+
+@pytest.mark.parametrize("policy", [BASELINE, Orca(max_prefills=1), sarathi(256)])
+def test_seconds_by_op_add_up_to_the_run(policy: Any) -> None:
+    machine = Lab("paper-calibrated").a6000
+    done = machine.serve(policy, 6, 500, 12, rounds=4)
+    inside = sum(done.ops.values())
+    assert inside < done.seconds < 1.02 * inside  # embedding and LM head come on top
+    assert all(seconds >= 0 for seconds in done.ops.values())
+    assert (done.ops["mixing"] > 0) == (policy is not BASELINE)
+
+
+def test_rounds_of_the_baseline_are_alike() -> None:
+    machine = Lab("predicted").a6000
+    once, thrice = (machine.serve(BASELINE, 6, 300, 9, rounds) for rounds in (1, 3))
+    assert thrice.seconds == pytest.approx(3 * once.seconds)
+
+
+def test_mixing_adds_to_mixed_batches_only() -> None:
+    times = mixing(lambda _: (1.0, 2.0, 3.0, 4.0), 0.5)
+    for chunks, decodes, expected in (((1,), 1, 1.5), ((1,), 0, 1.0), ((), 1, 1.0)):
+        batch: Any = SimpleNamespace(chunks=chunks, num_decodes=decodes)
+        assert times(batch) == (expected, 2.0, 3.0, 4.0)
+
+
+def test_a_calibrated_gemm() -> None:
+    """Its two limits, and a started tile that costs a whole one."""
+    before = _op_times("a6000", "llama-13b", 1)
+    after = calibrated(before, Constants(read=1.5, compute=0.5, p=30.0, attn_decode=2.0))
+    old, new = before.linear["ffn_ln1"], after.linear["ffn_ln1"]
+    assert new(1) == pytest.approx(1.5 * old(1), rel=1e-6)  # memory-bound at such a p
+    assert new(4096) == pytest.approx(0.5 * old(4096), rel=1e-6)
+    assert new(1025) == pytest.approx(new(1152))
+    assert new(1025) > new(1024)
+    assert after.decode(4, 1000) == pytest.approx(2 * before.decode(4, 1000))
+    assert after.prefill(64, 100) == before.prefill(64, 100)
+
+
+def test_without_p_gemms_stay_as_shipped() -> None:
+    before = _op_times("a6000", "llama-13b", 1)
+    after = calibrated(before, Constants(read=3.0))
+    assert after.linear["preproj"](300) == before.linear["preproj"](300)
+
+
+def test_kept_tables_of_other_constants_are_not_mixed_up() -> None:
+    """Tables are kept on disk by content: changed attention must not find the unchanged one."""
+    before = _op_times("a6000", "llama-13b", 1)
+    sizes, contexts = np.arange(1.0, 4.0), np.array([1.0, 500.0])
+    plain = before.decode_table(sizes, contexts)
+    twice = calibrated(before, Constants(attn_decode=2.0)).decode_table(sizes, contexts)
+    padded = changed(before, Assumptions(padded=True), 2048).decode_table(sizes, contexts)
+    assert twice == pytest.approx(2 * plain)
+    assert padded[:, 0] == pytest.approx(padded[:, 1])
+
+
+def test_assumptions_change_op_times() -> None:
+    ops = Lab("predicted").a6000.ops
+    assert changed(ops, Assumptions(), 4096) is ops
+    padded = changed(ops, Assumptions(padded=True), 2048)
+    assert padded.decode(8, 100) == padded.decode(8, 2000) == ops.decode(8, 2048)
+    scaled = changed(ops, Assumptions(factors=(("linear", 2.0), ("prefill", 3.0))), 2048)
+    assert scaled.linear["preproj"](64) == pytest.approx(2 * ops.linear["preproj"](64))
+    assert scaled.linear["others"](64) == pytest.approx(ops.linear["others"](64))
+    assert scaled.prefill(64, 32) == pytest.approx(3 * ops.prefill(64, 32))
+    assert scaled.decode(8, 100) == ops.decode(8, 100)
+
+
+def test_runs_that_an_assumption_does_not_change_are_shared() -> None:
+    pipeline_only = Assumptions(("engine.send=blocking", "batching.formation=lazy"))
+    assert relevant(pipeline_only, TP_ONLY) == Assumptions()
+    assert relevant(pipeline_only, ORCA) == pipeline_only
+    both = Assumptions(("engine.jitter=0.05", "engine.send=blocking"), padded=True)
+    assert relevant(both, TP_ONLY) == Assumptions(("engine.jitter=0.05",), padded=True)
+    chunk = Assumptions((f"scenarios.{SARATHI}.policy.chunk_size=512",))
+    assert relevant(chunk, SARATHI) == chunk
+    assert relevant(chunk, ORCA) == relevant(chunk, TP_ONLY) == Assumptions()
+
+
+def test_without_a_pipeline_sends_and_formation_make_no_difference() -> None:
+    lab, few = Lab("predicted"), "workload.requests=200"
+    plain, changed_too = (
+        run(lab, TP_ONLY, Assumptions((few, *settings))).end_s
+        for settings in ((), ("engine.send=blocking", "batching.formation=lazy"))
+    )
+    assert plain == changed_too
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7))
+@settings(max_examples=30, deadline=None)
+def test_the_spread_holds_the_middle(values: list[float]) -> None:
+    middle, low, high = spread(Ratios(v, 1.0, 2.0, 3.0) for v in values)
+    assert (low.orca_over_sarathi, high.orca_over_sarathi) == (min(values), max(values))
+    assert low.orca_over_sarathi <= middle.orca_over_sarathi <= high.orca_over_sarathi
+    assert (middle.orca_over_tp, middle.bubble) == (1.0, 3.0)
+
+
+def test_names_are_unique() -> None:
+    assert len({reading.name for reading in READINGS}) == len(READINGS)
+    assert len({change.name for change in CHANGES}) == len(CHANGES)
+
+
+def test_the_page_takes_tables_of_its_titles() -> None:
+    tables = markdown("One", ["a", "b"], [["x", "1"]]) + "\n" + markdown("Two", ["c"], [["y"]])
+    page = "before\n<!-- table: Two -->\nold\n<!-- end -->\nafter\n"
+    new = update(page, tables)
+    assert new == "before\n<!-- table: Two -->\n\n| c |\n| --- |\n| y |\n\n<!-- end -->\nafter\n"
+    assert update(new, tables) == new
+    with pytest.raises(KeyError):
+        update(page.replace("Two", "Three"), tables)
