@@ -7,7 +7,6 @@ with the clock that it saw, so that the simulator can be shown the same (``simul
 from __future__ import annotations
 
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +81,7 @@ class Served:
 
     began: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
-    rides: array[int] = field(default_factory=lambda: array("q"))
+    rides: list[int] = field(default_factory=list)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     margin: float = float("inf")
@@ -154,7 +153,7 @@ def serve(
             time.sleep(max(0.0, until - time.perf_counter()))
     if scheduler.num_unfinished:
         raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
-    run.rides = scheduler.rides
+    run.rides = scheduler.rides.tolist()
     run.outputs = book.outputs
     return run
 

@@ -114,12 +114,9 @@ class EngineProcesses:
         }
         result = self._do(job, progress)
         decisions = [Decision(**entry) for entry in result.pop("decisions")]
-        rides = [tuple(ride) for ride in result.pop("rides")]
         outputs = {int(key): value for key, value in result.pop("outputs").items()}
         rejected = {int(key): value for key, value in result.pop("rejected").items()}
-        served = Served(
-            decisions=decisions, rides=rides, outputs=outputs, rejected=rejected, **result
-        )
+        served = Served(decisions=decisions, outputs=outputs, rejected=rejected, **result)
         return EngineRun(served, self._stages(served.began))
 
     def play(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +63,7 @@ class FakeEngine:
         arrived = times.start.copy()
         ops = np.zeros((*times.start.shape, len(TIMED_OPS) + 2))
         stages = StageLog(arrived, times.start, times.finish, times.finish - times.start, ops)
-        rides = array("q", log.rides.ravel().tolist())
+        rides = log.rides.ravel().tolist()
         served = Served(decisions=list(self.seen), rides=rides)
         return EngineRun(served, stages), records
 
