@@ -110,6 +110,7 @@ def test_policies_serve_the_same_requests(write_config: Write) -> None:
         ("max_batch: [2", "max_batch: [99999, 2", "value 99999: does not fit: must be at most"),
         ("  seeds: 3", "  seeds: 0", r"sweep\.seeds.*at least 1"),
         ("  seeds: 3", "  seeds: [1, 1]", "a seed is given twice"),
+        ("  seeds: 3", "  seeds: 100000", "describes 600,000 runs, .*: at most 200,000"),
         ("  seeds: 3", "  sedes: 3", r"sweep\.sedes: unknown key \(did you mean seeds\?\)"),
         (
             "  seeds: 3",
