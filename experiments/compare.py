@@ -14,7 +14,7 @@ from rich.table import Table
 from experiments.deployment import deploy
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
-from experiments.results import FORMAT, read_summary, to_json
+from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
 from simulator.explain import Explanation
 from simulator.explain import explain as explanation
 from simulator.metrics import Analysis
@@ -111,6 +111,8 @@ def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
         name = next(iter(names)) if chosen is None else chosen
         if isinstance(names.get(name), dict):
             return where, name, names[name]
+    if read_summary(folder).get("format") == SWEEP_FORMAT:
+        raise ConfigError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
     raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")
 
 
