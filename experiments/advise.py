@@ -88,7 +88,11 @@ def advise(
     one request fits.
     """
     capacity = kv_capacity_tokens(
-        machine.ops.model, machine.device, machine.ops.tp, (machine.layers,)
+        machine.ops.model,
+        machine.device,
+        machine.ops.tp,
+        (machine.layers,),
+        dtype_bytes=machine.ops.dtype_bytes,
     )
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:
@@ -97,7 +101,8 @@ def advise(
             "tokens do"
         )
     largest = batch_cap or fitting
-    batches = sorted({max(2, ceil(largest * share)) for share in (0.25, 0.5, 0.75, 1.0)})
+    shares = (0.25, 0.5, 0.75, 1.0)
+    batches = sorted({min(largest, max(2, ceil(largest * share))) for share in shares})
     chunks = [c for c in _CHUNKS if c <= max(FIXED[-1], ceil(demand.length / TILE) * TILE)]
     plans = sorted(
         (plan(machine, demand, chunk, batch) for chunk in chunks for batch in batches),
@@ -194,7 +199,14 @@ def explain(advice: Advice) -> list[str]:
     best, demand = advice.verified[0], advice.demand
     chosen = best.plan
     ratio = f"{demand.low:g}" if demand.low == demand.high else f"{demand.low:g}..{demand.high:g}"
-    balance = (chosen.chunk - (chosen.batch - 1)) / max(1, chosen.batch - 1)
+    riders = chosen.batch - 1
+    size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(riders, chosen.batch)
+    balance = "one request at a time: no decode has a chunk to ride on"
+    if riders:
+        balance = (
+            "chunks and decodes are in balance at P:D (C - (B - 1)) / (B - 1) = "
+            f"{size / riders:.1f}"
+        )
     terms = sorted(chosen.lost.items(), key=lambda item: -item[1])
     shares = [f"{name} {100 * cost / chosen.seconds:.1f} %" for name, cost in terms]
     limit = f"limited by {shares[0]} of the time; then {', '.join(shares[1:])}"
@@ -208,8 +220,7 @@ def explain(advice: Advice) -> list[str]:
     return [
         f"best: {chosen.name} (of at most {advice.largest_batch}): {best.tokens_per_s:,.0f} "
         f"tokens/s simulated, {1e3 * best.tbt_p99_s:.0f} ms between tokens (p99)",
-        f"why: chunks and decodes are in balance at P:D (C - (B - 1)) / (B - 1) = {balance:.1f}, "
-        f"and the workload's is {ratio} at {demand.length} tokens",
+        f"why: {balance}, and the workload's is {ratio} at {demand.length} tokens",
         limit,
         f"next: {'; '.join(others) or 'nothing else was allowed'}",
         "regret: " + "; ".join(_regret(advice, chunk) for chunk in FIXED),

@@ -21,10 +21,9 @@ from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from policies.scheduler import Scheduler
-from simulator.predictor import BundlePredictor
 from simulator.records import Records
 from simulator.simulation import simulate
-from simulator.textbook import simulate_textbook
+from simulator.textbook import TextbookReplica, simulate_textbook
 from simulator.timeline import stage_times
 from simulator.workload import at_once, make_requests
 
@@ -50,11 +49,10 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
         policy: deploy(experiment.scenarios[name], experiment.sources[name])
         for policy, name in SCENARIOS.items()
     }
-    predictors = {policy: d.predictor for policy, d in deployments.items()}
     # The first pass warms the predictor's tables, and counts what there is to do.
     executions, trace_s = {}, {}
     for policy, deployment in deployments.items():
-        records = _fast(deployment, predictors[policy])
+        records = _fast(deployment)
         executions[policy] = sum(r.num_iterations * r.num_stages for r in records.replicas)
         trace_s[policy] = _trace_s(records)
         del records
@@ -66,9 +64,8 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
     for repeat in range(repeats):
         for number, (policy, deployment) in enumerate(deployments.items()):
             progress("against textbook SimPy", repeat * len(SCENARIOS) + number, 2 * repeats)
-            predict = predictors[policy]
-            loop[policy].append(_timed(_fast, deployment, predict))
-            oracle[policy].append(_timed(_textbook, deployment, predict))
+            loop[policy].append(_timed(_fast, deployment))
+            oracle[policy].append(_timed(_textbook, deployment))
     loop_s = {policy: median(times) for policy, times in loop.items()}
     oracle_s = {policy: median(times) for policy, times in oracle.items()}
     return {
@@ -101,21 +98,32 @@ def _trace_s(records: Records) -> float:
     return median(taken)
 
 
-def _fast(deployment: Deployment, predict: BundlePredictor) -> Any:
-    return simulate(deployment.requests, deployment.schedulers(), predict, deployment.layers)
+def _fast(deployment: Deployment) -> Records:
+    return deployment.simulate()
 
 
-def _textbook(deployment: Deployment, predict: BundlePredictor) -> Any:
+def _textbook(deployment: Deployment) -> list[TextbookReplica]:
+    """The same system, with every switch that the configuration sets."""
     scenario = deployment.scenario
+    cluster, batching, engine = scenario.cluster, scenario.batching, scenario.engine
     return simulate_textbook(
         deployment.requests,
         scenario.policy.build(),
-        predict,
+        deployment.predictor,
         deployment.layers,
-        max_batch=scenario.batching.max_batch,
-        max_in_flight=scenario.batching.max_in_flight,
+        replicas=cluster.replicas,
+        router=cluster.router,
+        jitter=engine.jitter,
+        seed=scenario.seed,
+        max_batch=batching.max_batch,
+        max_in_flight=batching.max_in_flight,
         kv_capacity=deployment.kv_capacity,
-        max_length=scenario.cluster.max_length,
+        max_length=cluster.max_length,
+        reserve_declared=batching.kv_reservation == "declared",
+        free_pool=batching.micro_batches == "free",
+        lazy=batching.formation == "lazy",
+        blocking_send=engine.send == "blocking",
+        turnaround_s=engine.turnaround_s,
     )
 
 
@@ -158,14 +166,10 @@ def _by_batch(deployment: Deployment, progress: Progress) -> dict[str, float]:
     return found
 
 
-def _timed(
-    work: Callable[[Deployment, BundlePredictor], Any],
-    deployment: Deployment,
-    predict: BundlePredictor,
-) -> float:
+def _timed(work: Callable[[Deployment], object], deployment: Deployment) -> float:
     gc.collect()
     began = time.perf_counter()
-    result = work(deployment, predict)
+    result = work(deployment)
     took = time.perf_counter() - began
     del result
     return took

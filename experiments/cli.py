@@ -14,11 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from experiments.cli_base import Commands, check_writable, consoles, print_notes, report_written
+from experiments.cli_base import (
+    Commands,
+    ConfigArgument,
+    SetOption,
+    check_writable,
+    consoles,
+    print_notes,
+    report_written,
+)
 from experiments.cli_bundles import add_profile_commands
 from experiments.cli_data import add_data_commands
 from experiments.cli_paper import add_paper_commands
 from experiments.cli_profile import add_profile_command
+from experiments.cli_results import add_result_commands
 from experiments.cli_sweep import add_sweep_commands
 from experiments.cli_validate import add_validate_command
 
@@ -35,14 +44,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-ConfigArgument = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -142,55 +143,6 @@ def run(
 
 
 @app.command()
-def plot(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Results of runs, or one sweep.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the figures.  [default: runs/plot, or figures in the sweep]"),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option("--metric", metavar="NAME", help="Of a sweep: what to draw; may be repeated."),
-    ] = None,
-    over: Annotated[
-        list[str] | None,
-        typer.Option("--over", metavar="AXIS", help="Of a sweep: over what; may be repeated."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
-) -> None:
-    """Draw the scenarios of several runs into the same figures, or a sweep's results.
-
-    \b
-    Examples:
-      sarathi-sim plot runs/gpt3_pp
-      sarathi-sim plot runs/pp4 runs/pp8 --out runs/pp4_and_pp8
-      sarathi-sim plot runs/pd_sweep
-      sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
-    """
-    from experiments.errors import ConfigError
-    from experiments.plot import plot_results
-    from experiments.report import ProgressBar
-    from experiments.sweeps.plot import is_sweep, plot_sweep
-
-    stdout, stderr = consoles()
-    if len(folders) == 1 and is_sweep(folders[0]):
-        target = out or folders[0] / "figures"
-        with ProgressBar(stderr, enabled=not quiet) as progress:
-            plot_sweep(folders[0], target, metrics or [], over or [], progress)
-        if not quiet:
-            stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
-        return
-    if metrics or over:
-        raise ConfigError("--metric and --over go with the folder of one sweep")
-    target = out or Path("runs/plot")
-    plot_results(folders, target)
-    if not quiet:
-        report_written(stdout, target, "figures")
-
-
-@app.command()
 def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     """Check CONFIG against models, devices, profiles and memory, and say what would run.
 
@@ -243,7 +195,9 @@ def bench(
     if out is not None:
         from json import dumps
 
-        out.write_text(dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        from experiments.files import write_whole
+
+        write_whole(out, dumps(numbers, indent=2) + "\n")
 
 
 def _window(text: str | None) -> Window | None:
@@ -260,6 +214,7 @@ def _print_json(value: dict[str, Any]) -> None:
     typer.echo(dumps(value, indent=2, allow_nan=False))
 
 
+add_result_commands(app)
 add_sweep_commands(app)
 add_data_commands(app)
 add_profile_command(app)

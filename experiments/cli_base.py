@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from experiments.deployment import Deployment
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
+]
 
 
 class Commands(TyperGroup):

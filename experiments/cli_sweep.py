@@ -1,4 +1,4 @@
-"""The commands about many runs: plan, sweep, compare."""
+"""The commands about many runs: plan, sweep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli_base import consoles
+from experiments.cli_base import ConfigArgument, SetOption, consoles
 
 if TYPE_CHECKING:
     from experiments.sweeps.backends import Backend
@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from experiments.sweeps.plan import SweepPlan
     from experiments.sweeps.store import Store
 
-ConfigArgument = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
-]
 WorkersOption = Annotated[
     int | None,
     typer.Option(min=1, max=4096, help="Processes.  [default: the processors there are]"),
@@ -40,7 +33,6 @@ def add_sweep_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(plan)
     app.command()(sweep)
-    app.command()(compare)
 
 
 def plan(
@@ -104,6 +96,8 @@ def sweep(
 
     if (backend is Where.dask) != (address is not None):
         raise ConfigError("--backend dask and --address belong together")
+    if backend is Where.dask and workers is not None:
+        raise ConfigError(f"--workers {workers}: a Dask cluster has the workers that it has")
     planned = _planned(config, assignments, quiet)
     folder = out or Path("runs") / planned.name
     store = Store(folder)
@@ -189,36 +183,3 @@ def _tell(store: Store, report: Report, workers: int, quiet: bool) -> None:
         stdout.print(table)
     stdout.print(outcome(report, workers), highlight=False)
     stdout.print(f"written: {store.folder}", highlight=False, markup=False, soft_wrap=True)
-
-
-def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or a scenario's in it.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
-) -> None:
-    """Explain the difference of two results: which part of the time makes it.
-
-    Both are simulated again from their config.yaml. The parts add up to the difference exactly.
-
-    \b
-    Examples:
-      sarathi-sim compare runs/gpt3_pp/orca_pp runs/gpt3_pp/sarathi_pp
-      sarathi-sim compare runs/before runs/after --json
-    """
-    from experiments.compare import compare as compared
-    from experiments.compare import comparison_tables
-
-    result = compared(a, b)
-    for note in result["notes"]:
-        typer.echo(f"note: {note}", err=True)
-    if json:
-        from json import dumps
-
-        typer.echo(dumps(result, indent=2, allow_nan=False))
-        return
-    stdout, _ = consoles()
-    stdout.print(f"A: {a}\nB: {b}", highlight=False, markup=False, soft_wrap=True)
-    if not result["same_requests"]:
-        stdout.print("They serve different requests.", highlight=False)
-    for table in comparison_tables(result):
-        stdout.print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.table import Table
 from experiments.deployment import deploy
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
-from experiments.results import FORMAT, read_summary, to_json
+from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
 from simulator.explain import Explanation
 from simulator.explain import explain as explanation
 from simulator.metrics import Analysis
@@ -51,61 +51,74 @@ class Compared:
 
     label: str
     parts: Explanation
-    summary: dict[str, Any]
     requests: tuple[bytes, ...]
     notes: tuple[str, ...]
 
 
-def explain(folder: Path) -> Compared:
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is to do."""
+
+
+def explain(folder: Path, progress: Progress | None = None) -> Compared:
     """Simulate a result's configuration again and divide its time.
 
     ``folder`` is that of a run with one scenario, a scenario's folder in it, or ``runs/KEY`` of a
     sweep. Raises ConfigError where it is none of these.
     """
-    where, scenario = _find(folder)
+    where, scenario, stored = _find(folder)
     experiment = load_experiment(where / "config.yaml")
     if scenario not in experiment.scenarios:
         raise ConfigError(f"{where}: the result is damaged: config.yaml lacks {scenario}")
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
-    records = deployment.simulate()
+    report = None
+    if progress is not None:
+        total = len(deployment.requests)
+        report = lambda done: progress(str(folder), done, total)  # noqa: E731
+    records = deployment.simulate(report)
     analysis = Analysis(records)
     summary = to_json(
         analysis.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
     )
-    notes: tuple[str, ...] = ()
-    stored = read_summary(where)["scenarios"][scenario]
+    notes = []
     if stored.get("makespan_s") != summary["makespan_s"]:
-        notes = (
+        notes.append(
             f"{folder}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
-            f"{stored.get('makespan_s')}: profiles or code have changed since",
+            f"{stored.get('makespan_s')}: profiles or code have changed since"
+        )
+    if summary["steady"]["state"] == "overloaded":
+        notes.append(
+            f"{folder}: overloaded: its queue grows for as long as requests arrive, so its mean "
+            "latency depends on how long the run is"
         )
     requests = tuple(
         np.ascontiguousarray(column).tobytes()
         for column in (records.prompt_tokens, records.output_tokens)
     )
     parts = explanation(analysis, deployment.predictor)
-    return Compared(str(folder), parts, summary, requests, notes)
+    return Compared(str(folder), parts, requests, tuple(notes))
 
 
-def _find(folder: Path) -> tuple[Path, str]:
+def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
+    """The result's folder, the scenario in it, and what was written of that one."""
     for where, chosen in ((folder, None), (folder.parent, folder.name)):
         summary = read_summary(where)
         names = summary.get("scenarios")
         if summary.get("format") != FORMAT or not isinstance(names, dict) or not names:
             continue
-        if chosen is not None and chosen in names:
-            return where, chosen
-        if chosen is None and len(names) == 1:
-            return where, next(iter(names))
-        if chosen is None:
+        if chosen is None and len(names) > 1:
             listed = ", ".join(str(folder / name) for name in names)
             raise ConfigError(f"{folder}: holds several scenarios: name one of {listed}")
+        name = next(iter(names)) if chosen is None else chosen
+        if isinstance(names.get(name), dict):
+            return where, name, names[name]
+    if read_summary(folder).get("format") == SWEEP_FORMAT:
+        raise ConfigError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
     raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")
 
 
-def compare(a: Path, b: Path) -> dict[str, Any]:
+def compare(a: Path, b: Path, progress: Progress | None = None) -> dict[str, Any]:
     """JSON-able: both results and their difference (b - a), part by part, in seconds."""
-    return comparison(explain(a), explain(b))
+    return comparison(explain(a, progress), explain(b, progress))
 
 
 def comparison(one: Compared, other: Compared) -> dict[str, Any]:
@@ -145,23 +158,37 @@ def _difference(
     return {"total": total, "parts": rows}
 
 
+TITLES = {
+    "makespan": "Wall clock, by what the stages did (mean over stages)",
+    "mean_latency": "Latency of a request (mean)",
+}
+"""The two breakdowns of :func:`comparison`."""
+
+
+def part_label(key: str, name: str) -> str:
+    """What a part of the breakdown ``key`` is called."""
+    if key == "mean_latency" and name == "prefill_attention":
+        return "attention of prompts"  # chunks' extra is not told apart there
+    return _LABELS[name]
+
+
+def by_difference(parts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Names of the parts, the largest difference first."""
+    return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
+
+
 def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
     """Both breakdowns as tables, largest difference first."""
-    titles = {
-        "makespan": "Wall clock, by what the stages did (mean over stages)",
-        "mean_latency": "Latency of a request (mean)",
-    }
     tables = []
-    for key, title in titles.items():
+    for key, title in TITLES.items():
         table = Table(title=title, title_justify="left", title_style="bold")
         table.add_column("seconds", overflow="fold")
         for heading in ("A", "B", "B - A", "share of the difference"):
             table.add_column(heading, justify="right", overflow="fold")
-        total = result[key]["total"]
-        parts = result[key]["parts"]
-        for name in sorted(parts, key=lambda n: -abs(parts[n]["difference_s"])):
-            label = "attention of prompts" if key == "mean_latency" and "prefill" in name else None
-            table.add_row(label or _LABELS[name], *_cells(parts[name], total["difference_s"]))
+        total, parts = result[key]["total"], result[key]["parts"]
+        for name in by_difference(parts):
+            cells = _cells(parts[name], total["difference_s"])
+            table.add_row(part_label(key, name), *cells)
         table.add_section()
         table.add_row("in all", *_cells(total, total["difference_s"]))
         tables.append(table)

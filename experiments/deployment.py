@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from experiments.config import Scenario
 from experiments.errors import ConfigError
+from experiments.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
 from experiments.loading import Source
 from experiments.requests import build_requests
 from policies.request import Request
 from policies.scheduler import Scheduler
-from profiler.device import DeviceSpec, load_device
-from profiler.model import ModelSpec, load_model
-from profiler.paths import data_dir
-from profiler.schema import BundleError, bundle_path, find_bundle, load_bundle
-from profiler.strict import SpecError
+from profiler.device import DeviceSpec
+from profiler.model import ModelSpec
 from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
 from simulator.predictor import BundlePredictor
 from simulator.records import Records
@@ -48,7 +44,7 @@ class Deployment:
     @property
     def scope(self) -> Literal["intra_node", "inter_node"]:
         """Which link a pipeline's stages send over."""
-        return _scope(self.scenario, self.device)
+        return link_scope(self.scenario, self.device)
 
     @property
     def bundle_name(self) -> str:
@@ -120,11 +116,11 @@ def deploy(
     naming file, key, value and what is allowed.
     """
     cluster, batching = scenario.cluster, scenario.batching
-    model, device = _model(scenario, source), _device(scenario, source)
+    model, device = model_of(scenario, source), device_of(scenario, source)
     layers = _stage_layers(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
-    size = _dtype_bytes(scenario, model, device)
+    size = dtype_bytes_of(scenario, model, device)
     try:
         kv_capacity = kv_capacity_tokens(
             model, device, cluster.tp, layers, cluster.usable_memory, size
@@ -142,7 +138,7 @@ def deploy(
         )
         raise source.error("batching.kv_reservation", "declared", problem)
     requests = requests_of(scenario, max_length, source)
-    ops, longest, digest = _op_times(scenario, model, device, source)
+    ops, longest, digest = op_times_of(scenario, model, device, source)
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
         f"the longest context that the profiles of {model.name} on {device.name} hold": longest,
@@ -163,30 +159,6 @@ def deploy(
         }
     )
     return Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
-
-
-def _model(scenario: Scenario, source: Source) -> ModelSpec:
-    try:
-        path = Path(scenario.model)
-        model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
-    except SpecError as error:
-        raise ConfigError(f"{source.name(('model',))}: {error}") from None
-    try:
-        model.check_tp(scenario.cluster.tp)
-    except ValueError as error:
-        raise source.error("cluster.tp", scenario.cluster.tp, str(error)) from None
-    return model
-
-
-def _device(scenario: Scenario, source: Source) -> DeviceSpec:
-    try:
-        device = _load_device(scenario.device, _changed(Path(scenario.device)))
-    except SpecError as error:
-        raise ConfigError(f"{source.name(('device',))}: {error}") from None
-    if scenario.cluster.tp > device.gpus_per_node:
-        problem = f"must be at most {device.gpus_per_node}, the GPUs a node of {device.name} has"
-        raise source.error("cluster.tp", scenario.cluster.tp, problem)
-    return device
 
 
 def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
@@ -222,85 +194,6 @@ def _check_batch(
             f"does not fit: must be at most {most}, because the KV cache holds {kv_capacity} "
             f"tokens and each sequence of {micro_batches} micro-batches reserves {max_length}",
         )
-
-
-def _profiles(scenario: Scenario) -> Path:
-    return Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
-
-
-def _dtype_bytes(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> int:
-    """Bytes a number takes in the profiled dtype; fp16's where there is no profile to ask.
-
-    That there is none is said later, once the memory was found to suffice.
-    """
-    path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
-    try:
-        return _load(path, bundle_digest(path))[0].dtype_bytes if path.is_dir() else 2
-    except BundleError:
-        return 2
-
-
-def _op_times(
-    scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
-) -> tuple[OpTimes, int, str]:
-    """The op times, the longest context among them, and the digest of their bundle."""
-    try:
-        path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
-        digest = bundle_digest(path)
-        ops, longest = _load(path, digest)
-    except BundleError as error:
-        raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
-    if ops.model != model:
-        # A config.json may be called like a shipped model and describe another one.
-        profiled, wanted = asdict(ops.model), asdict(model)
-        differ = [f"{k} {profiled[k]}, not {wanted[k]}" for k in wanted if profiled[k] != wanted[k]]
-        problem = f"{path} was made for another model of that name, with {'; '.join(differ)}"
-        raise source.error("model", scenario.model, problem)
-    if scenario.cluster.pp > 1 and _scope(scenario, device) not in ops.send:
-        problem = f"{path} holds no {_scope(scenario, device)} transfers, so pp must be 1"
-        raise source.error("cluster.pp", scenario.cluster.pp, problem)
-    return ops, longest, digest
-
-
-def _scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
-    """Which link a pipeline's stages send over."""
-    gpus = scenario.cluster.tp * scenario.cluster.pp
-    return "intra_node" if gpus <= device.gpus_per_node else "inter_node"
-
-
-def bundle_digest(path: Path) -> str:
-    """SHA-256 of a bundle's ``meta.yaml``, which in turn holds that of its tables; empty without.
-
-    Reading the bundle checks the latter.
-    """
-    meta = path / "meta.yaml"
-    return sha256(meta.read_bytes()).hexdigest() if meta.is_file() else ""
-
-
-def _changed(path: Path) -> int:
-    """When a file was changed, for the caches below; 0 for a shipped name."""
-    return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-@lru_cache(maxsize=8)
-def _load_device(name: str, changed: int) -> DeviceSpec:
-    """A device by name or path. Reading one takes 80 ms, and a sweep needs it for every run."""
-    return load_device(name)
-
-
-@lru_cache(maxsize=8)
-def _load_model(name: str, changed: int) -> ModelSpec:
-    return load_model(name)
-
-
-@lru_cache(maxsize=8)
-def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
-    """The regressions of one bundle, and its longest context; scenarios share them.
-
-    ``digest`` is that of the bundle: a worker may live on when the folder's content changes.
-    """
-    bundle = load_bundle(path)
-    return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())
 
 
 def _rows(scenario: Scenario, requests: list[Request]) -> int:

@@ -47,7 +47,8 @@ def mistakes(
             if len(path) == 1:
                 allowed += also
             hint = suggest(path[-1], allowed)
-            lines.append(f"{origin(path)}: unknown key{hint}; allowed: {', '.join(allowed)}")
+            known = f"; allowed: {', '.join(allowed)}" if allowed else ""
+            lines.append(f"{origin(path)}: unknown key{hint}{known}")
         else:
             lines.append(_line(dict(item), path, model, origin))
     return lines
@@ -59,6 +60,8 @@ def _key_path(loc: tuple[int | str, ...], data: Any) -> KeyPath:
     node = data
     for part in loc:
         if isinstance(node, Mapping) and part not in node and part in _tags(node):
+            continue
+        if str(part).startswith("<"):  # an alternative that is told by its form
             continue
         path.append(str(part))
         if isinstance(node, Mapping):

@@ -22,6 +22,7 @@ from rich.table import Table
 from experiments.config import Cluster
 from experiments.deployment import Deployment
 from experiments.run import Outcome
+from simulator.metrics import STEADY
 
 Number = float | list[float] | None
 """A cell: a number, the two ends of a band, or nothing."""
@@ -90,7 +91,8 @@ def ratios_table(outcome: Outcome) -> Table | None:
     if not compare:
         return None
     bands = outcome.ratio_bands
-    ratios = outcome.summary()["ratios"]
+    found = outcome.summary()
+    scenarios, ratios = found["scenarios"], found["ratios"]
     stated = any(ratio.paper is not None for ratio in compare.values())
     table = Table()
     table.add_column("ratio", overflow="fold")
@@ -98,12 +100,17 @@ def ratios_table(outcome: Outcome) -> Table | None:
     for heading in ("simulated", "90 % band", "paper", "difference")[: 4 if stated else 2]:
         table.add_column(heading, justify="right", overflow="fold")
     for name, ratio in compare.items():
-        value = ratios[name]
+        growing = ratio.metric.startswith(STEADY) and any(
+            scenarios[over]["steady"]["state"] == "overloaded" for over in ratio.over
+        )
+        value: float | None = None if growing else ratios[name]
         label = ratio.label or f"{ratio.metric}, {ratio.over[0]} / {ratio.over[1]}"
-        cells = [name, label, _number(value), _number(bands.get(name))]
+        simulated = "overloaded" if growing else _number(value)
+        cells = [name, label, simulated, _number(bands.get(name))]
         if stated:
-            known = ratio.paper is not None and value is not None
-            off = f"{100 * (value / ratio.paper - 1):+.0f} %" if known else ""
+            off = ""
+            if ratio.paper is not None and value is not None:
+                off = f"{100 * (value / ratio.paper - 1):+.0f} %"
             cells += [_number(ratio.paper), off]
         table.add_row(*cells)
     return table

@@ -22,12 +22,14 @@ SUMMARY = "summary.json"
 FITS_FORMAT = "sarathi-sim fits 1"
 VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
+SWEEP_FORMAT = "sarathi-sim sweep 1"
 _TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, "figures", "errors.csv"}
 _KINDS = {
     FORMAT: "that of a run",
     FIGURES_FORMAT: "figures of several runs",
     FITS_FORMAT: "the fits of a bundle",
     VALIDATION_FORMAT: "that of a validation",
+    SWEEP_FORMAT: "that of a sweep",
 }
 
 
@@ -129,6 +131,8 @@ def read_tables(folder: Path) -> dict[str, Tables]:
     summary = read_summary(folder)
     if summary.get("format") == FIGURES_FORMAT:
         raise ConfigError(f"{folder}: holds figures of several runs: name the runs' own folders")
+    if summary.get("format") == SWEEP_FORMAT:
+        raise ConfigError(f"{folder}: is a sweep: name it alone, or the folders of its runs")
     if summary.get("format") != FORMAT:
         raise ConfigError(f"{folder}: not the result of a run (no {SUMMARY} of ours)")
     names = summary.get("scenarios")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,44 +12,15 @@ import pandas as pd
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
 from simulator.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
-from simulator.records import Floats, Records, ReplicaLog
+from simulator.per_replica import PerReplica
+from simulator.records import Floats, Records
 from simulator.rides import Rides
 from simulator.steady import steady_state
 
-T = TypeVar("T")
 QUANTILES = (0.5, 0.9, 0.99)
 STEADY = ("queueing_s", "ttft_s", "tpot_s", "latency_s")
 """What a run that is not steady has no quantiles of that mean anything."""
-MOST_KEPT = 4_000_000
-"""Stage executions up to which the views of a run are kept: they take some 60 bytes each."""
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
-
-
-class PerReplica(Sequence[T]):
-    """Something worked out for every replica's log when asked for, and kept unless it is large.
-
-    For a million requests the gaps of all replicas would take more memory than the records; then
-    those of one replica at a time are worked out, more than once.
-    """
-
-    def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:
-        self._logs = records.replicas
-        self._work_out = work_out
-        self._keep = sum(log.num_iterations * log.num_stages for log in self._logs) <= MOST_KEPT
-        self._kept: dict[int, T] = {}
-
-    def __len__(self) -> int:
-        return len(self._logs)
-
-    def __getitem__(self, replica: Any) -> Any:
-        if replica >= len(self._logs):
-            raise IndexError(replica)
-        if replica in self._kept:
-            return self._kept[replica]
-        found = self._work_out(self._logs[replica])
-        if self._keep:
-            self._kept[replica] = found
-        return found
 
 
 class Analysis:

@@ -49,7 +49,16 @@ TARGETS: dict[str, Target] = {
             "decode4_attn",
             "peak_13b_1k_decode",
         ),
-        follow=("prefill1024_total", "decode4_total", "decode4_per_token"),
+        # Of the mixed batch too, its ops being those of the other two at nearly the same sizes.
+        follow=(
+            "prefill1024_total",
+            "decode4_total",
+            "decode4_per_token",
+            "mixed_linear",
+            "mixed_attn",
+            "mixed_total",
+            "mixed_decode_per_token",
+        ),
     ),
     # The paper gives no times for the A100, and public measurements hold its GEMMs: what is left to
     # fit is the mixed batch's extra.
@@ -63,7 +72,8 @@ _FACTOR = (0.5, 2.0)
 _HEADER = """\
 # Constants fitted to numbers of the Sarathi paper (data/paper/claims.csv), for the variant
 # paper-calibrated. Written by `python -m experiments.paper.calibrate`; variants.py says what each
-# one means. `follow` are claims that are sums or quotients of fitted ones.
+# one means. `follow` are claims that are sums, differences or quotients of fitted ones, or of the
+# same ops at nearly the same sizes.
 """
 
 

@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.files import write_whole
 from experiments.paper import figures_chunks as chunks
 from experiments.paper import figures_costs as costs
 from experiments.paper import figures_pipeline as pipeline
@@ -64,7 +65,7 @@ def write_gallery(out: Path, results: Sequence[Result] | None, progress: Progres
     text = [table_2(labs), table_4(labs)]
     if results is not None:
         text = [claims_table(results), *text, _study(out, progress)]
-    _write("\n".join(text), out / "tables.md")
+    write_whole(out / "tables.md", "\n".join(text))
 
 
 def _study(out: Path, progress: Progress) -> str:
@@ -99,14 +100,10 @@ def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
 
 
 def _save(draw: Callable[[], Figure], file: Path) -> None:
-    with styled(), matplotlib.rc_context({"hatch.color": "white"}):
-        figure = draw()
-        scratch = file.with_name(f".{file.name}")
-        figure.savefig(scratch, dpi=_DPI, format="png", metadata={"Software": None})
-    scratch.replace(file)
-
-
-def _write(text: str, file: Path) -> None:
     scratch = file.with_name(f".{file.name}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(file)
+    try:
+        with styled(), matplotlib.rc_context({"hatch.color": "white"}):
+            draw().savefig(scratch, dpi=_DPI, format="png", metadata={"Software": None})
+        scratch.replace(file)
+    finally:
+        scratch.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from experiments.files import write_whole
 from experiments.paper.claims import Claim, Result, evaluate
 from experiments.paper.variants import Lab, Variant
 
@@ -40,10 +41,5 @@ def summary(results: Iterable[Result]) -> dict[Variant, tuple[int, int]]:
 
 def write_json(results: Iterable[Result], file: Path) -> None:
     """The rows as a list. The file is whole, or as it was."""
-    scratch = file.with_name(f".{file.name}.partial")
-    try:
-        text = json.dumps([result.row() for result in results], indent=2, allow_nan=False)
-        scratch.write_text(text + "\n", encoding="utf-8")
-        scratch.replace(file)
-    finally:
-        scratch.unlink(missing_ok=True)
+    text = json.dumps([result.row() for result in results], indent=2, allow_nan=False)
+    write_whole(file, text + "\n")

@@ -101,7 +101,11 @@ class DaskWorkers:
             if isinstance(error, KilledWorker):
                 yield Lost(jobs)
             elif error is not None:
-                raise error
+                # What a run raises comes back as its result: this is a worker that joined later
+                # and lacks the package, or the cluster itself.
+                raise ConfigError(
+                    f"--backend dask: a worker cannot take in what it was sent: {error!r}"
+                ) from error
             else:
                 yield future.result()
             future.release()

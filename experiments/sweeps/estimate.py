@@ -18,7 +18,7 @@ def seconds_of_work(plan: SweepPlan) -> float:
     """Predicted seconds of one processor for all of the runs.
 
     The :data:`PROBES` runs are spread evenly over the plan and cut to :data:`PROBE_REQUESTS`
-    requests; the rest is proportion. It was within a factor of 1.5 where it was tried.
+    requests; the rest is proportion. A rough figure: short runs miss how queues and batches grow.
     """
     step = max(1, len(plan.runs) // PROBES)
     probed = plan.runs[step // 2 :: step][:PROBES]

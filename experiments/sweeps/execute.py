@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.results import SUMMARY, to_json
+from experiments.results import SUMMARY, SWEEP_FORMAT, to_json
 from experiments.sweeps.backends import Backend, Bundles, Lost
 from experiments.sweeps.paired import paired_differences
 from experiments.sweeps.plan import Run, SweepPlan, coordinates
-from experiments.sweeps.store import RESULTS, SWEEP_FORMAT, Store
+from experiments.sweeps.store import RESULTS, Store
 from experiments.sweeps.work import Job, Result
 
 ATTEMPTS = 3
@@ -66,13 +66,12 @@ def execute(
     todo = [Job(run, base) for run in unique.values() if run.key not in done]
     work_s = 0.0
 
-    def taken_in(what: list[Job], last: bool) -> list[Job]:
+    def taken_in(what: list[Job], attempt: int) -> list[Job]:
         """One pass over jobs; returns those that were lost."""
         nonlocal work_s
         lost: list[Job] = []
-        first = len(what) == len(todo)
-        bundles = Bundles(what, backend.workers, single=not first)
-        ahead = 1 if last else 2 * backend.workers
+        bundles = Bundles(what, backend.workers, single=attempt > 0)
+        ahead = 1 if attempt == ATTEMPTS - 1 else 2 * backend.workers
         with closing(backend.run(bundles, ahead=ahead)) as outcomes:
             for results in outcomes:
                 if isinstance(results, Lost):
@@ -91,7 +90,7 @@ def execute(
         lost = todo
         for attempt in range(ATTEMPTS):
             if lost:
-                lost = taken_in(lost, attempt == ATTEMPTS - 1)
+                lost = taken_in(lost, attempt)
         for job in lost:
             text = f"its worker died {ATTEMPTS} times, the last time with nothing else running"
             report.failures[job.run.key] = text

@@ -19,7 +19,10 @@ _CODE = (
         f"profiler/{name}.py"
         for name in ("schema", "tables", "model", "device", "residual", "strict")
     ),
-    *(f"experiments/{name}.py" for name in ("config", "deployment", "requests", "results")),
+    *(
+        f"experiments/{name}.py"
+        for name in ("config", "deployment", "inputs", "requests", "results")
+    ),
     "experiments/sweeps/work.py",
 )
 _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from simulator.metrics import STEADY
+
 METRICS = (
     "makespan_s",
     "output_tokens_per_s",
@@ -39,15 +41,16 @@ def paired_differences(
     """
     if contrast is None or table.empty:
         return []
-    levels = list(dict.fromkeys(table[contrast]))
+    # As text, because a value may be missing (null), and a missing one does not equal itself.
+    level_of = table[contrast].map(str)
+    levels = list(dict.fromkeys(level_of))
     others = [axis for axis in axes if axis not in (contrast, "seed")]
     found = []
-    # As text, because a point may lack a value, and a missing one does not equal itself.
-    groups = table.assign(_point=table[others].astype(str).agg("|".join, axis=1) if others else "")
+    groups = table.assign(_point=table[others].map(str).agg("|".join, axis=1) if others else "")
     for _, group in groups.groupby("_point", sort=False):
-        base = _by_seed(group[group[contrast] == levels[0]])
+        base = _by_seed(group[level_of[group.index] == levels[0]])
         for level in levels[1:]:
-            other = _by_seed(group[group[contrast] == level])
+            other = _by_seed(group[level_of[group.index] == level])
             seeds = [seed for seed in base.index if seed in other.index]
             if not seeds:
                 continue
@@ -56,15 +59,15 @@ def paired_differences(
             ratios = {
                 metric: entry
                 for metric in METRICS
-                if not (growing and metric.startswith(("ttft", "latency")))
+                if not (growing and metric.startswith(STEADY))
                 and (entry := _ratio(base.loc[seeds, metric], other.loc[seeds, metric])) is not None
             }
             point = {axis: _plain(other[axis].iloc[0]) for axis in others}
             found.append(
                 {
                     "point": point,
-                    "value": level,
-                    "against": levels[0],
+                    "value": _plain(other[contrast].iloc[0]),
+                    "against": _plain(base[contrast].iloc[0]),
                     "seeds": len(seeds),
                     "ratios": ratios,
                 }
@@ -77,12 +80,12 @@ def _by_seed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plain(value: Any) -> Any:
+    if pd.isna(value):
+        return None
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _ratio(base: pd.Series[float], other: pd.Series[float]) -> dict[str, Any] | None:
-    from scipy.stats import t
-
     below, above = base.to_numpy(np.float64), other.to_numpy(np.float64)
     if not ((below > 0).all() and (above > 0).all()):  # NaN is not above 0 either
         return None
@@ -90,9 +93,16 @@ def _ratio(base: pd.Series[float], other: pd.Series[float]) -> dict[str, Any] | 
     mean, count = float(logs.mean()), len(logs)
     entry: dict[str, Any] = {"ratio": math.exp(mean), "low": None, "high": None, "unpaired": None}
     if count > 1:
-        spread = float(logs.std(ddof=1))
-        half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread / math.sqrt(count)
+        half = _half_width(float(logs.std(ddof=1)), count, count - 1)
         entry |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
+        # Two samples have more degrees of freedom than their differences, which narrows it.
         apart = math.hypot(float(np.log(below).std(ddof=1)), float(np.log(above).std(ddof=1)))
-        entry["unpaired"] = apart / spread if spread else None
+        entry["unpaired"] = _half_width(apart, count, 2 * (count - 1)) / half if half else None
     return entry
+
+
+def _half_width(spread: float, count: int, freedom: int) -> float:
+    """Of a Student-t interval."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * spread / math.sqrt(count)

@@ -19,7 +19,7 @@ from experiments.loading import Draft, Source, check_scenario, read_draft
 from experiments.messages import mistakes, suggest
 from experiments.requests import build_requests
 from experiments.sweeps.identity import run_key
-from experiments.sweeps.points import Point, expand
+from experiments.sweeps.points import MOST_RUNS, Point, expand
 from experiments.sweeps.spec import SweepSpec
 from policies.request import Request
 
@@ -111,12 +111,13 @@ def plan_sweep(
             f"{where}.contrast: value {contrast!r}: must be one of {', '.join(axes) or 'no axes'}"
             f"{suggest(contrast, axes)}"
         )
-    wanted = [
-        (name, seed, point)
-        for point in points
-        for name in draft.overrides
-        for seed in _seeds(draft, spec)
-    ]
+    seeds = _seeds(draft, spec)
+    total = len(points) * len(draft.overrides) * len(seeds)
+    if total > MOST_RUNS:
+        raise ConfigError(
+            f"{where}: describes {total:,} runs, scenarios and seeds counted: at most {MOST_RUNS:,}"
+        )
+    wanted = [(name, seed, point) for point in points for name in draft.overrides for seed in seeds]
     runs, notes, found = [], dict[str, None](), dict[str, None]()
     requests_of = SharedRequests()
     for number, (name, seed, point) in enumerate(wanted):

@@ -13,8 +13,9 @@ import pandas as pd
 
 from experiments.errors import ConfigError
 from experiments.messages import suggest
-from experiments.results import SUMMARY
-from experiments.sweeps.store import RESULTS, SWEEP_FORMAT
+from experiments.results import SUMMARY, SWEEP_FORMAT
+from experiments.sweeps.store import RESULTS
+from simulator.metrics import STEADY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,29 +47,41 @@ def plot_sweep(
     """
     from experiments.sweeps import figures
 
-    summary = _summary(folder)
     table = _table(folder)
+    axes, contrast = _axes(folder, table)
     chosen = list(metrics or METRICS)
-    _known("--metric", chosen, [c for c in table if pd.api.types.is_numeric_dtype(table[c])])
-    contrast = summary.get("contrast")
-    numeric = [axis for axis in _axes(table, summary) if _is_numeric(table[axis])]
+    _known("--metric", chosen, [column for column in table if _is_number(table[column])])
+    _drop_overloaded(table, chosen)
+    within = [c for c in map(str, table) if any(_within(c, axis) for axis in axes)]
+    numeric = [c for c in within if _is_number(table[c]) and table[c].nunique() > 1]
     _known("--over", over, numeric)
     wanted = list(over or (axis for axis in numeric if axis != "seed"))
     drawn: dict[str, Callable[[], Figure]] = {}
     for axis in wanted:
-        by = _lines_by(axis, contrast, summary["axes"], table)
+        by = _lines_by(axis, contrast, axes, table)
         drawn[f"lines_{axis}"] = lambda x=axis, by=by: figures.lines(table, x, by, chosen)  # type: ignore[misc]
     for x, y in list(combinations(wanted, 2))[:_MOST_HEAT_MAPS]:
+        if table.dropna(subset=[x, y, chosen[0]]).empty:  # keys of two policies, say
+            continue
         by = None if contrast is None or _within(x, contrast) or _within(y, contrast) else contrast
         drawn[f"heat_{x}_{y}"] = lambda x=x, y=y, by=by: figures.heat_maps(  # type: ignore[misc]
             table, x, y, by, chosen[0]
         )
-    if len(chosen) > 1:
-        axes = summary["axes"]
+    if len(chosen) > 1 and not table.dropna(subset=chosen[:2]).empty:
         workload = next((a for a in axes if a.startswith("workload.") and a != contrast), None)
         drawn["pareto"] = lambda: figures.pareto(table, chosen[1], chosen[0], contrast, workload)
     drawn["cdf"] = lambda: figures.cdfs(_requests(folder, table, contrast), CDF_COLUMNS, contrast)
     return _save(drawn, out, progress)
+
+
+def _drop_overloaded(table: pd.DataFrame, metrics: Sequence[str]) -> None:
+    """Leave out the latencies of overloaded runs: they say how long the run was."""
+    growing = table["steady.state"] == "overloaded"
+    for metric in metrics:
+        if metric.startswith(STEADY):
+            table.loc[growing, metric] = np.nan
+        if table[metric].isna().all():
+            raise ConfigError(f"--metric {metric}: no run has it, or all that do are overloaded")
 
 
 def _save(
@@ -104,19 +117,31 @@ def _table(folder: Path) -> pd.DataFrame:
     return table
 
 
-def _axes(table: pd.DataFrame, summary: dict[str, Any]) -> list[str]:
-    """The swept keys, and those within a swept mapping, as ``policy.chunk_size``."""
-    swept = summary["axes"]
-    return [c for c in map(str, table) if any(_within(c, axis) for axis in swept)]
+def _axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
+    """The swept keys, and which of them is compared. Raises ConfigError where they do not fit."""
+    summary = _summary(folder)
+    axes: Any = summary.get("axes")
+    contrast: Any = summary.get("contrast")
+    names = set(map(str, table))
+    fits = (
+        {"run", "name", "requests", "steady.state"} <= names
+        and isinstance(axes, list)
+        and names.issuperset(map(str, axes))
+        and contrast in (None, *axes)
+        and not any("/" in name for name in names)  # they become names of files
+    )
+    if not fits:
+        raise ConfigError(f"{folder}: the sweep is damaged: {SUMMARY} does not fit {RESULTS}")
+    return axes, contrast
 
 
 def _within(column: str, axis: str) -> bool:
     return column == axis or column.startswith(f"{axis}.")
 
 
-def _is_numeric(column: pd.Series[Any]) -> bool:
+def _is_number(column: pd.Series[Any]) -> bool:
     values = column.dropna()
-    return bool(pd.api.types.is_numeric_dtype(values)) and values.nunique() > 1
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
 
 
 def _lines_by(x: str, contrast: str | None, axes: Sequence[str], table: pd.DataFrame) -> str | None:

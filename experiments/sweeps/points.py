@@ -23,8 +23,6 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
     if isinstance(axis, list):
         if not axis:
             raise ConfigError(f"{where}: value []: must name at least one value")
-        if any(value in axis[:i] for i, value in enumerate(axis)):
-            raise ConfigError(f"{where}: value {axis!r}: a value is given twice")
         return axis
     if (axis.step is None) == (axis.num is None):
         raise ConfigError(f"{where}: a range needs either step or num beside from and to")
@@ -58,6 +56,9 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     that is drawn, so that there is something to compare.
     """
     grid = _values(spec.grid, f"{where}.grid")
+    for key, axis in spec.grid.items():
+        if isinstance(axis, list):
+            _refuse_twins(axis, f"{where}.grid.{key}")
     zipped = _values(spec.zip, f"{where}.zip")
     lengths = {key: len(values) for key, values in zipped.items()}
     if len(set(lengths.values())) > 1:
@@ -69,7 +70,9 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     if zipped:
         rows = zip(*zipped.values(), strict=True)
         parts["zip"] = [dict(zip(zipped, row, strict=True)) for row in rows]
+        _refuse_twins(parts["zip"], f"{where}.zip")
     if spec.cases:
+        _refuse_twins(spec.cases, f"{where}.cases")
         parts["cases"] = spec.cases
     total = math.prod(len(part) for part in parts.values())
     wanted = spec.sample.points if spec.sample else total
@@ -102,6 +105,13 @@ def _refuse_overlaps(keys: list[str], where: str) -> None:
             raise ConfigError(f"{where}: {key!r} is not a key path such as cluster.pp")
         if key in keys[:number]:
             raise ConfigError(f"{where}: {key} is swept twice")
+
+
+def _refuse_twins(values: list[Any], where: str) -> None:
+    """The same run twice would count as two, and make intervals too narrow."""
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise ConfigError(f"{where}: value {value!r}: is given twice")
 
 
 def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from experiments.config import Count, Strict, Text
 
@@ -29,7 +29,24 @@ class Sample(Strict):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-Axes = dict[Text, list[Any] | Range]
+# A mistake is about the form that the value has, rather than about every one that it might have.
+def _axis_form(value: object) -> str:
+    return "<range>" if isinstance(value, dict | Range) else "<list>"
+
+
+def _seeds_form(value: object) -> str:
+    return "<list>" if isinstance(value, list) else "<count>"
+
+
+Axis = Annotated[
+    Annotated[Range, Tag("<range>")] | Annotated[list[Any], Tag("<list>")],
+    Discriminator(_axis_form),
+]
+Axes = dict[Text, Axis]
+Seeds = Annotated[
+    Annotated[list[int], Tag("<list>")] | Annotated[int, Field(ge=1, le=100_000), Tag("<count>")],
+    Discriminator(_seeds_form),
+]
 
 
 class SweepSpec(Strict):
@@ -45,5 +62,5 @@ class SweepSpec(Strict):
     zip: Axes = Field(default_factory=dict)
     cases: list[dict[Text, Any]] = Field(default_factory=list)
     sample: Sample | None = None
-    seeds: Annotated[int, Field(ge=1, le=100_000)] | list[int] | None = None
+    seeds: Seeds | None = None
     contrast: Text | None = None

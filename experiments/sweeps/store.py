@@ -22,7 +22,6 @@ from experiments.errors import ConfigError
 from experiments.results import SUMMARY
 from experiments.sweeps.work import Result
 
-SWEEP_FORMAT = "sarathi-sim sweep 1"
 RESULTS = "results.parquet"
 _OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", ".lock"}
 
@@ -50,12 +49,14 @@ class Store:
                     "runs are not repeated), or name another folder"
                 )
         self.runs.mkdir(parents=True, exist_ok=True)
-        for scratch in self.runs.glob(".*"):  # left by a process that was killed while it wrote
-            shutil.rmtree(scratch, ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other sweeps out of the folder. Raises ConfigError where one is at work."""
+        """Keep other sweeps out of the folder. Raises ConfigError where one is at work.
+
+        Whoever has the lock clears what a process left that was killed while it wrote: without it,
+        that may be what another sweep is writing now.
+        """
         import fcntl
 
         path = self.folder / ".lock"
@@ -63,11 +64,13 @@ class Store:
             try:
                 # The system drops this lock with the process, however that ends.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise ConfigError(
                     f"--out {self.folder}: another sweep is at work in this folder"
                 ) from None
             try:
+                for scratch in self.runs.glob(".*"):
+                    shutil.rmtree(scratch, ignore_errors=True)
                 yield
             finally:
                 path.unlink(missing_ok=True)

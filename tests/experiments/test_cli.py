@@ -11,28 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from experiments.cli import app
 from tests.experiments.small_config import SMALL
 
-COMMANDS = (
-    "run",
-    "plot",
-    "check",
-    "models",
-    "devices",
-    "policies",
-    "make-bundle",
-    "calibrate",
-    "bench",
-    "plan",
-    "sweep",
-    "compare",
-    "import",
-    "profile-check",
-    "profile-diff",
-)
+COMMANDS = sorted(typer.main.get_command(app).commands)
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
 
 from experiments.cli import app
 from experiments.errors import ConfigError
+from experiments.sweeps import figures, plot
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.execute import execute
 from experiments.sweeps.figures import label, pareto_front
@@ -70,7 +74,9 @@ def test_a_paired_difference_is_that_of_a_t_test() -> None:
     assert math.log(found["low"]) == pytest.approx(expected.low, rel=1e-9)
     assert math.log(found["high"]) == pytest.approx(expected.high, rel=1e-9)
     assert found["ratio"] == pytest.approx(np.exp(np.mean(np.log(other / base))))
-    assert found["unpaired"] > 10, "what the seeds have in common is most of the spread"
+    apart = stats.ttest_ind(np.log(other), np.log(base)).confidence_interval(0.95)
+    wider = (apart.high - apart.low) / (expected.high - expected.low)
+    assert found["unpaired"] == pytest.approx(wider) and wider > 10, "most of the spread is common"
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -85,6 +91,22 @@ def test_a_seed_that_one_side_lacks_is_left_out() -> None:
     (entry,) = paired_differences(rows, "policy", ("policy", "x", "seed"))
     assert entry["seeds"] == 2
     assert entry["ratios"]["makespan_s"]["ratio"] == pytest.approx(2.0)
+
+
+def test_a_value_that_is_null_is_compared_too() -> None:
+    """A key that a point leaves at its default is a level like any other."""
+    rows = table([1.0, 2.0], [2.0, 4.0]).assign(cap=[math.nan, math.nan, 4.0, 4.0])
+    (entry,) = paired_differences(rows, "cap", ("cap", "x", "seed"))
+    assert (entry["value"], entry["against"], entry["seeds"]) == (4.0, None, 2)
+    assert entry["ratios"]["makespan_s"]["ratio"] == pytest.approx(2.0)
+
+
+def test_points_that_lack_a_value_are_compared_too() -> None:
+    """Cases may set different keys, and a key may be null."""
+    rows = table([1.0, 2.0], [3.0, 4.0]).assign(cap=[math.nan, 4.0, math.nan, 4.0], seed=0)
+    found = paired_differences(rows, "policy", ("policy", "x", "cap", "seed"))
+    assert [entry["point"] for entry in found] == [{"x": 1, "cap": None}, {"x": 1, "cap": 4.0}]
+    assert [entry["ratios"]["makespan_s"]["ratio"] for entry in found] == pytest.approx([3, 2])
 
 
 def test_common_requests_make_small_differences_significant(sweep: Path) -> None:
@@ -139,6 +161,109 @@ def test_plot_mistakes(sweep: Path, tmp_path: Path) -> None:
         plot_sweep(sweep, tmp_path, ["makespan"])
     with pytest.raises(ConfigError, match=r"--over scenario: not one of batching\.max_batch"):
         plot_sweep(sweep, tmp_path, [], ["scenario"])
+
+
+def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any]], Any]) -> Path:
+    """A copy of the sweep without its runs, its table and summary changed."""
+    to.mkdir()
+    table, summary = (
+        pd.read_parquet(sweep / "results.parquet"),
+        json.loads((sweep / "summary.json").read_text()),
+    )
+    change(table, summary)
+    table.to_parquet(to / "results.parquet", index=False)
+    (to / "summary.json").write_text(json.dumps(summary))
+    return to
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table, summary: summary.pop("axes"),
+        lambda table, summary: summary.update(axes=["no.such.key"]),
+        lambda table, summary: summary.update(contrast="policy"),
+        lambda table, summary: table.pop("requests"),
+        lambda table, summary: (
+            table.insert(0, "../escape", range(len(table))),
+            summary["axes"].append("../escape"),
+        ),
+    ],
+)
+def test_a_damaged_sweep_is_named(
+    sweep: Path, tmp_path: Path, change: Callable[[pd.DataFrame, dict[str, Any]], Any]
+) -> None:
+    with pytest.raises(ConfigError, match="the sweep is damaged"):
+        plot_sweep(damaged(sweep, tmp_path / "copy", change), tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
+
+
+def drawn(
+    sweep: Path,
+    to: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pd.DataFrame, dict[str, Any]], Any],
+    metrics: list[str],
+) -> set[str]:
+    """Names of the figures of a changed sweep, all drawn but the CDFs."""
+    monkeypatch.setattr(plot, "_requests", lambda *_: {})
+    folder = damaged(sweep, to / "copy", change)
+    return {path.stem for path in plot_sweep(folder, to / "figures", metrics)}
+
+
+def test_keys_that_no_run_has_both_of_make_no_heat_map(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of policies with different parameters: each run has one of the two keys."""
+
+    def two_policies(table: pd.DataFrame, summary: dict[str, Any]) -> None:
+        first = np.arange(len(table)) % 2 == 0
+        table["scenario.a"] = np.where(first, np.arange(len(table)), np.nan)
+        table["scenario.b"] = np.where(first, np.nan, np.arange(len(table)))
+
+    names = drawn(sweep, tmp_path, monkeypatch, two_policies, [])
+    assert {"lines_scenario.a", "lines_scenario.b", "heat_batching.max_batch_scenario.a"} <= names
+    assert "heat_scenario.a_scenario.b" not in names
+
+
+def test_a_switch_is_no_axis(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def switched(table: pd.DataFrame, summary: dict[str, Any]) -> None:
+        table["engine.lm_head"] = np.arange(len(table)) % 2 == 0
+        summary["axes"].append("engine.lm_head")
+
+    assert "lines_engine.lm_head" not in drawn(sweep, tmp_path, monkeypatch, switched, [])
+
+
+def test_latencies_of_overloaded_runs_are_not_drawn(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[pd.DataFrame] = []
+    monkeypatch.setattr(figures, "lines", lambda table, *_: shown.append(table) or Figure())
+
+    def some(table: pd.DataFrame, summary: dict[str, Any]) -> None:
+        table.loc[:3, "steady.state"] = "overloaded"
+
+    def all_of_them(table: pd.DataFrame, summary: dict[str, Any]) -> None:
+        table["steady.state"] = "overloaded"
+
+    drawn(sweep, tmp_path, monkeypatch, some, ["latency_s.p50", "makespan_s"])
+    assert shown[0]["latency_s.p50"].isna().tolist() == [True] * 4 + [False] * (len(shown[0]) - 4)
+    assert shown[0]["makespan_s"].notna().all()
+    folder = damaged(sweep, tmp_path / "all", all_of_them)
+    with pytest.raises(ConfigError, match=r"--metric latency_s\.p50: no run has it, or all"):
+        plot_sweep(folder, tmp_path / "more", ["latency_s.p50"])
+
+
+def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:
+    words = ["plot", str(sweep), str(result), "--out", str(tmp_path / "figures")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "is a sweep: name it alone, or the folders of its runs" in done.stderr
+    done = CliRunner().invoke(app, ["plot", str(result), "--out", str(sweep)])
+    assert done.exit_code == 2
+    assert "is a result of another kind (that of a sweep)" in done.stderr
+    done = CliRunner().invoke(app, ["compare", str(sweep), str(sweep)])
+    assert done.exit_code == 2
+    assert "is a sweep: name two of its runs" in done.stderr
 
 
 def test_the_commands(sweep: Path, tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ def test_ranges(axis: dict[str, Any], values: list[float]) -> None:
     assert [type(value) for value in found] == [type(value) for value in values]
 
 
+def test_a_key_taken_in_step_may_repeat_a_value() -> None:
+    assert points(zip={"a": [1, 1], "b": [2, 3]}) == [{"a": 1, "b": 2}, {"a": 1, "b": 3}]
+
+
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32))
 def test_a_sample_holds_different_points_of_the_grid(a: int, b: int, seed: int) -> None:
     grid = {"a": list(range(a)), "b": list(range(b))}
@@ -70,7 +74,9 @@ def test_all_that_is_compared_is_at_every_drawn_point() -> None:
     ("sections", "expected"),
     [
         ({"grid": {"a": []}}, r"sweep\.grid\.a: value \[\]: must name at least one"),
-        ({"grid": {"a": [1, 1]}}, "a value is given twice"),
+        ({"grid": {"a": [1, 1]}}, r"sweep\.grid\.a: value 1: is given twice"),
+        ({"cases": [{"a": 1}, {"b": 1}, {"a": 1}]}, r"sweep\.cases: value .*: is given twice"),
+        ({"zip": {"a": [1, 1], "b": [2, 2]}}, r"sweep\.zip: value .*: is given twice"),
         ({"grid": {"a": {"from": 1, "to": 2}}}, "needs either step or num"),
         ({"grid": {"a": {"from": 1, "to": 2, "step": 1, "num": 2}}}, "needs either step or num"),
         (

@@ -170,6 +170,31 @@ def test_a_run_that_kills_every_worker_is_given_up_alone(
     assert tree(tmp_path / "sweep") == undisturbed
 
 
+class Flaky(InProcess):
+    """Loses everything at first, and notes how the jobs came."""
+
+    def __init__(self, losses: int) -> None:
+        self.losses = losses
+        self.bundles: list[list[int]] = []
+
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
+        self.bundles.append([])
+        lose = len(self.bundles) <= self.losses
+        for jobs in bundles:
+            self.bundles[-1].append(len(jobs))
+            yield Lost(jobs) if lose else in_process(jobs)
+
+
+def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(
+    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.sweeps.backends.BUNDLE_S", 1e9)
+    backend = Flaky(losses=ATTEMPTS - 1)
+    swept(plan, tmp_path / "sweep", backend)
+    assert tree(tmp_path / "sweep") == undisturbed
+    assert set(backend.bundles[-1]) == {1}
+
+
 def test_a_run_that_raises(
     plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +308,21 @@ def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> No
         pass
     with other.locked():
         pass
+
+
+def test_who_waits_for_a_folder_leaves_what_is_being_written(tmp_path: Path) -> None:
+    """Only the holder of the lock may clear scratch folders."""
+    store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
+    store.open(False)
+    scratch = store.runs / ".0123456789abcdef"
+    with store.locked():
+        scratch.mkdir()
+        other.open(True)
+        with pytest.raises(ConfigError, match="another sweep"), other.locked():
+            pass
+        assert scratch.exists()
+    with other.locked():
+        assert not scratch.exists(), "left by a process that was killed"
 
 
 def test_a_damaged_run_is_named(plan: SweepPlan, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.deployment import deploy
 from experiments.loading import load_experiment
-from experiments.report import load_notes, results_table
+from experiments.report import load_notes, ratios_table, results_table
 from experiments.run import simulate_all
 from simulator.metrics import Analysis
 from simulator.records import Floats
@@ -115,3 +115,17 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     rows = list(table.columns[0].cells)
     assert "latency, median" not in rows
     assert "time between tokens, median" in rows
+
+
+def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
+    changes = ["workload.requests=300", "workload.arrivals.rate=4"]
+    ratio = "{metric: latency_s.p50, over: [orca, sarathi], paper: 1.5}"
+    times = "{metric: makespan_s, over: [orca, sarathi]}"
+    changes += [f"compare.latency={ratio}", f"compare.makespan={times}"]
+    table = ratios_table(simulate_all(load_experiment("first_experiment", changes)))
+    assert table is not None
+    rows = dict(zip(table.columns[0].cells, table.columns[2].cells, strict=True))
+    assert rows["latency"] == "overloaded"
+    assert float(str(rows["makespan"])) > 0
+    difference = dict(zip(table.columns[0].cells, table.columns[5].cells, strict=True))
+    assert difference["latency"] == ""

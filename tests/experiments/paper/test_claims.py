@@ -59,17 +59,20 @@ def test_only_the_named_claims_are_fitted(results: list[Result]) -> None:
     named = load_calibration().fitted
     fitted = {(r.claim.id, r.variant) for r in results if r.fitted}
     assert fitted == {(id, "paper-calibrated") for id in named}
-    assert len(named) <= 15
+    assert len(named) <= 17
 
 
 def test_what_follows_from_fitted_claims_is_marked(results: list[Result]) -> None:
     """A claim that is a sum or a quotient of fitted ones is no prediction."""
     ours = {r.claim.id: r for r in results if r.variant == "paper-calibrated"}
-    for scheme in ("prefill1024", "decode4"):
+    for scheme in ("prefill1024", "decode4", "mixed"):
         parts = [ours[f"{scheme}_{part}"] for part in ("linear", "attn", "total")]
         assert parts[0].ours + parts[1].ours == pytest.approx(parts[2].ours)
         assert all(part.fitted for part in parts)
     assert ours["decode4_per_token"].ours * 4 == pytest.approx(ours["decode4_total"].ours)
+    marginal = ours["mixed_total"].ours - ours["prefill1024_total"].ours
+    assert ours["mixed_decode_per_token"].ours * 3 == pytest.approx(marginal)
+    assert ours["mixed_decode_per_token"].fitted
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,18 @@ def test_samples_have_the_ratios_asked_for() -> None:
     assert ((prompt + output) == 1024).all()
     ratio = prompt / output
     assert 4.5 < ratio.min() < 6 and 40 < ratio.max() < 51
+
+
+def test_one_request_at_a_time() -> None:
+    """LLaMA-33B leaves an A100 room for a single sequence of 3K."""
+    found = advise(Lab("predicted").a100, Demand(3072, 10, 10))
+    assert found.largest_batch == 1
+    assert {checked.plan.batch for checked in found.verified} == {1}
+    assert "no decode has a chunk to ride on" in explain(found)[1]
+
+
+def test_more_decodes_than_the_chunk_has_tokens(a6000: Machine) -> None:
+    found = advise(a6000, Demand(64, 1, 1))
+    assert found.largest_batch == 256
+    balance = float(explain(found)[1].partition(" = ")[2].partition(",")[0])
+    assert balance > 0
