@@ -180,7 +180,9 @@ def fit(
     headings = ("op", "where", "points", "median", "p95", "worst")
     for heading in (*headings, "forest: median", "p95", "polynomial: median", "p95", "in band"):
         left = heading in ("op", "where")
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+        table.add_column(
+            heading, justify="left" if left else "right", overflow="fold", no_wrap=left
+        )
     for op, where, points, *percent in errors.itertuples(index=False):
         cells = ("" if value != value else f"{value:.1f}" for value in percent)
         table.add_row(op, where, str(points), *cells)

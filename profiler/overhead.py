@@ -75,7 +75,7 @@ def _host_time(call: Callable[[], object], repeats: int) -> Timing:
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
     """Replays ``call`` as one CUDA graph; warm-ups go on another stream, as capturing demands."""
-    aside = torch.cuda.Stream()
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for _ in range(3):

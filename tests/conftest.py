@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 # An example's time depends on the machine and on what else it does: it says nothing.
 settings.register_profile("sarathi-sim", deadline=None)
 settings.load_profile("sarathi-sim")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
