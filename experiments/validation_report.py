@@ -106,7 +106,7 @@ def report(
         "format": VALIDATION_FORMAT,
         "name": experiment.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"system": platform.platform(terse=True), "cores": os.cpu_count()},
+        "machine": {"system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()},
         "gates": {
             "wall_per_cpu": MOST_WALL_PER_CPU,
             "preempted": MOST_PREEMPTED,
