@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,6 +72,13 @@ def print_notes(deployments: Iterable[Deployment]) -> None:
     """What the user should know, on stderr: each note once."""
     for note in dict.fromkeys(note for d in deployments for note in d.notes):
         typer.echo(f"note: {note}", err=True)
+
+
+def finite(value: float | None) -> float | None:
+    """An option's ``callback``: a bound alone lets NaN and infinity through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 def check_writable(file: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from experiments.cli_base import consoles
+from experiments.cli_base import consoles, finite
 
 
 class Device(StrEnum):
@@ -66,11 +66,14 @@ def profile(
     budget: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds, after which no points are added.  [default: 45, on a GPU 900]"
+            min=0,
+            callback=finite,
+            help="Seconds, after which no points are added.  [default: 45, on a GPU 900]",
         ),
     ] = None,
     target_error: Annotated[
-        float, typer.Option(min=0.01, help="Held-out error in percent at which to stop.")
+        float,
+        typer.Option(min=0.01, callback=finite, help="Held-out error in percent at which to stop."),
     ] = 3.0,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of a point, at least.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,

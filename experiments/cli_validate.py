@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli_base import consoles, report_written
+from experiments.cli_base import consoles, finite, report_written
 
 if TYPE_CHECKING:
     from experiments.validation_report import Outcomes
@@ -39,7 +39,10 @@ def validate(
         ),
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a sign of life that end the run.")
+        float,
+        typer.Option(
+            min=1, callback=finite, help="Seconds without a sign of life that end the run."
+        ),
     ] = 30.0,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print neither progress nor table.")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.config import Scenario
+from experiments.config import Engine, Scenario
 from experiments.errors import ConfigError
 from experiments.loading import Experiment, Source
 from experiments.requests import build_requests
@@ -109,12 +109,23 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
         raise source.error("batching.formation", batching.formation, problem)
     if batching.max_batch is None:
         raise ConfigError(f"{source.name(('batching', 'max_batch'))}: this key is missing")
+    if scenario.workload.too_long != "error":
+        problem = "must be error: the engine's KV slots hold cluster.max_length tokens"
+        raise source.error("workload.too_long", scenario.workload.too_long, problem)
+    if scenario.engine != Engine():
+        given = scenario.engine.model_dump(exclude_defaults=True)
+        raise source.error("engine", given, "must be left out: a real engine is measured instead")
     layers = tuple(cluster.layers_per_stage or stage_layers(model.num_layers, cluster.pp))
     if len(layers) != cluster.pp or sum(layers) != model.num_layers:
         problem = f"must be {cluster.pp} numbers that add up to {model.num_layers}"
         raise source.error("cluster.layers_per_stage", list(layers), problem)
     max_length = cluster.max_length or model.max_position_embeddings
-    return Cell(name, scenario, source, model, layers, max_length)
+    cell = Cell(name, scenario, source, model, layers, max_length)
+    try:
+        cell.scheduler()
+    except ValueError as error:
+        raise source.error("batching.micro_batches", batching.micro_batches, str(error)) from None
+    return cell
 
 
 def engine_spec(cells: Sequence[Cell], *, realtime: bool = False) -> EngineSpec:

@@ -74,6 +74,12 @@ def op_times_of(
         ops, longest = _load(path, digest)
     except BundleError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+    meta, tp = ops.bundle.meta, scenario.cluster.tp
+    if (meta.device, meta.tp) != (device.name, tp):
+        problem = (
+            f"{path} holds the bundle of {meta.device} tp {meta.tp}, not {device.name} tp {tp}"
+        )
+        raise ConfigError(f"{source.name(('profiles',))}: {problem}")
     if ops.model != model:
         # A config.json may be called like a shipped model and describe another one.
         profiled, wanted = asdict(ops.model), asdict(model)

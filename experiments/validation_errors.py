@@ -183,9 +183,10 @@ def iteration_errors(outcome: Outcome, prediction: str) -> Floats:
     return np.asarray(np.abs(outcome.iterations[prediction] / outcome.measured_iterations - 1))
 
 
-def errors_by_kind(outcome: Outcome, prediction: str) -> dict[str, dict[str, float]]:
-    """Median and 90th percentile of the iterations' errors, by kind of micro-batch."""
-    errors, kind = iteration_errors(outcome, prediction), np.array(outcome.kinds)
+def errors_by_kind(repeats: list[Outcome], prediction: str) -> dict[str, dict[str, float]]:
+    """Median and 90th percentile of the iterations' errors, by kind, of all repeats together."""
+    errors = np.concatenate([iteration_errors(outcome, prediction) for outcome in repeats])
+    kind = np.array([kind for outcome in repeats for kind in outcome.kinds])
     found = {}
     for name in KINDS:
         some = errors[kind == name]

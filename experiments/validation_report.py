@@ -153,7 +153,7 @@ def _cell(cell: Cell, all_repeats: list[Outcome], kept: list[int]) -> dict[str, 
     }
     for prediction in PREDICTIONS:
         entry[prediction] = _over([_prediction(outcome, prediction) for outcome in some]) | {
-            "by_kind": errors_by_kind(some[len(some) // 2], prediction),
+            "by_kind": errors_by_kind(some, prediction),
             "repeats": [_prediction(outcome, prediction) for outcome in all_repeats],
         }
     # The calibrated prediction is the headline; that of the grid alone stands beside it.
@@ -172,21 +172,26 @@ def _prediction(outcome: Outcome, prediction: str) -> dict[str, Any]:
 def _errors(simulated: Whole, measured: Whole) -> dict[str, float]:
     """Relative errors, signed. Bubbles are compared where there is a pipeline."""
     found = {
-        "makespan_error": simulated.makespan_s / measured.makespan_s - 1,
-        "throughput_error": simulated.tokens_per_s / measured.tokens_per_s - 1,
-        "ttft_p50_error": simulated.ttft_p50_s / measured.ttft_p50_s - 1,
-        "ttft_p90_error": simulated.ttft_p90_s / measured.ttft_p90_s - 1,
+        "makespan_error": _off(simulated.makespan_s, measured.makespan_s),
+        "throughput_error": _off(simulated.tokens_per_s, measured.tokens_per_s),
+        "ttft_p50_error": _off(simulated.ttft_p50_s, measured.ttft_p50_s),
+        "ttft_p90_error": _off(simulated.ttft_p90_s, measured.ttft_p90_s),
     }
     if len(measured.bubble_by_stage_s) == 1:
         return found | {"bubble_error": float("nan")}
-    found["bubble_error"] = simulated.bubble_s / measured.bubble_s - 1
-    found["bubble_per_request_error"] = (
-        simulated.bubble_per_request_s / measured.bubble_per_request_s - 1
+    found["bubble_error"] = _off(simulated.bubble_s, measured.bubble_s)
+    found["bubble_per_request_error"] = _off(
+        simulated.bubble_per_request_s, measured.bubble_per_request_s
     )
     stages = zip(simulated.bubble_by_stage_s, measured.bubble_by_stage_s, strict=True)
     for stage, (one, other) in enumerate(stages):
-        found[f"bubble_stage{stage}_error"] = one / other - 1
+        found[f"bubble_stage{stage}_error"] = _off(one, other)
     return found
+
+
+def _off(simulated: float, measured: float) -> float:
+    """The relative error; NaN where nothing was measured (a run without bubbles, say)."""
+    return simulated / measured - 1 if measured else float("nan")
 
 
 def _over(rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -226,14 +231,15 @@ def _ratios(
             entry[prediction] = _range(
                 [_ratio(field, o.whole[prediction], p.whole[prediction]) for o, p in pairs]
             )
-        entry["error"] = entry["calibrated"]["median"] / entry["measured"]["median"] - 1
+        entry["error"] = _off(entry["calibrated"]["median"], entry["measured"]["median"])
         entry["measured_spread"] = _spread(measured)
         found[name] = entry
     return found
 
 
 def _ratio(field: str, above: Whole, below: Whole) -> float:
-    return float(getattr(above, field) / getattr(below, field))
+    below_s = float(getattr(below, field))
+    return float(getattr(above, field)) / below_s if below_s else float("nan")
 
 
 _FIELDS = {"makespan_s": "makespan_s", "bubble_s.mean": "bubble_per_request_s"}
@@ -246,6 +252,8 @@ def _targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
 
     def judge(what: str, cell: str, limit: float, value: float, always: bool = False) -> None:
+        if not np.isfinite(value):
+            return
         met = abs(value) <= limit if result["quiet"] or always else None
         rows.append({"what": what, "cell": cell, "limit": limit, "value": value, "met": met})
 
@@ -254,8 +262,7 @@ def _targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         if cell["online"]:
             continue
         for what, limit in TARGETS.items():
-            if np.isfinite(cell[what]["median"]):
-                judge(what, name, limit, cell[what]["median"])
+            judge(what, name, limit, cell[what]["median"])
         judge("replay makespan", name, REPLAY_TARGET, cell["replay"]["makespan_error"]["median"])
     for name, ratio in result["ratios"].items():
         judge("ratio", name, RATIO_TARGET, ratio["error"])

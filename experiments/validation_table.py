@@ -22,7 +22,7 @@ def table(result: Mapping[str, Any]) -> Table:
     for name, ratio in result["ratios"].items():
         shown.add_row(
             f"ratio {name}: measured / simulated",
-            f"{ratio['measured']['median']:.2f} / {ratio['calibrated']['median']:.2f}",
+            " / ".join(_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated")),
         )
     return shown
 
@@ -53,6 +53,10 @@ def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
             return "-"
         return f"{node['median']:+.1%} ({node['min']:+.1%} to {node['max']:+.1%})"
     return f"{node:.0%}" if keys == ("parity",) else f"{node:.1%}"
+
+
+def _ratio_text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def verdict(result: Mapping[str, Any]) -> list[str]:

@@ -55,12 +55,16 @@ def read_inter_node(path: Path) -> dict[int, float]:
     Raises ProfileError for a file that is not one.
     """
     times = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
             if entry["op"] == "send_recv":
-                times[int(entry["num_bytes"])] = float(entry["time_us"])
-        except (ValueError, KeyError, TypeError):
+                size, time_us = int(entry["num_bytes"]), float(entry["time_us"])
+                if size < 0 or not 0 < time_us < float("inf"):
+                    raise ValueError
+                times[size] = time_us
+        except (ValueError, KeyError, TypeError, OverflowError):
             raise ProfileError(
                 f"{path}: row {number} is not a line of profiler.ranks: {line[:80]!r}"
             ) from None

@@ -18,6 +18,8 @@ from policies.scheduler import Scheduler
 from profiler.work import EngineError, SlotBook, Work
 
 _QUANTA = 2**30
+_SIGN_OF_LIFE_S = 0.5
+"""How long the loop sleeps at most between two arrivals before it says that it is alive."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,14 @@ def serve(
     book: SlotBook,
     *,
     on_release: Callable[[int], object] | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> Served:
     """Serve the requests as they arrive; returns when all are done.
 
     A batch is formed when stage 0 is free (the simulator's ``lazy``). ``on_release`` gets every
-    slot that is freed, ``progress`` the number of requests done. Raises EngineError where the
-    policy leaves requests unserved.
+    slot that is freed. ``progress`` is a sign of life: it gets the number of requests done on every
+    turn of the loop and while that waits for arrivals, but not while it waits for a micro-batch.
+    Raises EngineError where the policy leaves requests unserved.
     """
     arrivals = deque(sorted(requests, key=lambda request: request.arrival_s))
     run = Served()
@@ -125,10 +128,9 @@ def serve(
         return finished
 
     while True:
+        progress(done)
         while in_flight and (result := executor.returned()) is not None:
             done += len(handle(result))
-            if progress is not None:
-                progress(done)
         now = clock()
         while arrivals and arrivals[0].arrival_s <= now:
             request = arrivals.popleft()
@@ -150,7 +152,9 @@ def serve(
         elif until is None:
             break
         else:
-            time.sleep(max(0.0, until - time.perf_counter()))
+            while (left := until - time.perf_counter()) > 0:
+                time.sleep(min(left, _SIGN_OF_LIFE_S))
+                progress(done)
     if scheduler.num_unfinished:
         raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
     run.rides = scheduler.rides.tolist()

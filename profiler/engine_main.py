@@ -9,12 +9,13 @@ import argparse
 import os
 import queue
 import sys
+import traceback
 from pathlib import Path
 
 from profiler.engine_head import Head
 from profiler.engine_rank import Rank
 from profiler.engine_spec import read_spec
-from profiler.rank_processes import end_with_parent
+from profiler.rank_processes import LOST_A_PEER, end_with_parent
 from profiler.work import EngineError
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     spec = read_spec(options.spec)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     end_with_parent(jobs.put)
-    if spec.realtime:  # before any thread is started, so that all have it
+    if spec.realtime:  # before torch and gloo start threads, so that theirs have it
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     try:
         if options.rank == 0:
@@ -38,8 +39,17 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(2)
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(LOST_A_PEER if lost_a_peer(error) else 1)
     sys.stdout.flush()
     os._exit(0)  # destroying a group can hang where a peer is gone already
+
+
+def lost_a_peer(error: Exception) -> bool:
+    """Whether a rank fails only because another one is gone: what sockets and gloo then say."""
+    return isinstance(error, EOFError | ConnectionError) or "gloo" in str(error)
 
 
 if __name__ == "__main__":

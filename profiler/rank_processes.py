@@ -23,6 +23,9 @@ from typing import IO
 
 from profiler.profile_error import ProfileError
 
+LOST_A_PEER = 4
+"""Exit code of a rank that fails for want of another one: blamed after all others."""
+
 
 class RankProcesses:
     """``python -m module *arguments --rank R`` for every rank; use as a context manager.
@@ -128,7 +131,7 @@ class RankProcesses:
         codes = {rank: process.poll() for rank, process in enumerate(self.processes)}
         failed = {rank: code for rank, code in codes.items() if code}
         if failed:
-            # A rank that was killed comes first: its peers then fail for want of it.
+            # A rank that was killed comes first, one that lost a peer last.
             rank = min(failed, key=lambda rank: failed[rank])
             how = f"ended with code {failed[rank]}"
             if failed[rank] < 0:

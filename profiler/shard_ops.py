@@ -82,13 +82,8 @@ class ShardOps:
 
     def measure(self, op: str, key: Key) -> Timing:
         """Time one point; a Timing without a time, and with a note, where it does not fit."""
-        need, room = _slots(op, key), self.cache.tokens
-        if need > room:
-            return Timing(None, note=f"needs {need} KV slots, and memory holds {room}")
-        size = self._input_bytes(op, key)
-        if size > self._spare:
-            note = f"needs {size / 1e9:.2f} GB beside the weights, {self._spare / 1e9:.2f} are free"
-            return Timing(None, note=note)
+        if misfit := self._misfit(op, key):
+            return Timing(None, note=misfit)
         try:
             return self.timer(self.call(op, key))
         except torch.OutOfMemoryError:
@@ -99,9 +94,19 @@ class ShardOps:
                 raise
             return Timing(None, note="ran out of memory")
 
+    def _misfit(self, op: str, key: Key) -> str:
+        """Why a point does not fit in memory; empty where it does."""
+        need, room = _slots(op, key), self.cache.tokens
+        if need > room:
+            return f"needs {need} KV slots, and memory holds {room}"
+        size = self._input_bytes(op, key)
+        if size > self._spare:
+            return f"needs {size / 1e9:.2f} GB beside the weights, {self._spare / 1e9:.2f} are free"
+        return ""
+
     def probe(self, op: str, key: Key) -> float:
         """Seconds on the wall that one call takes, roughly; 0 for a point that does not fit."""
-        if _slots(op, key) > self.cache.tokens:
+        if self._misfit(op, key):
             return 0.0
         call = self.call(op, key)
         with torch.inference_mode():

@@ -35,7 +35,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file (safe loader). Raises SpecError when it is not one."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2026-02-30
         raise SpecError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise SpecError(f"{path}: expected a mapping of keys to values")
@@ -51,7 +51,11 @@ def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
     try:
         # Through JSON, because strict validation of Python objects refuses a mapping for a nested
         # dataclass; dates are the only YAML values that JSON lacks.
-        return TypeAdapter(cls).validate_json(json.dumps(dict(fields), default=str))
+        text = json.dumps(dict(fields), default=str)
+    except (TypeError, ValueError, RecursionError) as error:  # a date for a key, an alias to itself
+        raise SpecError(f"{where}: not keys and plain values: {error}") from None
+    try:
+        return TypeAdapter(cls).validate_json(text)
     except ValidationError as error:
         lines = [f"{where}: {_line(cls, dict(item))}" for item in error.errors()]
         raise SpecError("\n".join(lines)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from experiments.errors import ConfigError
 from experiments.loading import load_experiment, shipped_configs
 from experiments.run import deploy_all
 from profiler.paths import data_dir
+from profiler.schema import bundle_path
 from tests.experiments.small_config import SMALL, message
 
 Write = Callable[[str], Path]
@@ -200,6 +202,15 @@ def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -
     half.write_text(yaml.safe_dump(shipped | {"num_layers": 48}))
     text = message(path, f"model={half}")
     assert "was made for another model of that name, with num_layers 96, not 48" in text
+
+
+def test_a_bundle_in_the_place_of_another(tmp_path: Path, write_config: Write) -> None:
+    """Copied by hand to another degree's folder: its times are those of other shards."""
+    shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8"
+    place = bundle_path(tmp_path / "profiles", "a100-80g-sxm", "gpt3-175b", 4)
+    shutil.copytree(shipped, place)
+    text = message(write_config(SMALL), f"profiles={tmp_path / 'profiles'}", "cluster.tp=4")
+    assert "holds the bundle of a100-80g-sxm tp 8, not a100-80g-sxm tp 4" in text
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,16 @@ from experiments.engine_cells import Cell, engine_spec, grid_of, make_cells
 from experiments.errors import ConfigError
 from experiments.loading import Experiment, load_experiment
 from experiments.measured import links, lockstep, measured_records, replay
+from experiments.results import to_json
 from experiments.validation import Repeat, Served, Session
-from experiments.validation_errors import Whole, evaluate, iteration_errors, noise_floor, rejection
+from experiments.validation_errors import (
+    Whole,
+    errors_by_kind,
+    evaluate,
+    iteration_errors,
+    noise_floor,
+    rejection,
+)
 from experiments.validation_report import evaluate_all, report
 from experiments.validation_table import table, verdict
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
@@ -238,6 +246,32 @@ def test_a_missed_target_is_said(experiment: Experiment) -> None:
     )
 
 
+def test_a_run_without_bubbles_has_no_bubble_error(experiment: Experiment) -> None:
+    """A single iteration, say: minutes of measuring must not end in a division by zero."""
+    measured = [session(experiment)]
+    outcomes = evaluate_all(measured, lambda *_: None)
+    for outcome in (o for repeats in outcomes.values() for o in repeats):
+        none = replace(
+            outcome.measured, bubble_s=0.0, bubble_by_stage_s=(0.0, 0.0), bubble_per_request_s=0.0
+        )
+        object.__setattr__(outcome, "measured", none)
+    result = to_json(report(experiment, measured, outcomes))
+    assert result["cells"]["orca"]["bubble_error"]["median"] is None
+    assert {row["what"] for row in result["targets"]}.isdisjoint({"bubble_error", "ratio"})
+    assert "bubble" in result["ratios"] and table(result).row_count > 8
+    json.dumps([result, verdict(result)], allow_nan=False)
+
+
+def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None:
+    outcome = evaluate(*(s := session(experiment, repeats=1), s.repeats[0]), cell_of(experiment))
+    worse = replace(outcome, iterations={"grid": 2 * outcome.measured_iterations})
+    exact = replace(outcome, iterations={"grid": outcome.measured_iterations})
+    found = errors_by_kind([worse, exact, exact], "grid")
+    assert sum(kind["count"] for kind in found.values()) == 3 * len(outcome.kinds)
+    assert {kind["median"] for kind in found.values()} == {0.0}
+    assert {kind["p90"] for kind in found.values()} == {1.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -247,6 +281,19 @@ def test_a_missed_target_is_said(experiment: Experiment) -> None:
         ({"cluster": {"max_length": 100, "tp": 3}}, "cluster.tp: value 3: .*does not divide"),
         ({"cluster": {"max_length": 100, "pp": 9}}, "cluster.pp: value 9: must be at most 8"),
         ({"model": "tiny-lama-40m"}, "did you mean 'tiny-llama-40m'"),
+        ({"engine": {"jitter": 0.1}}, "engine: value {'jitter': 0.1}: must be left out"),
+        (
+            {"workload": CONFIG["workload"] | {"too_long": "reject"}},
+            "workload.too_long: value 'reject': must be error",
+        ),
+        (
+            {
+                "batching": {"max_batch": 4, "formation": "lazy", "micro_batches": "free"},
+                "scenarios": {"held": {"policy": {"name": "request_level"}}},
+                "compare": {},
+            },
+            "micro_batches: value 'free': a policy that holds finished",
+        ),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(

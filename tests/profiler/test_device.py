@@ -51,3 +51,19 @@ def test_mistakes_in_a_device_file(tmp_path: Path, old: str, new: str, message: 
     with pytest.raises(SpecError, match=message) as caught:
         load_device(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("notes: 2026-02-30", "not valid YAML: day"),
+        ("2026-02-03: x", "not keys and plain values: keys must be str"),
+        ("notes: &a [*a]", "not keys and plain values: Circular"),
+        ("notes: " + "[" * 3000, "not valid YAML"),
+    ],
+)
+def test_yaml_that_is_no_json_is_one_message(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(line + "\n")
+    with pytest.raises(SpecError, match=f"odd.yaml: {message}"):
+        load_device(path)

@@ -29,6 +29,7 @@ from profiler.attention import (  # noqa: E402
 )
 from profiler.layer import ShardLayer  # noqa: E402
 from profiler.model import load_model  # noqa: E402
+from profiler.ragged import RaggedDecode  # noqa: E402
 from profiler.timing import Timer  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -67,6 +68,29 @@ class PaddedKeys:
         return found
 
 
+class GappyKeys:
+    """xformers' mask over sequences whose keys lie anywhere in one cache, in ascending order."""
+
+    def __init__(self, starts: list[int], lengths: list[int]) -> None:
+        self.starts, self.lengths = starts, lengths
+
+    @classmethod
+    def from_seqlens(
+        cls, *, q_seqlen: list[int], kv_seqstarts: list[int], kv_seqlen: list[int]
+    ) -> Any:
+        assert set(q_seqlen) == {1}
+        assert len(kv_seqstarts) == len(kv_seqlen) + 1 == len(q_seqlen) + 1
+        assert kv_seqstarts == sorted(kv_seqstarts)
+        return cls(kv_seqstarts, kv_seqlen)
+
+    def allowed(self, queries: int, keys: int) -> torch.Tensor:
+        assert queries == len(self.lengths) and keys == self.starts[-1]
+        found = torch.zeros(queries, keys, dtype=torch.bool)
+        for row, (start, length) in enumerate(zip(self.starts, self.lengths, strict=False)):
+            found[row, start : start + length] = True
+        return found
+
+
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_bias: Any) -> torch.Tensor:
     """What memory_efficient_attention_forward computes; BMHK, or BMGHK with K and V expanded."""
     assert q.shape[0] == 1 and q.dim() in (4, 5) and q.dim() == k.dim() == v.dim()
@@ -85,6 +109,7 @@ def xformers(monkeypatch: pytest.MonkeyPatch) -> Any:
     biases = SimpleNamespace(
         LowerTriangularFromBottomRightMask=BottomRight,
         BlockDiagonalCausalWithOffsetPaddedKeysMask=PaddedKeys,
+        BlockDiagonalCausalWithOffsetGappyKeysMask=GappyKeys,
     )
     fmha = SimpleNamespace(attn_bias=biases, memory_efficient_attention_forward=attend)
     package, ops = ModuleType("xformers"), ModuleType("xformers.ops")
@@ -135,6 +160,25 @@ def test_xformers_and_sdpa_agree(xformers: Any, kv_heads: int) -> None:
         for a in (ours, theirs)
     ]
     assert torch.allclose(*outs, atol=1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_decodes_in_any_slots_agree(xformers: Any, kv_heads: int) -> None:
+    """The engine's decodes: slots out of order, lengths so different that SDPA needs two calls."""
+    layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
+    new = [layer.random(3, n, 8) for n in (4, kv_heads, kv_heads)]
+    decodes = [(2, 9), (0, 4), (3, 0)]
+    outs, caches = [], []
+    for attention in (XformersAttention(), SdpaAttention(CPU, torch.float32)):
+        torch.manual_seed(0)
+        caches.append(KVCache(4 * 12, kv_heads, 8, CPU, torch.float32))
+        ragged = RaggedDecode(attention, 4, 12, CPU)
+        outs.append(
+            ragged(caches[-1], (new[0], new[1], new[2]), ragged.plan(decodes, torch.float32))
+        )
+    assert torch.allclose(*outs, atol=1e-6)
+    assert torch.equal(caches[0].k, caches[1].k)
+    assert torch.equal(caches[0].k[2 * 12 + 9], new[1][0])
 
 
 @pytest.mark.usefixtures("cpu_in_place_of_cuda")

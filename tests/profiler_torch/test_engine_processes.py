@@ -156,6 +156,14 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
             assert lockstep(run, load, scheduler(policy, pp)).identical
 
 
+def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
+    from profiler.engine_main import lost_a_peer
+
+    closed = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+    assert all(map(lost_a_peer, (EOFError(), BrokenPipeError(), RuntimeError(closed))))
+    assert not any(map(lost_a_peer, (RuntimeError("can't allocate memory"), ValueError("x"))))
+
+
 # What goes wrong -------------------------------------------------------------------------------
 
 

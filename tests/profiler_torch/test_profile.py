@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from experiments.cli import app
 from profiler.collectives import message_sizes, read_inter_node, time_collectives
 from profiler.device import load_device
 from profiler.profile_error import ProfileError
@@ -150,6 +152,17 @@ def test_what_cannot_be_measured_is_refused(
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments", [("profile", "--model", "x", "--budget"), ("profile", "--model", "x",
+                  "--target-error"), ("validate", "validate_cpu", "--timeout")],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_options_without_torch_are_finite_numbers(arguments: tuple[str, ...], value: str) -> None:
+    done = CliRunner().invoke(app, [*arguments, value])
+    assert done.exit_code == 2
+    assert f"Invalid value for '{arguments[-1]}'" in done.stderr
+
+
 def test_cuda_without_cuda(tmp_path: Path) -> None:
     import torch
 
@@ -185,6 +198,12 @@ def test_inter_node_times_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "inter_node.jsonl"
     path.write_text('{"op": "send_recv", "num_bytes": 1024, "time_us": 12.5}\n')
     assert read_inter_node(path) == {1024: 12.5}
-    path.write_text('{"op": "send_recv"}\n')
-    with pytest.raises(ProfileError, match="row 1 is not a line"):
-        read_inter_node(path)
+    good = '{"op": "send_recv", "num_bytes": 1024, "time_us": 2}\n'
+    for row in (
+        '{"op": "send_recv"}', '{"op": "send_recv", "num_bytes": 1024, "time_us": NaN}',
+        '{"op": "send_recv", "num_bytes": 1024, "time_us": 0}',
+        '{"op": "send_recv", "num_bytes": -1, "time_us": 3}', "\xff", "[]",
+    ):  # fmt: skip
+        path.write_bytes((good + row + "\n").encode("latin-1"))
+        with pytest.raises(ProfileError, match="row 2 is not a line"):
+            read_inter_node(path)
