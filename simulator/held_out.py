@@ -98,11 +98,13 @@ def _columns(table: pd.DataFrame, *names: str) -> tuple[Floats, Floats]:
 
 
 def between(table: OpTable) -> Folds:
-    """A random fifth of the points inside, left out in turn."""
+    """A random fifth of the points, left out in turn; the ends of the range (over two sizes: its
+    corners) stay, so that none lies beyond the others."""
     points = table.points
     rows = np.arange(len(points))
-    hull = (points == points.min(axis=0)).any(axis=1) | (points == points.max(axis=0)).any(axis=1)
-    inner = np.random.default_rng(0).permutation(rows[~hull])
+    low, high = points.min(axis=0), points.max(axis=0)
+    ends = ((points == low) | (points == high)).all(axis=1)
+    inner = np.random.default_rng(0).permutation(rows[~ends])
     scored = [inner[fold::FOLDS] for fold in range(FOLDS)]
     return [(np.setdiff1d(rows, part), part) for part in scored if len(part)]
 
