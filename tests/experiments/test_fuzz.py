@@ -119,7 +119,7 @@ def test_no_tag_is_executed(tmp_path: Path, tag: str) -> None:
     assert not proof.exists()
 
 
-@pytest.mark.parametrize("name", ["../../escape", "/tmp/escape", "a/b", "..", ".hidden", "a\\b"])
+@pytest.mark.parametrize("name", ["../../escape", "/escape", "a/b", "..", ".hidden", "a\\b"])
 def test_no_name_leaves_the_output_folder(tmp_path: Path, name: str) -> None:
     tree = yaml.safe_load(SWEEP)
     path = tmp_path / "sweep.yaml"
