@@ -165,11 +165,16 @@ def _policy_model(name: str, builder: Builder) -> type[NamedPolicy]:
         kind = Tokens if hints[key] is int else hints[key]
         fields[key] = (kind, ... if needed else parameter.default)
     about = (builder.__doc__ or "").partition("\n")[0]
-    return create_model(f"{name}_policy", __base__=NamedPolicy, __doc__=about, **fields)
+    return create_model(
+        f"{name}_policy", __base__=NamedPolicy, __doc__=about, __module__=__name__, **fields
+    )
 
 
 POLICIES = {name: _policy_model(name, builder) for name, builder in builders().items()}
 """Every policy of ``policies/`` that has a name."""
+
+# By name in this module, so that a worker of a sweep unpickles these very classes and not copies.
+globals().update({model.__name__: model for model in POLICIES.values()})
 
 if TYPE_CHECKING:
     PolicyConfig = NamedPolicy

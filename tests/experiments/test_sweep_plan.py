@@ -11,6 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from experiments import config
 from experiments.cli import app
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
@@ -194,3 +195,9 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
     assert loaded - set(_CODE) <= {
         f"profiler/{name}.py" for name in ("paths", "hf_config", "forms", "roofline")
     }
+
+
+def test_policies_travel_to_workers_by_name() -> None:
+    """Copies of the classes would make workers warn of values of the wrong class."""
+    for model in config.POLICIES.values():
+        assert getattr(sys.modules[model.__module__], model.__qualname__) is model
