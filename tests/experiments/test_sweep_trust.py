@@ -67,9 +67,15 @@ def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
+def finished(out: Path) -> set[str]:
+    """The runs that are there whole: what is being written has a name with a dot before it."""
+    runs = out / "runs"
+    return {path.name for path in runs.iterdir() if path.name[0] != "."} if runs.is_dir() else set()
+
+
 def wait_for_runs(out: Path, count: int) -> None:
     for _ in range(1200):
-        if (out / "runs").is_dir() and len(list((out / "runs").iterdir())) >= count:
+        if len(finished(out)) >= count:
             return
         time.sleep(0.05)
     raise AssertionError(f"{count} runs did not finish within a minute")
@@ -262,7 +268,7 @@ def test_interrupted(config: Path, tmp_path: Path, number: signal.Signals) -> No
     _, errors = process.communicate(timeout=60)
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert "Traceback" not in errors
-    done = {path.name for path in (out / "runs").iterdir() if not path.name.startswith(".")}
+    done = finished(out)
     assert 2 <= len(done) < RUNS
     assert f"of {RUNS} runs are finished; complete the sweep with the same command" in errors
     assert json.loads((out / "summary.json").read_text())["finished"] == len(done)
@@ -277,7 +283,7 @@ def test_resumed_after_kill_is_the_same(
     wait_for_runs(out, 4)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
-    before = {p.name: p.stat().st_mtime_ns for p in (out / "runs").iterdir() if p.name[0] != "."}
+    before = {name: (out / "runs" / name).stat().st_mtime_ns for name in finished(out)}
     again = start(config, out, "--resume")
     _, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors
