@@ -4,6 +4,7 @@
         results.parquet    one row per finished run, in the sweep's order
         runs/KEY/          a result like that of `sarathi-sim run`, under its run's key
         failed/KEY.txt     the traceback of a run that raised
+        .lock              empty; held by the sweep that is at work here
 
 A run's folder appears whole or not at all, so what is there is done.
 """
@@ -22,8 +23,8 @@ from experiments.errors import ConfigError
 from experiments.results import SUMMARY
 from experiments.sweeps.work import Result
 
-RESULTS = "results.parquet"
-_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", ".lock"}
+RESULTS, LOCK = "results.parquet", ".lock"
+_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", LOCK}
 
 
 class Store:
@@ -59,8 +60,9 @@ class Store:
         """
         import fcntl
 
-        path = self.folder / ".lock"
-        with path.open("a") as file:
+        # The file stays: were it removed, who opened it before could lock what is no longer there,
+        # while the next one locks a new file of that name.
+        with (self.folder / LOCK).open("a") as file:
             try:
                 # The system drops this lock with the process, however that ends.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,12 +70,9 @@ class Store:
                 raise ConfigError(
                     f"--out {self.folder}: another sweep is at work in this folder"
                 ) from None
-            try:
-                for scratch in self.runs.glob(".*"):
-                    shutil.rmtree(scratch, ignore_errors=True)
-                yield
-            finally:
-                path.unlink(missing_ok=True)
+            for scratch in self.runs.glob(".*"):
+                shutil.rmtree(scratch, ignore_errors=True)
+            yield
 
     def finished(self) -> set[str]:
         """Keys of the runs that are done."""

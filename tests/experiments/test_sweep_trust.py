@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from experiments.errors import ConfigError
 from experiments.sweeps.backends import Bundles, InProcess, LocalProcesses, Lost, Outcomes
 from experiments.sweeps.execute import ATTEMPTS, Report, execute
 from experiments.sweeps.plan import SweepPlan, plan_sweep
-from experiments.sweeps.store import Store
+from experiments.sweeps.store import LOCK, Store
 from experiments.sweeps.work import in_process
 from simulator.records import Records
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
@@ -314,6 +315,18 @@ def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> No
         pass
     with other.locked():
         pass
+
+
+def test_a_lock_opened_before_the_last_holder_let_go_keeps_others_out(tmp_path: Path) -> None:
+    """Were the file removed by its holder, two could each have locked a file of that name."""
+    store = Store(tmp_path / "sweep")
+    store.open(False)
+    with store.locked():
+        early = (store.folder / LOCK).open("a")
+    with early:
+        fcntl.flock(early, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(ConfigError, match="another sweep is at work"), store.locked():
+            pass
 
 
 def test_who_waits_for_a_folder_leaves_what_is_being_written(tmp_path: Path) -> None:
