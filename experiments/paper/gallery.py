@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.files import write_whole
 from experiments.paper import figures_chunks as chunks
 from experiments.paper import figures_costs as costs
 from experiments.paper import figures_pipeline as pipeline
@@ -28,6 +28,7 @@ from experiments.paper.scenarios import (
 from experiments.paper.tables import claims_table, readings_table, table_2, table_4
 from experiments.paper.variants import VARIANTS, Lab
 from experiments.style import styled
+from profiler.files import write_whole
 from simulator.records import Floats
 from simulator.rides import Rides
 
@@ -100,10 +101,7 @@ def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
 
 
 def _save(draw: Callable[[], Figure], file: Path) -> None:
-    scratch = file.with_name(f".{file.name}")
-    try:
-        with styled(), matplotlib.rc_context({"hatch.color": "white"}):
-            draw().savefig(scratch, dpi=_DPI, format="png", metadata={"Software": None})
-        scratch.replace(file)
-    finally:
-        scratch.unlink(missing_ok=True)
+    image = BytesIO()
+    with styled(), matplotlib.rc_context({"hatch.color": "white"}):
+        draw().savefig(image, dpi=_DPI, format="png", metadata={"Software": None})
+    write_whole(file, image.getvalue())

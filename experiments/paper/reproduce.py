@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from experiments.files import write_whole
 from experiments.paper.claims import Claim, Result, evaluate
 from experiments.paper.variants import Lab, Variant
+from profiler.files import write_whole
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is to do."""

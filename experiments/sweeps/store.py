@@ -22,6 +22,7 @@ from typing import Any
 from experiments.errors import ConfigError
 from experiments.results import SUMMARY
 from experiments.sweeps.work import Result
+from profiler.files import partial, put_in_place, write_whole
 
 RESULTS, LOCK = "results.parquet", ".lock"
 _OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", LOCK}
@@ -38,7 +39,8 @@ class Store:
         """Make the folder, or check that it is a sweep's to go on with. Raises ConfigError."""
         folder = self.folder
         if folder.is_dir() and any(folder.iterdir()):
-            foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS)
+            left = {partial(folder / name).name for name in (SUMMARY, RESULTS)}  # by a kill
+            foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS | left)
             if foreign or not self.runs.is_dir():
                 what = f"it holds {', '.join(foreign[:3])}" if foreign else "it has no runs/"
                 raise ConfigError(
@@ -86,7 +88,7 @@ class Store:
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            scratch.replace(place)
+            put_in_place(scratch, place)
         except OSError:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -121,10 +123,4 @@ class Store:
 
     def replace(self, name: str, content: bytes) -> None:
         """Write one file of the folder, whole or not at all."""
-        scratch = self.folder / f".{name}.new"
-        try:
-            scratch.write_bytes(content)
-            scratch.replace(self.folder / name)
-        except OSError:
-            scratch.unlink(missing_ok=True)
-            raise
+        write_whole(self.folder / name, content)
