@@ -26,7 +26,7 @@ from experiments.paper.scenarios import (
     run,
 )
 from experiments.paper.tables import claims_table, readings_table, table_2, table_4
-from experiments.paper.variants import VARIANTS, Lab
+from experiments.paper.variants import Lab
 from experiments.style import styled
 from profiler.files import write_whole
 from simulator.records import Floats
@@ -51,12 +51,14 @@ FIGURES: dict[str, Callable[[costs.Labs], Figure]] = {
 """Those that need no pipeline, in the order of the paper."""
 
 
-def write_gallery(out: Path, results: Sequence[Result] | None, progress: Progress) -> None:
+def write_gallery(
+    out: Path, labs: Sequence[Lab], results: Sequence[Result] | None, progress: Progress
+) -> None:
     """Draw the figures as PNG; with all claims' ``results``, also tables and the readings.
 
+    ``labs`` are one of each variant; what was computed with them for the claims is not repeated.
     The folder must exist; only files of these names are replaced.
     """
-    labs = [Lab(variant) for variant in VARIANTS]
     for number, (name, draw) in enumerate(FIGURES.items()):
         progress("figures", number, len(FIGURES) + 1)
         _save(lambda draw=draw: draw(labs), out / f"{name}.png")  # type: ignore[misc]

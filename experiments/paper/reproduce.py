@@ -16,10 +16,9 @@ Progress = Callable[[str, int, int], None]
 
 
 def reproduce(
-    claims: Sequence[Claim], variants: Iterable[Variant], progress: Progress | None = None
+    claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress | None = None
 ) -> list[Result]:
-    """Our values, by claim and then variant."""
-    labs = [Lab(variant) for variant in variants]
+    """Our values, by claim and then lab. What was served for them is kept with the labs."""
     results = []
     for number, claim in enumerate(claims):
         if progress is not None:
