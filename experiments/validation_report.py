@@ -87,6 +87,8 @@ def report(
             "drift": [drift(repeat) for repeat in session.repeats],
             "load_average": [repeat.load for repeat in session.repeats],
             "seconds": session.seconds,
+            "engine": session.environment
+            | {"device": session.spec.device, "dtype": session.spec.dtype},
         }
         for cell in offline:
             accepted[cell.name] = kept
@@ -101,12 +103,11 @@ def report(
                 "replay": _errors(replayed, measured),
             }
     quiet = all(entry["accepted"] >= FEWEST_REPEATS for entry in repeats.values())
-    result = {
+    result: dict[str, Any] = {
         "format": VALIDATION_FORMAT,
         "name": experiment.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cores": os.cpu_count()} | sessions[0].environment,
-        "dtype": sessions[0].spec.dtype,
+        "cores": os.cpu_count(),
         "gates": {
             "wall_per_cpu": MOST_WALL_PER_CPU,
             "preempted": MOST_PREEMPTED,

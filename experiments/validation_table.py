@@ -42,7 +42,7 @@ _ROWS = {
     "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
     "replay of measured times: makespan error": ("replay", "makespan_error"),
     "spread of the measured makespan": ("makespan_spread",),
-    "share of GEMMs, attention and LM head in the stages' time": ("op_share",),
+    "share of GEMMs, attention, all-reduces, LM head in the stages' time": ("op_share",),
 }
 
 

@@ -135,6 +135,7 @@ class Rank:
         began = time.perf_counter()
         out = self.stage.run(work, x)
         self.compute.wait()
+        seconds = self.stage.seconds()  # of this stage's time: nothing else would account for it
         if self.next is not None:
             self.next.send(words, out)
             if self.spec.realtime:
@@ -145,7 +146,7 @@ class Rank:
             finish = time.perf_counter()
             self.give_back(Returned(work.index, tokens, margin))
         busy = time.thread_time() - cpu
-        self.rows.append([work.index, arrived, began, finish, busy, *self.stage.seconds()])
+        self.rows.append([work.index, arrived, began, finish, busy, *seconds])
 
     def _sample(self, logits: Tensor) -> tuple[list[int], float]:
         """Greedy tokens over the parts of the vocabulary that the TP ranks hold."""

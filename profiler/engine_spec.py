@@ -56,7 +56,8 @@ class EngineSpec:
         )  # fmt: skip
 
     def bytes_needed(self, number: int) -> int:
-        """Weights, tables, KV caches and message buffers of one rank."""
+        """Of one rank: weights, tables, KV caches, message buffers, a micro-batch's activations at
+        the widest GEMM, and the largest matrix as it is drawn, whole and in fp32."""
         stage = number // self.tp
         hidden = self.model.hidden_size
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
@@ -69,7 +70,10 @@ class EngineSpec:
             numbers += gemms["lm_head"].n * hidden
         if self.pp > 1:
             numbers += 4 * (self.pp + 1) * self.max_tokens * hidden
-        return numbers * (4 if self.dtype == "float32" else 2)
+        inside = [shape for op, shape in gemms.items() if op != "lm_head"]
+        numbers += self.max_tokens * max(shape.n + shape.k for shape in inside)
+        drawn = max(shape.n * shape.k for shape in self.model.gemms(1).values())
+        return numbers * (4 if self.dtype == "float32" else 2) + 4 * drawn
 
 
 def write_spec(spec: EngineSpec, path: Path) -> None:

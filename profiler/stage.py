@@ -94,10 +94,11 @@ class Stage:
         positions = self._positions_of(work)
         if x is None:
             x = self._embed(work, positions)
+        outputs = self._outputs_of(work) if self.shape.is_last else None
         self._watch.start()
         x = self._layers(work, x, positions)
-        if self.shape.is_last:
-            x = self._logits(work, x)
+        if outputs is not None:
+            x = self._logits(x.index_select(0, outputs))
             self._watch.lap(_LM_HEAD)
         return x
 
@@ -122,6 +123,16 @@ class Stage:
         if work.decodes:
             parts.append(torch.tensor([context for _, context in work.decodes]))
         return torch.cat(parts).to(self.device)
+
+    def _outputs_of(self, work: Work) -> Tensor:
+        """The rows that yield a token."""
+        rows = []
+        first = 0
+        for _, count, _, yields in work.chunks:
+            first += count
+            rows += [first - 1] * yields
+        rows += range(first, first + len(work.decodes))
+        return torch.tensor(rows, dtype=torch.int64).to(self.device)
 
     def _embed(self, work: Work, positions: Tensor) -> Tensor:
         x = F.embedding(torch.from_numpy(work.tokens).to(self.device), self._table)
@@ -152,7 +163,8 @@ class Stage:
                 new = (q[rows], k[rows], v[rows])
                 attended.append(prefill_step(self.attention, cache, start, context, new, bias))
                 first += count
-            lap("attn_prefill")
+            if work.chunks:
+                lap("attn_prefill")
             if ragged is not None:
                 attended.append(self._decode(cache, (q[first:], k[first:], v[first:]), ragged))
                 lap("attn_decode")
@@ -166,7 +178,7 @@ class Stage:
             active = layer.activation(fused)
             lap(_OTHERS)
             x = x + self._row_parallel("ffn_ln2", active, index)
-            lap(_OTHERS)
+        lap(_OTHERS)
         return x
 
     def _row_parallel(self, op: str, x: Tensor, index: int) -> Tensor:
@@ -178,16 +190,9 @@ class Stage:
             self._watch.lap("all_reduce")
         return out
 
-    def _logits(self, work: Work, x: Tensor) -> Tensor:
-        rows = []
-        first = 0
-        for _, count, _, yields in work.chunks:
-            first += count
-            rows += [first - 1] * yields
-        rows += range(first, first + len(work.decodes))
+    def _logits(self, last: Tensor) -> Tensor:
         gain, shift = self._norm
         hidden = [self.shape.model.hidden_size]
-        last = x[rows]
         if shift is not None:
             normed = F.layer_norm(last, hidden, gain, shift, _EPSILON)
         else:

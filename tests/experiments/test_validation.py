@@ -252,7 +252,9 @@ def test_the_report_holds_what_was_promised(experiment: Experiment) -> None:
     assert abs(ratio["error"]) < 0.05
     assert all(row["met"] for row in result["targets"])
     assert verdict(result) == ["all targets met"]
-    assert result["machine"]["torch"] == "none"
+    assert result["repeats"]["pp2_tp1"]["engine"] == {
+        "torch": "none", "device": "cpu", "dtype": "float32",
+    }  # fmt: skip
     assert orca["scenario"]["workload"]["requests"] == 12
     assert table(result).row_count > 8
     json.dumps(result, allow_nan=False)
