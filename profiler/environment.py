@@ -27,19 +27,19 @@ def open_device(device: str, dtype: str, threads: int) -> tuple[torch.device, to
     if device == "cuda":
         if not torch.cuda.is_available():
             raise ProfileError(
-                f"--device cuda: torch {torch.__version__} sees no CUDA device; use --device cpu, "
+                f"device cuda: torch {torch.__version__} sees no CUDA device; use the cpu, "
                 "or install a CUDA build of torch and check the driver with nvidia-smi"
             )
         if dtype == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
             raise ProfileError(
-                f"--dtype bf16: {torch.cuda.get_device_name()} has no bf16 units; use fp16 or fp32"
+                f"dtype bf16: {torch.cuda.get_device_name()} has no bf16 units; use fp16 or fp32"
             )
         # fp32 means fp32: TensorFloat-32 would time another dtype.
         torch.backends.cuda.matmul.allow_tf32 = False
     else:
         if dtype == "float16":
             raise ProfileError(
-                "--dtype fp16: CPUs have no fast fp16 kernels in torch; use fp32 or bf16"
+                "dtype fp16: CPUs have no fast fp16 kernels in torch; use fp32 or bf16"
             )
         torch.set_num_threads(threads)
     return torch.device(device), getattr(torch, dtype)

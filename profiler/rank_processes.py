@@ -31,7 +31,8 @@ class RankProcesses:
     """``python -m module *arguments --rank R`` for every rank; use as a context manager.
 
     ``arguments(folder)`` may name files in a scratch folder that all ranks share. Rank 0 prints
-    lines, which :meth:`line` returns. Whatever happens, no process is left behind.
+    JSON objects, a line each, which :meth:`line` returns; other lines are a library's (NCCL_DEBUG
+    makes some), and are dropped. Whatever happens, no process is left behind.
     """
 
     def __init__(
@@ -182,5 +183,6 @@ def _environment(backend: str) -> dict[str, str]:
 
 def _pump(output: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     for line in output:
-        lines.put(line)
+        if line.startswith(b"{"):
+            lines.put(line)
     lines.put(b"")

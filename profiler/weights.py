@@ -31,7 +31,7 @@ class RandomWeights:
         generator = torch.Generator(device=self.device)
         generator.manual_seed((self.seed << 24) + ((place + 1) << 8) + part)
         drawn = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
-        return (drawn * scale).to(self.dtype)
+        return drawn.mul_(scale).to(self.dtype)
 
     def layer(self, index: int) -> Weights:
         """One decoder layer: column-parallel preproj and ffn_ln1, row-parallel the other two.
