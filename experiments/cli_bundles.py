@@ -121,10 +121,11 @@ def profile_diff(
     """
     from rich.table import Table
 
-    from profiler.diff import diff_bundles
+    from profiler.diff import backend_differences, diff_bundles
     from profiler.schema import load_bundle
 
-    found, left_out = diff_bundles(load_bundle(first), load_bundle(second))
+    bundles = load_bundle(first), load_bundle(second)
+    found, left_out = diff_bundles(*bundles)
     table = Table("op", "points", "B/A median", "p5", "p95", "furthest", "where")
     for diff in found:
         points = f"{diff.points}{' (interpolated)' if diff.interpolated else ''}"
@@ -133,6 +134,8 @@ def profile_diff(
     _print(table)
     for line in left_out:
         typer.echo(f"not compared: {line}")
+    for line in backend_differences(*bundles):
+        typer.echo(f"other backend: {line}")
 
 
 def _print(table: Table) -> None:

@@ -74,7 +74,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         more |= machine.gpu_state("after") | run.facts(grids)
         bundle = measured_bundle(
             journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
-            inter_node,
+            inter_node, ops.attention.name,
         )  # fmt: skip
         if settings.collectives:
             source = collectives_source(settings.collectives, tp)

@@ -22,16 +22,8 @@ import yaml
 from profiler.device import list_devices, load_device
 from profiler.model import ModelSpec
 from profiler.strict import STRICT, SpecError, parse, read_yaml
-from profiler.tables import (
-    EDGE_OPS,
-    LAYER_OPS,
-    SCOPES,
-    TABLES,
-    BundleError,
-    empty_table,
-    read_table,
-    write_table,
-)
+from profiler.table_files import read_table, write_table
+from profiler.tables import EDGE_OPS, LAYER_OPS, SCOPES, TABLES, BundleError, empty_table
 
 __all__ = [
     "EDGE_OPS",
@@ -93,6 +85,7 @@ class BundleMeta:
 class Bundle:
     """Op times of one model shard on one device; the frames have the columns of TABLES.
 
+    Each frame of a measured one also has the ``extras`` of its table; those of others need not.
     ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as those after it often are.
     """
 

@@ -18,7 +18,7 @@ from experiments.yaml_reader import parse_yaml
 from profiler.paths import data_dir
 from profiler.schema import TABLES, BundleError, load_bundle
 from profiler.strict import SpecError, read_yaml
-from profiler.tables import read_table
+from profiler.table_files import read_table
 from simulator.trace import read_trace
 from simulator.workload import WorkloadError
 from tests.experiments.small_sweep import SWEEP
