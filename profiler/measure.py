@@ -6,6 +6,7 @@ Needs torch only when :func:`profile` runs.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,36 +64,36 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
         path = bundle_path(settings.out, name, settings.model.name, tp)
         identity = _identity(settings, tp, known, attention.name)
-        journal = Journal(path.with_name(f".{path.name}.work"), identity)
-        budget = 0.9 * machine.memory_bytes(settings.device)[1]
-        try:
-            ops = ShardOps(
-                settings.model, tp, device, dtype, settings.limits, timer, budget, attention
-            )
-        except ValueError as error:
-            raise ProfileError(str(error)) from None
-        run = Session(settings, tp, journal, ops, say, progress, share)
-        with no_garbage_collection():
-            run.announce(budget)
-            grids = run.measure()
-            run.overhead()
-        left_s -= run.spent_s
-        ranks = max(2, tp)
-        if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
-            run.collectives(ranks)
-        elif settings.collectives is None:
-            say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
-        more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
-        more |= machine.gpu_state("after") | run.facts(grids)
-        bundle = measured_bundle(
-            journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
-            inter_node, attention.name,
-        )  # fmt: skip
-        if settings.collectives:
-            source = collectives_source(settings.collectives, tp)
-            bundle = borrow_collectives(bundle, source)
-        write_bundle(bundle, path)
-        journal.remove()
+        with closing(Journal(path.with_name(f".{path.name}.work"), identity)) as journal:
+            budget = 0.9 * machine.memory_bytes(settings.device)[1]
+            try:
+                ops = ShardOps(
+                    settings.model, tp, device, dtype, settings.limits, timer, budget, attention
+                )
+            except ValueError as error:
+                raise ProfileError(str(error)) from None
+            run = Session(settings, tp, journal, ops, say, progress, share)
+            with no_garbage_collection():
+                run.announce(budget)
+                grids = run.measure()
+                run.overhead()
+            left_s -= run.spent_s
+            ranks = max(2, tp)
+            if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
+                run.collectives(ranks)
+            elif settings.collectives is None:
+                say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
+            more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+            more |= machine.gpu_state("after") | run.facts(grids)
+            bundle = measured_bundle(
+                journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
+                inter_node, attention.name,
+            )  # fmt: skip
+            if settings.collectives:
+                source = collectives_source(settings.collectives, tp)
+                bundle = borrow_collectives(bundle, source)
+            write_bundle(bundle, path)
+            journal.remove()
         written.append(path)
         del run, ops  # their memory is the next degree's
         machine.release()
