@@ -85,6 +85,7 @@ DAMAGED = {
     "unknown field": GOOD.replace("time_us", "time"),
     "no number": GOOD.replace("2.5", '"fast"'),
     "nan": GOOD.replace("2.5", "NaN"),
+    "infinite": GOOD.replace("2.5", "Infinity"),
     "negative": GOOD.replace("2.5", "-2.5"),
     "infinite spread": GOOD.replace("2.5", '2.5, "spread": Infinity'),
     "bytes": "\xff\x00",
