@@ -59,6 +59,7 @@ def validate(
     Examples:
       sarathi-sim validate validate_cpu
       sarathi-sim validate validate_cpu --set validation.repeats=2 --out runs/quick
+      sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
     from experiments.engine_cells import make_cells
@@ -66,6 +67,7 @@ def validate(
     from experiments.loading import load_experiment
     from experiments.report import ProgressBar
     from experiments.results import (
+        ITERATIONS,
         VALIDATION,
         VALIDATION_FORMAT,
         check_replaceable,
@@ -78,7 +80,7 @@ def validate(
         evaluate_all,
         report,
     )
-    from experiments.validation_table import table, verdict
+    from experiments.validation_table import iterations, table, verdict
     from profiler.profile_error import ProfileError
 
     stdout, stderr = consoles()
@@ -100,14 +102,12 @@ def validate(
 
     if realtime:
         say("warning: real-time priority: the machine's other programs stand still meanwhile")
-    settings = experiment.validation
     with result_folder(folder, VALIDATION_FORMAT) as scratch:
         try:
             with ProgressBar(stderr, enabled=not quiet) as progress:
                 sessions = run_sessions(
                     cells,
-                    settings.repeats,
-                    settings.calibration_requests,
+                    experiment.validation,
                     realtime=realtime,
                     timeout_s=timeout,
                     progress=progress,
@@ -120,6 +120,7 @@ def validate(
         result["realtime"] = realtime
         text = json.dumps(result, indent=2) + "\n"
         (scratch / VALIDATION).write_text(text, encoding="utf-8")
+        iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
         if figures:
             _draw(outcomes, scratch / "figures")
     if not quiet:

@@ -246,11 +246,12 @@ class Ratio(Strict):
 
 
 class Validation(Strict):
-    """What ``sarathi-sim validate`` does with the scenarios: how often it runs each, and how long
-    the calibration runs around each are."""
+    """What ``sarathi-sim validate`` does with the scenarios: how often it runs each, how long the
+    calibration runs around each are, and the ``dtype`` that the engine computes in."""
 
     repeats: Annotated[int, Field(ge=1, le=100)] = 5
     calibration_requests: Annotated[int, Field(ge=1, le=10_000)] = 10
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 class Header(Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from experiments.config import Engine, Scenario
 from experiments.errors import ConfigError
@@ -19,6 +19,8 @@ from profiler.strict import SpecError
 from simulator.capacity import stage_layers
 from simulator.quantum import quantize
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -28,6 +30,7 @@ class Cell:
     scenario: Scenario
     source: Source
     model: ModelSpec
+    device: Literal["cpu", "cuda"]
     layers: tuple[int, ...]
     max_length: int
 
@@ -94,6 +97,9 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
         model = load_model(scenario.model)
     except SpecError as error:
         raise ConfigError(f"{source.name(('model',))}: {error}") from None
+    if scenario.device not in ("cpu", "cuda"):
+        problem = "must be cpu or cuda: what is validated is the machine that this runs on"
+        raise source.error("device", scenario.device, problem)
     try:
         model.check_tp(cluster.tp)
     except ValueError as error:
@@ -119,8 +125,9 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     if len(layers) != cluster.pp or sum(layers) != model.num_layers:
         problem = f"must be {cluster.pp} numbers that add up to {model.num_layers}"
         raise source.error("cluster.layers_per_stage", list(layers), problem)
+    device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
     max_length = cluster.max_length or model.max_position_embeddings
-    cell = Cell(name, scenario, source, model, layers, max_length)
+    cell = Cell(name, scenario, source, model, device, layers, max_length)
     try:
         cell.scheduler()
     except ValueError as error:
@@ -128,13 +135,17 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     return cell
 
 
-def engine_spec(cells: Sequence[Cell], *, realtime: bool = False) -> EngineSpec:
+def engine_spec(
+    cells: Sequence[Cell], dtype: Dtype = "float32", *, realtime: bool = False
+) -> EngineSpec:
     """The engine that can serve all of the cells, which have one layout."""
     first = cells[0]
     for cell in cells:
+        problem = f"must be as in {first.name}, whose engine it shares"
         if (cell.model, cell.layers) != (first.model, first.layers):
-            problem = f"must be as in {first.name}, whose engine it shares"
             raise cell.source.error("model", cell.scenario.model, problem)
+        if cell.device != first.device:
+            raise cell.source.error("device", cell.device, problem)
     batch = max(cell.settings["max_batch"] for cell in cells)
     slots = max(cell.settings["max_batch"] * cell.settings["max_in_flight"] for cell in cells)
     longest = max(cell.max_length for cell in cells)
@@ -145,6 +156,8 @@ def engine_spec(cells: Sequence[Cell], *, realtime: bool = False) -> EngineSpec:
         slots=slots + 1,  # the grid's chunk has one of its own
         max_length=longest,
         max_tokens=batch * longest,
+        device=first.device,
+        dtype=dtype,
         realtime=realtime,
     )
 

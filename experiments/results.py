@@ -23,7 +23,8 @@ FITS_FORMAT = "sarathi-sim fits 1"
 VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
 SWEEP_FORMAT = "sarathi-sim sweep 1"
-_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, "figures", "errors.csv"}
+ITERATIONS = "iterations.parquet"
+_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, ITERATIONS, "figures", "errors.csv"}
 _KINDS = {
     FORMAT: "that of a run",
     FIGURES_FORMAT: "figures of several runs",

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from experiments.config import Validation
 from experiments.engine_cells import Cell, engine_spec, grid_of
 from policies.request import Request
-from profiler.engine_processes import EngineProcesses, EngineRun, StageLog
+from profiler.engine_processes import EngineProcesses, EngineRun, Facts, StageLog
 from profiler.engine_spec import EngineSpec
 from profiler.in_situ import GridWork
 
@@ -43,7 +44,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything measured on one engine."""
+    """Everything measured on one engine, and what that ran on."""
 
     spec: EngineSpec
     cells: list[Cell]
@@ -51,12 +52,12 @@ class Session:
     repeats: list[Repeat]
     online: dict[str, EngineRun]
     seconds: float
+    environment: Facts
 
 
 def run_sessions(
     cells: Sequence[Cell],
-    repeats: int,
-    calibration_requests: int,
+    settings: Validation,
     *,
     realtime: bool,
     timeout_s: float,
@@ -67,9 +68,9 @@ def run_sessions(
     by_layout = sorted(cells, key=lambda cell: cell.layout)
     layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
     # Checked before anything is measured.
-    specs = [engine_spec(group, realtime=realtime) for group in layouts]
+    specs = [engine_spec(group, settings.dtype, realtime=realtime) for group in layouts]
     total = sum(
-        2 + (2 + 3 * sum(not cell.online for cell in group)) * repeats
+        2 + (2 + 3 * sum(not cell.online for cell in group)) * settings.repeats
         + sum(cell.online for cell in group)
         for group in layouts
     )  # fmt: skip
@@ -85,7 +86,7 @@ def run_sessions(
     for spec, group in zip(specs, layouts, strict=True):
         say(f"pp {spec.pp}, tp {spec.tp}: {spec.ranks} processes")
         with EngineProcesses(spec, timeout_s) as engine:
-            sessions.append(_session(engine, group, repeats, calibration_requests, step))
+            sessions.append(_session(engine, group, settings, step))
         say(f"pp {spec.pp}, tp {spec.tp}: done after {sessions[-1].seconds:.0f} s")
     return sessions
 
@@ -93,13 +94,12 @@ def run_sessions(
 def _session(
     engine: EngineProcesses,
     cells: list[Cell],
-    repeats: int,
-    calibration_requests: int,
+    settings: Validation,
     step: Callable[[], None],
 ) -> Session:
     began = time.perf_counter()
     offline = [cell for cell in cells if not cell.online]
-    works = grid_of(cells)
+    works, few = grid_of(cells), settings.calibration_requests
 
     def serve(cell: Cell, requests: list[Request]) -> EngineRun:
         run = engine.serve(requests, cell.policy, cell.settings)
@@ -112,19 +112,20 @@ def _session(
         return log
 
     grid()  # every shape once, so that none is met cold
-    serve(cells[0], cells[0].requests(seed=1, count=calibration_requests))
+    serve(cells[0], cells[0].requests(seed=1, count=few))
     done = []
-    for number in range(repeats):
+    for number in range(settings.repeats):
         before = grid()
         served = {}
         for cell in offline:
             # The targets' seed is the configuration's; these are other ones.
             seeds = [2_000_000 + 2 * number, 2_000_001 + 2 * number]
-            around = [cell.requests(seed, calibration_requests) for seed in seeds]
+            around = [cell.requests(seed, few) for seed in seeds]
             first = serve(cell, around[0])
             run = serve(cell, cell.requests())
             last = serve(cell, around[1])
             served[cell.name] = Served(run, [(first, around[0]), (last, around[1])])
         done.append(Repeat((before, grid()), served, os.getloadavg()[0]))
     online = {cell.name: serve(cell, cell.requests()) for cell in cells if cell.online}
-    return Session(engine.spec, cells, works, done, online, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Session(engine.spec, cells, works, done, online, seconds, engine.environment)

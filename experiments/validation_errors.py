@@ -23,7 +23,9 @@ from experiments.measured import (
 from experiments.prediction import Links, Prediction, bundle_predictor
 from experiments.validation import Repeat, Session
 from profiler.engine_processes import EngineRun, StageLog
+from profiler.engine_spec import EngineSpec
 from profiler.in_situ import in_situ_bundle
+from profiler.work import TIMED_OPS
 from simulator.ledger import WAITS
 from simulator.metrics import Analysis
 from simulator.records import Floats, Records
@@ -76,7 +78,8 @@ class Whole:
 class Outcome:
     """One cell in one repeat. ``iterations`` and ``whole`` are by prediction.
 
-    ``measured_iterations`` is the time of each micro-batch, summed over the stages.
+    ``measured_iterations`` is the time of each micro-batch, summed over the stages; ``op_share``
+    that part of it which went to GEMMs, attention, all-reduces and the LM head.
     """
 
     parity: Parity
@@ -88,6 +91,7 @@ class Outcome:
     replayed: Whole
     wall_per_cpu: float
     preempted: float
+    op_share: float
     records: dict[str, Records]
 
 
@@ -124,7 +128,7 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
     simulated = {name: p.simulate(requests) for name, p in predictions.items()}
     again = replay(run, requests, cell.scheduler())
     times = stage_times(run)
-    wall, preempted = _disturbance(run.stages)
+    wall, preempted = _disturbance(session.spec, run.stages)
     return Outcome(
         parity=lockstep(run, requests, cell.scheduler()),
         kinds=kinds(decisions),
@@ -137,6 +141,7 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
         replayed=Whole.of(again),
         wall_per_cpu=wall,
         preempted=preempted,
+        op_share=_op_share(run.stages),
         records={"measured": measured, **simulated},
     )
 
@@ -157,11 +162,24 @@ def _joined(grids: tuple[StageLog, StageLog]) -> StageLog:
     return StageLog(*(np.concatenate([getattr(before, c), getattr(after, c)]) for c in columns))
 
 
-def _disturbance(log: StageLog) -> tuple[float, float]:
-    """Wall over CPU time of the stages' work, and the share of it that was preempted."""
-    wall = log.finish - log.start
+def _disturbance(spec: EngineSpec, log: StageLog) -> tuple[float, float]:
+    """Wall over CPU time of the stages' work, and the share of it that was preempted.
+
+    Without all-reduces, in which a rank waits for others and has no need of its core. NaN on a GPU,
+    whose work takes none of the host's time.
+    """
+    if spec.device == "cuda":
+        return float("nan"), float("nan")
+    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index("all_reduce")]
     preempted = wall > _PREEMPTED * log.cpu + 1e-4
     return float(wall.sum() / log.cpu.sum()), float(preempted.mean())
+
+
+def _op_share(log: StageLog) -> float:
+    """Norms, rotary, activation and residuals, torch's too, are not in it: they come together with
+    the Python between the ops."""
+    layers, head = log.ops[..., : len(TIMED_OPS)], log.ops[..., -1]
+    return float((layers.sum() + head.sum()) / (log.finish - log.start).sum())
 
 
 def noise_floor(repeats: list[Floats]) -> float:

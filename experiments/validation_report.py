@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -106,7 +105,8 @@ def report(
         "format": VALIDATION_FORMAT,
         "name": experiment.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()},
+        "machine": {"cores": os.cpu_count()} | sessions[0].environment,
+        "dtype": sessions[0].spec.dtype,
         "gates": {
             "wall_per_cpu": MOST_WALL_PER_CPU,
             "preempted": MOST_PREEMPTED,
@@ -129,6 +129,7 @@ def _about(cell: Cell) -> dict[str, Any]:
         "tp": cell.layout[1],
         "online": cell.online,
         "requests": len(cell.requests()),
+        "scenario": cell.scenario.model_dump(mode="json"),
     }
 
 
@@ -149,6 +150,7 @@ def _cell(cell: Cell, all_repeats: list[Outcome], kept: list[int]) -> dict[str, 
         },
         "wall_per_cpu": [o.wall_per_cpu for o in all_repeats],
         "preempted": [o.preempted for o in all_repeats],
+        "op_share": _range([o.op_share for o in some]),
         "replay": _over([_errors(o.replayed, o.measured) for o in some]),
     }
     for prediction in PREDICTIONS:

@@ -1,12 +1,15 @@
-"""A validation's report as a table and in sentences."""
+"""A validation's report as tables and in sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from rich.table import Table
 
+from experiments.validation_errors import PREDICTIONS, Outcome
 from experiments.validation_report import FEWEST_REPEATS
 
 
@@ -39,7 +42,29 @@ _ROWS = {
     "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
     "replay of measured times: makespan error": ("replay", "makespan_error"),
     "spread of the measured makespan": ("makespan_spread",),
+    "share of GEMMs, attention and LM head in the stages' time": ("op_share",),
 }
+
+
+def iterations(outcomes: Mapping[str, Sequence[Outcome]]) -> pd.DataFrame:
+    """Every micro-batch of every repeat, rejected ones included: measured and predicted seconds."""
+    return pd.concat(
+        [
+            pd.DataFrame(
+                {
+                    "cell": name,
+                    "repeat": number,
+                    "micro_batch": np.arange(len(outcome.kinds)),
+                    "kind": outcome.kinds,
+                    "measured_s": outcome.measured_iterations,
+                    **{f"{key}_s": outcome.iterations[key] for key in PREDICTIONS},
+                }
+            )
+            for name, repeats in outcomes.items()
+            for number, outcome in enumerate(repeats)
+        ],
+        ignore_index=True,
+    )
 
 
 def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -51,6 +76,8 @@ def _cell_text(cell: Mapping[str, Any], keys: Sequence[str]) -> str:
     if isinstance(node, Mapping):
         if node["median"] is None:
             return "-"
+        if keys == ("op_share",):
+            return f"{node['median']:.0%}"
         return f"{node['median']:+.1%} ({node['min']:+.1%} to {node['max']:+.1%})"
     return f"{node:.0%}" if keys == ("parity",) else f"{node:.1%}"
 

@@ -18,6 +18,7 @@ from policies.scheduler import Scheduler
 from profiler.driver import Returned, Served, serve
 from profiler.engine_rank import FLUSH, RESULT, STOP, WORK, Rank
 from profiler.engine_spec import EngineSpec
+from profiler.environment import facts
 from profiler.work import EngineError, SlotBook, Work
 
 
@@ -32,7 +33,11 @@ class Head(Rank):
 
     def run(self) -> None:
         """Say that all is ready, and do the jobs."""
-        _say({"ready": True})
+        spec, stage = self.spec, self.stage
+        known = facts(spec.device, spec.threads) | {"attention": stage.attention.name}
+        if stage.no_xformers:
+            known["no_xformers"] = stage.no_xformers
+        _say({"ready": known})
         while True:
             job = json.loads(self._jobs.get())
             if job["kind"] == "stop":

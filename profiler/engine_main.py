@@ -15,8 +15,8 @@ from pathlib import Path
 from profiler.engine_head import Head
 from profiler.engine_rank import Rank
 from profiler.engine_spec import read_spec
+from profiler.profile_error import ProfileError
 from profiler.rank_processes import LOST_A_PEER, end_with_parent
-from profiler.work import EngineError
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
             Head(spec, options.spec.parent, jobs).run()
         else:
             Rank(spec, options.rank, options.spec.parent).run()
-    except EngineError as error:
+    except ProfileError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(2)
@@ -48,8 +48,9 @@ def main() -> None:
 
 
 def lost_a_peer(error: Exception) -> bool:
-    """Whether a rank fails only because another one is gone: what sockets and gloo then say."""
-    return isinstance(error, EOFError | ConnectionError) or "gloo" in str(error)
+    """Whether a rank fails only because another one is gone: what sockets and groups then say."""
+    named = any(backend in str(error) for backend in ("gloo", "NCCL"))
+    return named or isinstance(error, EOFError | ConnectionError)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from profiler.engine_spec import EngineSpec, write_spec
 from profiler.rank_processes import RankProcesses
 from profiler.work import EngineError
 
+Facts = dict[str, str | int | float]
 Floats = npt.NDArray[np.float64]
 #: Columns of a rank's log after the work's index.
 _ARRIVED, _START, _FINISH, _CPU, _OPS = 1, 2, 3, 4, 5
@@ -55,6 +56,8 @@ class EngineRun:
 class EngineProcesses:
     """An engine that runs until the context ends. Raises ProfileError where a rank fails, or gives
     no sign of life for ``timeout_s``; no process is left behind.
+
+    ``environment`` says what it runs on, and which attention it uses.
     """
 
     def __init__(self, spec: EngineSpec, timeout_s: float = 20.0) -> None:
@@ -71,7 +74,8 @@ class EngineProcesses:
         self._processes.__enter__()
         try:
             # Importing torch and drawing weights takes longer than any sign of life later on.
-            self._expect("ready", max(60.0, self._timeout_s), None)
+            ready = self._expect("ready", max(60.0, self._timeout_s), None)
+            self.environment: Facts = ready["ready"]
         except BaseException as error:
             self._processes.__exit__(type(error), error, None)
             raise
@@ -136,14 +140,16 @@ class EngineProcesses:
         result: dict[str, Any] = json.loads(self._file("json").read_text(encoding="utf-8"))
         return result
 
-    def _expect(self, key: str, timeout_s: float, progress: Callable[[int], object] | None) -> None:
+    def _expect(
+        self, key: str, timeout_s: float, progress: Callable[[int], object] | None
+    ) -> dict[str, Any]:
         while True:
             line = self._processes.line("the engine", timeout_s)
             if not line:
                 raise EngineError("the engine ended before its job was done")
-            entry = json.loads(line)
+            entry: dict[str, Any] = json.loads(line)
             if key in entry:
-                return
+                return entry
             if progress is not None:
                 progress(entry["progress"])
 

@@ -1,9 +1,10 @@
 """One rank of an engine: a shard, its links to the others, its log. Imports torch.
 
 Rank 0 holds the scheduler: it takes jobs from standard input (a line of JSON each), forms
-micro-batches and runs the first stage. They go down the pipeline over torch.distributed; the last
-stage sends the tokens back to rank 0 over a local socket, which can be polled. Every rank writes
-when each micro-batch arrived, started and finished on it, by the one monotonic clock of the node.
+micro-batches and runs the first stage. They go down the pipeline over torch.distributed (gloo, and
+NCCL between GPUs); the last stage sends the tokens back to rank 0 over a local socket, which can be
+polled. Every rank writes when each micro-batch arrived, started and finished on it, by the one
+monotonic clock of the node.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from profiler.compute import open_compute
 from profiler.driver import Returned
 from profiler.engine import greedy
 from profiler.engine_spec import EngineSpec
-from profiler.links import Format, Inbox, Outbox
+from profiler.links import DeviceInbox, DeviceOutbox, Format, Inbox, Outbox
 from profiler.stage import Stage
 from profiler.work import Words, Work
 
@@ -43,40 +45,50 @@ class Rank:
         self.spec, self.folder = spec, folder
         self.number = number
         self.stage_number, self.tp_rank = divmod(number, spec.tp)
-        torch.set_num_threads(spec.threads)
-        spec.check_memory(number)
+        self.compute = compute = open_compute(spec, number)
         group = self._join()
         reduce = None if group is None else lambda tensor: dist.all_reduce(tensor, group=group)
         self._group = group
         shape = spec.stage(number)
-        self.stage = Stage(shape, torch.device("cpu"), getattr(torch, spec.dtype), reduce)
-        form = Format(
-            spec.max_tokens, spec.slots, spec.model.hidden_size, getattr(torch, spec.dtype)
-        )
-        self.outboxes: list[Outbox] = []
+        self.stage = Stage(shape, compute.device, compute.dtype, reduce)
+        form = Format(spec.max_tokens, spec.slots, spec.model.hidden_size, compute.dtype)
         depth = spec.pp + 1
         self.inbox: Inbox | None = None
-        if self.stage_number > 0:
-            self.inbox = Inbox(number - spec.tp, form, depth)
-        elif number > 0:
-            self.inbox = Inbox(0, form, depth)
         # The first stage's other ranks get the works from rank 0; they need no activations.
+        if self.stage_number > 0:
+            self.inbox = self._inbox(number - spec.tp, form, depth)
+        elif number > 0:
+            self.inbox = Inbox(0, form.words_only(), depth)
         peers = range(1, spec.tp) if number == 0 else ()
-        self.peers = [Outbox(peer, form, depth) for peer in peers]
-        self.next = None if shape.is_last else Outbox(number + spec.tp, form, depth)
-        self.form = form
+        self.peers = [Outbox(peer, form.words_only(), depth) for peer in peers]
+        self.next: Outbox | None = None
+        if not shape.is_last:
+            self.next = self._outbox(number + spec.tp, form, depth)
         self.back: Connection | None = None
         listener = None
         if number == 0 and spec.pp > 1:
             listener = Listener(str(folder / "tokens"), "AF_UNIX")
         if dist.is_initialized():
-            dist.barrier()
+            # A barrier of the host's; and the stage's ranks meet where they compute.
+            dist.all_reduce(torch.zeros(1))
+            if reduce is not None:
+                reduce(torch.zeros(1, device=compute.device))
         if listener is not None:
             self.back = listener.accept()
         elif shape.is_last and self.tp_rank == 0 and number > 0:
             self.back = Client(str(folder / "tokens"), "AF_UNIX")
         time.sleep(0.003)  # lets the transport's threads run before the first burst
         self.rows: list[list[float]] = []
+
+    def _inbox(self, source: int, form: Format, depth: int) -> Inbox:
+        if self.compute.apart:
+            return DeviceInbox(source, form, depth, self.compute.device)
+        return Inbox(source, form, depth)
+
+    def _outbox(self, target: int, form: Format, depth: int) -> Outbox:
+        if self.compute.apart:
+            return DeviceOutbox(target, form, depth, self.compute.device)
+        return Outbox(target, form, depth)
 
     def _join(self) -> Any:
         """Meet the other ranks; returns the group of this stage's, None where it is alone."""
@@ -85,7 +97,7 @@ class Rank:
         if world == 1:
             return None
         dist.init_process_group(
-            "gloo",
+            self.compute.backend,
             init_method=(self.folder / "store").absolute().as_uri(),
             rank=self.number,
             world_size=world,
@@ -103,13 +115,12 @@ class Rank:
         """Execute what arrives until told to stop."""
         assert self.inbox is not None
         while True:
-            message = self.inbox.receive()
-            arrived = time.perf_counter()
-            words = self.form.words(message)
+            words = self.inbox.receive()
             if words[0] == WORK:
                 work = Work.decode(words[1:])
-                x = None if self.stage_number == 0 else self.form.rows(message, work.num_tokens)
-                self.execute(words, work, x, arrived)
+                x = None if self.stage_number == 0 else self.inbox.rows(work.num_tokens)
+                self.compute.wait()
+                self.execute(words, work, x, time.perf_counter())
                 continue
             if self.next is not None:
                 self.next.send(words)
@@ -123,6 +134,7 @@ class Rank:
         cpu = time.thread_time()
         began = time.perf_counter()
         out = self.stage.run(work, x)
+        self.compute.wait()
         if self.next is not None:
             self.next.send(words, out)
             if self.spec.realtime:
@@ -133,14 +145,14 @@ class Rank:
             finish = time.perf_counter()
             self.give_back(Returned(work.index, tokens, margin))
         busy = time.thread_time() - cpu
-        self.rows.append([work.index, arrived, began, finish, busy, *self.stage.seconds])
+        self.rows.append([work.index, arrived, began, finish, busy, *self.stage.seconds()])
 
     def _sample(self, logits: Tensor) -> tuple[list[int], float]:
         """Greedy tokens over the parts of the vocabulary that the TP ranks hold."""
-        if self._group is None:
+        if self._group is None or not len(logits):
             return greedy(logits)
-        best = torch.full((len(logits), 2), float("-inf"), dtype=torch.float32)
-        ids = torch.zeros(len(logits), 2, dtype=torch.int64)
+        best = torch.full((len(logits), 2), float("-inf"), device=logits.device)
+        ids = torch.zeros(len(logits), 2, dtype=torch.int64, device=logits.device)
         if logits.shape[1] >= 2:
             found = logits.float().topk(2, dim=-1)
             offset = self.tp_rank * self.spec.model.gemms(self.spec.tp)["lm_head"].n
@@ -149,8 +161,6 @@ class Rank:
         all_ids = [torch.empty_like(ids) for _ in range(self.spec.tp)]
         dist.all_gather(all_best, best, group=self._group)
         dist.all_gather(all_ids, ids, group=self._group)
-        if not len(logits):
-            return [], float("inf")
         top = torch.cat(all_best, dim=1).topk(2, dim=-1)
         chosen = torch.cat(all_ids, dim=1).gather(1, top.indices[:, :1])[:, 0]
         return chosen.tolist(), float((top.values[:, 0] - top.values[:, 1]).min())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from profiler.model import ModelSpec
-from profiler.work import EngineError
 
 if TYPE_CHECKING:
     from profiler.stage import StageShape
@@ -16,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine on CPUs: ``pp`` stages of ``tp`` ranks, a process each.
+    """An engine of ``pp`` stages of ``tp`` ranks, a process each, on CPU cores or a GPU each.
 
     ``layers`` are those of each stage. A rank holds ``slots`` sequences of ``max_length`` tokens; a
-    micro-batch has at most ``max_tokens`` rows. ``realtime`` asks for SCHED_FIFO.
+    micro-batch has at most ``max_tokens`` rows. ``threads`` are torch's on a CPU; ``realtime`` asks
+    for SCHED_FIFO.
     """
 
     model: ModelSpec
@@ -28,7 +28,8 @@ class EngineSpec:
     slots: int
     max_length: int
     max_tokens: int
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     seed: int = 0
     threads: int = 1
     realtime: bool = False
@@ -54,29 +55,21 @@ class EngineSpec:
             self.slots, self.max_length, self.seed,
         )  # fmt: skip
 
-    def bytes_needed(self) -> int:
-        """Weights, tables, KV caches and message buffers of all ranks together."""
-        size = 4 if self.dtype == "float32" else 2
+    def bytes_needed(self, number: int) -> int:
+        """Weights, tables, KV caches and message buffers of one rank."""
+        stage = number // self.tp
+        hidden = self.model.hidden_size
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
         layer = sum(shape.n * shape.k for op, shape in gemms.items() if op != "lm_head")
-        kv = 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
-        tables = (gemms["lm_head"].n + self.model.vocab_size) * self.model.hidden_size
-        messages = 4 * (self.pp + 1) * self.max_tokens * self.model.hidden_size
-        of_a_stage = messages if self.pp > 1 else 0
-        total = sum(self.layers) * (layer + kv) + tables + self.pp * of_a_stage
-        return self.tp * total * size
-
-    def check_memory(self, number: int) -> None:
-        """In a rank: raises EngineError where all ranks together need more than is free."""
-        from profiler.environment import memory_bytes
-
-        free = memory_bytes("cpu")[1]
-        if number == 0 and self.bytes_needed() > 0.9 * free:
-            raise EngineError(
-                f"the engine needs {self.bytes_needed() / 1e9:.1f} GB for weights and KV caches of "
-                f"{self.slots} sequences of {self.max_length} tokens, and {free / 1e9:.1f} GB are "
-                "free: take fewer or shorter sequences, or a smaller model"
-            )
+        layer += 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
+        numbers = self.layers[stage] * layer
+        if stage == 0:
+            numbers += self.model.vocab_size * hidden
+        if stage == self.pp - 1:
+            numbers += gemms["lm_head"].n * hidden
+        if self.pp > 1:
+            numbers += 4 * (self.pp + 1) * self.max_tokens * hidden
+        return numbers * (4 if self.dtype == "float32" else 2)
 
 
 def write_spec(spec: EngineSpec, path: Path) -> None:

@@ -1,8 +1,9 @@
 """What goes between the ranks of an engine: works and activations over torch.distributed.
 
-Header and activations travel as one message. Receives are posted before their messages are sent,
-into buffers in rotation, so that a send meets its receive and a transfer overlaps with what the
-receiver computes. Imports torch.
+On CPUs words and activations travel as one message. Receives are posted before their messages are
+sent, into buffers in rotation, so that a send meets its receive and a transfer overlaps with what
+the receiver computes. Between GPUs the activations go apart, from device to device: NCCL needs
+their size on both sides, which the receiver learns from the words. Imports torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from profiler.work import EngineError, Words
 
 _ALIGN = 64
+#: Tells activations that travel apart from words, where a transport has tags (NCCL has none).
+_APART = 1
 
 
 class Format:
@@ -28,10 +31,14 @@ class Format:
     def __init__(
         self, max_tokens: int, max_sequences: int, hidden: int, dtype: torch.dtype
     ) -> None:
-        self.max_tokens = max_tokens
+        self.max_tokens, self._max_sequences = max_tokens, max_sequences
         self.hidden, self.dtype = hidden, dtype
         self.most_words = 16 + 4 * max_sequences + max_tokens
         self.num_bytes = _round_up(4 * (1 + self.most_words)) + max_tokens * hidden * dtype.itemsize
+
+    def words_only(self) -> Format:
+        """For messages without rows."""
+        return Format(self.max_tokens, self._max_sequences, 0, self.dtype)
 
     def buffer(self) -> Tensor:
         """Room for one message."""
@@ -80,13 +87,18 @@ class Inbox:
         assert work is not None
         return buffer, work
 
-    def receive(self) -> Tensor:
-        """Wait for the next message, which stays valid until the next call."""
+    def receive(self) -> Words:
+        """Wait for the next message; returns its words."""
         if self._read is not None:
             self._posted.append(self._post(self._read))
         self._read, work = self._posted.popleft()
         work.wait()
-        return self._read
+        return self._form.words(self._read)
+
+    def rows(self, count: int) -> Tensor:
+        """The activations (count, hidden) of that message, valid until the next is received."""
+        assert self._read is not None
+        return self._form.rows(self._read, count)
 
 
 class Outbox:
@@ -111,6 +123,53 @@ class Outbox:
         """Wait until everything was taken."""
         while self._sending:
             self._sending.popleft().wait()
+
+
+class DeviceInbox(Inbox):
+    """An :class:`Inbox` of words alone; the activations go straight to ``device``."""
+
+    def __init__(self, source: int, form: Format, depth: int, device: torch.device) -> None:
+        super().__init__(source, form.words_only(), depth)
+        self._hidden, self._dtype, self._device = form.hidden, form.dtype, device
+        self.rows(1)  # NCCL meets the peer now, not in the middle of the first run
+
+    def rows(self, count: int) -> Tensor:
+        """Wait for the activations (count, hidden)."""
+        x = torch.empty(count, self._hidden, dtype=self._dtype, device=self._device)
+        work = dist.irecv(x, self._source, tag=_APART)
+        assert work is not None
+        work.wait()
+        return x
+
+
+class DeviceOutbox(Outbox):
+    """An :class:`Outbox` of words alone; activations are sent from the ``device`` they are on."""
+
+    def __init__(self, target: int, form: Format, depth: int, device: torch.device) -> None:
+        super().__init__(target, form.words_only(), depth)
+        self._depth = depth
+        # What is on its way must stay in memory until it has arrived.
+        self._going: deque[tuple[Tensor, dist.Work]] = deque()
+        self._send(torch.zeros(1, form.hidden, dtype=form.dtype, device=device))
+
+    def send(self, words: Words, x: Tensor | None = None) -> None:
+        """Hand both messages to their transports."""
+        super().send(words)
+        if x is not None:
+            self._send(x)
+
+    def _send(self, x: Tensor) -> None:
+        if len(self._going) == self._depth:
+            self._going.popleft()[1].wait()
+        work = dist.isend(x.contiguous(), self._target, tag=_APART)
+        assert work is not None
+        self._going.append((x, work))
+
+    def flush(self) -> None:
+        """Wait until everything was taken."""
+        super().flush()
+        while self._going:
+            self._going.popleft()[1].wait()
 
 
 def _round_up(num_bytes: int) -> int:

@@ -6,7 +6,6 @@ chunk and one call for all decodes. The KV cache is allocated once and written i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +17,13 @@ from profiler.attention import KVCache, choose_attention, prefill_step
 from profiler.layer import ShardLayer
 from profiler.model import ModelSpec
 from profiler.ragged import RaggedDecode
+from profiler.stopwatch import stopwatch
 from profiler.weights import RandomWeights
 from profiler.work import TIMED_OPS, Work
 
 _EPSILON = 1e-5
+#: Laps beside TIMED_OPS.
+_OTHERS, _LM_HEAD = "others", "lm_head"
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,7 @@ class StageShape:
 
 
 class Stage:
-    """Executes works. ``reduce`` sums a tensor over the stage's TP ranks, in place.
-
-    ``seconds`` are the host's times of the last work's :data:`TIMED_OPS`, of its layers in all, and
-    of the LM head (on a GPU: what launching took).
-    """
+    """Executes works. ``reduce`` sums a tensor over the stage's TP ranks, in place."""
 
     def __init__(
         self,
@@ -69,7 +67,8 @@ class Stage:
         sets = [drawn.layer(index) for index in range(shape.first, shape.last)]
         self.layer = ShardLayer(model, shape.tp, device, dtype, sets=sets)
         heads, kv_heads = model.heads_per_rank(shape.tp)
-        self.attention, _ = choose_attention(device, dtype, heads, kv_heads, model.head_dim)
+        chosen = choose_attention(device, dtype, heads, kv_heads, model.head_dim)
+        self.attention, self.no_xformers = chosen
         self.caches = [
             KVCache(shape.slots * shape.max_length, kv_heads, model.head_dim, device, dtype)
             for _ in sets
@@ -80,7 +79,7 @@ class Stage:
         if shape.is_last:
             self._head, self._vocabulary = drawn.head()
             self._norm = drawn.final_norm()
-        self.seconds: list[float] = []
+        self._watch = stopwatch(device)
 
     def run(self, work: Work, x: Tensor | None = None) -> Tensor:
         """Activations (tokens, hidden) to hand on; on the last stage logits of the yielding rows.
@@ -95,14 +94,21 @@ class Stage:
         positions = self._positions_of(work)
         if x is None:
             x = self._embed(work, positions)
-        began = time.perf_counter()
-        self._spent = dict.fromkeys(TIMED_OPS, 0.0)
+        self._watch.start()
         x = self._layers(work, x, positions)
-        layered = time.perf_counter()
-        out = self._logits(work, x) if self.shape.is_last else x
-        ended = time.perf_counter()
-        self.seconds = [*self._spent.values(), layered - began, ended - layered]
-        return out
+        if self.shape.is_last:
+            x = self._logits(work, x)
+            self._watch.lap(_LM_HEAD)
+        return x
+
+    def seconds(self) -> list[float]:
+        """Of the last work: :data:`TIMED_OPS` over all layers, the layers in all, the LM head.
+
+        A GPU's times are its own; what it waited for launches counts as the op's that came next.
+        """
+        spent = self._watch.read()
+        head = spent.pop(_LM_HEAD, 0.0)
+        return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
 
     def poison(self, slot: int, value: float = 1e4) -> None:
         """Overwrite a slot's K and V: whoever reads what it did not write gives itself away."""
@@ -128,46 +134,48 @@ class Stage:
             self.attention.prefill_bias(count, context) for _, count, context, _ in work.chunks
         ]
         ragged = self._decode.plan(work.decodes, self.dtype) if work.decodes else None
-        clock, spent = time.perf_counter, self._spent
+        lap = self._watch.lap
+        lap(_OTHERS)
         for index, cache in enumerate(self.caches):
             normed = layer.norm(0, x, index)
-            t0 = clock()
+            lap(_OTHERS)
             fused = layer.gemm("preproj", normed, index)
-            spent["preproj"] += clock() - t0
+            lap("preproj")
             q, k, v = layer.split(fused)
             q, k = layer.rotate(q, angles), layer.rotate(k, angles)
             attended = []
             first = 0
-            t0 = clock()
+            lap(_OTHERS)
             for (slot, count, context, _), bias in zip(work.chunks, biases, strict=True):
                 rows = slice(first, first + count)
                 start = slot * self.shape.max_length
                 new = (q[rows], k[rows], v[rows])
                 attended.append(prefill_step(self.attention, cache, start, context, new, bias))
                 first += count
-            t1 = clock()
-            spent["attn_prefill"] += t1 - t0
+            lap("attn_prefill")
             if ragged is not None:
                 attended.append(self._decode(cache, (q[first:], k[first:], v[first:]), ragged))
-                spent["attn_decode"] += clock() - t1
+                lap("attn_decode")
             flat = torch.cat(attended).reshape(x.shape[0], -1)
+            lap(_OTHERS)
             x = x + self._row_parallel("postproj", flat, index)
             normed = layer.norm(1, x, index)
-            t0 = clock()
+            lap(_OTHERS)
             fused = layer.gemm("ffn_ln1", normed, index)
-            spent["ffn_ln1"] += clock() - t0
-            x = x + self._row_parallel("ffn_ln2", layer.activation(fused), index)
+            lap("ffn_ln1")
+            active = layer.activation(fused)
+            lap(_OTHERS)
+            x = x + self._row_parallel("ffn_ln2", active, index)
+            lap(_OTHERS)
         return x
 
     def _row_parallel(self, op: str, x: Tensor, index: int) -> Tensor:
         """A GEMM whose result is the sum over the TP ranks."""
-        t0 = time.perf_counter()
         out = self.layer.gemm(op, x, index)
-        t1 = time.perf_counter()
-        self._spent[op] += t1 - t0
+        self._watch.lap(op)
         if self._reduce is not None:
             self._reduce(out)
-            self._spent["all_reduce"] += time.perf_counter() - t1
+            self._watch.lap("all_reduce")
         return out
 
     def _logits(self, work: Work, x: Tensor) -> Tensor:

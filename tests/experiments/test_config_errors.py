@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config import Scenario
-from experiments.engine_cells import make_cells
+from experiments.engine_cells import engine_spec, make_cells
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment, shipped_configs
 from experiments.run import deploy_all
@@ -154,6 +154,11 @@ def test_shipped_configs_are_good(name: str) -> None:
             deploy_all(experiment)
     elif name == "validate_cpu":  # for a device that must be measured
         assert {cell.layout for cell in make_cells(experiment)} == {(1, 1), (2, 1)}
+    elif name == "validate_gpu":
+        cells = make_cells(experiment)
+        assert {cell.layout for cell in cells} == {(1, 1)}
+        needed = engine_spec(cells, experiment.validation.dtype).bytes_needed(0)
+        assert 16e9 < needed < 0.9 * 24e9, "what the file says"
     else:
         deploy_all(experiment)
 

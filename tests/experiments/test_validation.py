@@ -26,7 +26,8 @@ from experiments.validation_errors import (
     rejection,
 )
 from experiments.validation_report import evaluate_all, report
-from experiments.validation_table import table, verdict
+from experiments.validation_table import iterations, table, verdict
+from profiler.work import TIMED_OPS
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
 CONFIG: dict[str, Any] = {
@@ -134,7 +135,7 @@ def session(
             served[cell.name] = Served(engine.serve(cell.requests())[0], calibration)
         found.append(Repeat((grid, grid), served, 0.5))
     online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
-    return Session(spec, cells, works, found, online, 1.0)
+    return Session(spec, cells, works, found, online, 1.0, {"torch": "none"})
 
 
 def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experiment) -> None:
@@ -194,6 +195,45 @@ def test_preempted_work_is_counted(experiment: Experiment) -> None:
     assert outcome.wall_per_cpu > 1
 
 
+def test_waiting_for_other_ranks_is_no_preemption(experiment: Experiment) -> None:
+    """Half of the stages' time is all-reduce, in which the core has nothing to do."""
+    measured = session(experiment)
+    log = measured.repeats[0].served["orca"].run.stages
+    wall = log.finish - log.start
+    log.ops[:, :, TIMED_OPS.index("all_reduce")] = wall / 2
+    log.cpu[:] = wall / 2
+    outcome = evaluate(measured, measured.repeats[0], cell_of(experiment))
+    assert (outcome.wall_per_cpu, outcome.preempted) == (pytest.approx(1.0), 0.0)
+    assert outcome.op_share == pytest.approx(0.5)
+
+
+def test_of_a_gpus_work_the_hosts_clock_says_nothing(experiment: Experiment) -> None:
+    measured = session(experiment)
+    measured.repeats[0].served["orca"].run.stages.cpu[:] = 1e-9
+    on_gpu = replace(measured, spec=replace(measured.spec, device="cuda"))
+    repeat, cell = on_gpu.repeats[0], cell_of(experiment)
+    assert rejection(repeat, [evaluate(on_gpu, repeat, cell)]) is None
+    assert rejection(repeat, [evaluate(measured, repeat, cell)]) is not None
+
+
+def test_every_iteration_of_every_repeat_is_kept(experiment: Experiment) -> None:
+    measured = [session(experiment, repeats=2)]
+    outcomes = evaluate_all(measured, lambda *_: None)
+    rows = iterations(outcomes)
+    assert rows.groupby(["cell", "repeat"]).size().to_dict() == {
+        (name, n): len(outcomes[name][n].kinds) for name in ("orca", "sarathi") for n in (0, 1)
+    }
+    some = rows[(rows["cell"] == "sarathi") & (rows["repeat"] == 1)]
+    assert (some["measured_s"] == outcomes["sarathi"][1].measured_iterations).all()
+    assert (some["grid_s"] == outcomes["sarathi"][1].iterations["grid"]).all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_engine_is_where_the_configuration_says(tmp_path: Path, device: str) -> None:
+    found = engine_spec(make_cells(load(tmp_path, device=device)), "bfloat16")
+    assert (found.device, found.dtype) == (device, "bfloat16")
+
+
 def test_the_report_holds_what_was_promised(experiment: Experiment) -> None:
     measured = [session(experiment)]
     outcomes = evaluate_all(measured, lambda *_: None)
@@ -212,6 +252,8 @@ def test_the_report_holds_what_was_promised(experiment: Experiment) -> None:
     assert abs(ratio["error"]) < 0.05
     assert all(row["met"] for row in result["targets"])
     assert verdict(result) == ["all targets met"]
+    assert result["machine"]["torch"] == "none"
+    assert orca["scenario"]["workload"]["requests"] == 12
     assert table(result).row_count > 8
     json.dumps(result, allow_nan=False)
 
@@ -280,6 +322,7 @@ def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None
         ({"cluster": {"max_length": 100, "replicas": 2}}, "cluster.replicas: value 2: must be 1"),
         ({"cluster": {"max_length": 100, "tp": 3}}, "cluster.tp: value 3: .*does not divide"),
         ({"cluster": {"max_length": 100, "pp": 9}}, "cluster.pp: value 9: must be at most 8"),
+        ({"device": "a6000"}, "device: value 'a6000': must be cpu or cuda"),
         ({"model": "tiny-lama-40m"}, "did you mean 'tiny-llama-40m'"),
         ({"engine": {"jitter": 0.1}}, "engine: value {'jitter': 0.1}: must be left out"),
         (

@@ -1,0 +1,44 @@
+"""A rank as on a GPU, on the CPU: ``python -m tests.profiler_torch.device_ranks_main``.
+
+Activations travel apart from their words, and waiting for the device takes a while.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from profiler import engine_head, engine_main, engine_rank
+from profiler.compute import Compute
+from profiler.engine_spec import EngineSpec
+
+WAIT_S = 2e-3
+
+
+@dataclass(frozen=True)
+class SlowToFinish(Compute):
+    """Waiting for the device takes time, which belongs to the work that is waited for."""
+
+    def wait(self) -> None:
+        """Sleep."""
+        time.sleep(WAIT_S)
+
+
+def stand_in(spec: EngineSpec, number: int) -> Compute:
+    """In place of ``open_compute``."""
+    assert spec.device == "cuda"
+    return SlowToFinish(torch.device("cpu"), getattr(torch, spec.dtype), "gloo", apart=True)
+
+
+def no_facts(device: str, threads: int) -> dict[str, Any]:
+    """In place of ``environment.facts``."""
+    return {"gpu": f"stand-in for {device}"}
+
+
+if __name__ == "__main__":
+    engine_rank.open_compute = stand_in
+    engine_head.facts = no_facts
+    engine_main.main()

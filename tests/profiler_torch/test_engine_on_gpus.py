@@ -1,0 +1,172 @@
+"""The engine's path on GPUs without a GPU: what it asks of torch, and its messages over gloo.
+
+That NCCL and CUDA do as documented needs GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from experiments.measured import lockstep  # noqa: E402
+from profiler import compute, engine_processes, stopwatch  # noqa: E402
+from profiler.compute import Compute, open_compute  # noqa: E402
+from profiler.engine_processes import EngineProcesses  # noqa: E402
+from profiler.profile_error import ProfileError  # noqa: E402
+from profiler.rank_processes import RankProcesses  # noqa: E402
+from profiler.stopwatch import CudaStopwatch, HostStopwatch  # noqa: E402
+from tests.profiler_torch.device_ranks_main import WAIT_S  # noqa: E402
+from tests.profiler_torch.test_engine_processes import (  # noqa: E402
+    POLICIES,
+    requests,
+    scheduler,
+    settings,
+    spec,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(2, 1), (2, 2)])
+def test_activations_that_travel_apart_yield_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, pp: int, tp: int
+) -> None:
+    load = requests(None, count=10)
+    with EngineProcesses(spec(1)) as engine:
+        expected = engine.serve(load, POLICIES["orca_best"], settings(1)).served.outputs
+
+    def start(module: str, *more: Any) -> RankProcesses:
+        assert module == "profiler.engine_main"
+        return RankProcesses("tests.profiler_torch.device_ranks_main", *more)
+
+    monkeypatch.setattr(engine_processes, "RankProcesses", start)
+    with EngineProcesses(spec(pp, tp, device="cuda")) as engine:
+        assert engine.environment["gpu"] == "stand-in for cuda"
+        for policy in ("orca_best", "sarathi_fill"):
+            run = engine.serve(load, POLICIES[policy], settings(pp))
+            assert run.served.outputs == expected
+            assert lockstep(run, load, scheduler(policy, pp)).identical
+            log = run.stages
+            assert ((log.finish - log.start) > WAIT_S).all(), "a stage's time ends with its work"
+            # The second stage's input is there once the device has it.
+            assert ((log.arrived[:, 1] - log.finish[:, 0]) > WAIT_S).all()
+
+
+class Event:
+    """Stands in for a CUDA event; the stream's clock moves 1 ms a record."""
+
+    now = 0.0
+    made = 0
+
+    def __init__(self) -> None:
+        Event.made += 1
+
+    def record(self) -> None:
+        Event.now += 1.0
+        self.at = Event.now
+
+    def synchronize(self) -> None:
+        assert self.at == Event.now, "the last one recorded is waited for"
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at - self.at
+
+
+def test_a_gpus_laps_are_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "cuda_events", lambda: (Event(), Event()))
+    watch = CudaStopwatch()
+    for _ in range(3):
+        watch.start()
+        for name in ("gemm", "attention", "gemm"):
+            watch.lap(name)
+        assert watch.read() == pytest.approx({"gemm": 2e-3, "attention": 1e-3})
+    assert Event.made == 4, "events are reused"
+    watch.start()
+    assert watch.read() == {}
+
+
+def test_the_hosts_laps_add_up_to_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([1.0, 1.5, 3.5, 3.75])
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(ticks))
+    watch = HostStopwatch()
+    watch.start()
+    for name in ("gemm", "attention", "gemm"):
+        watch.lap(name)
+    assert watch.read() == {"gemm": 0.75, "attention": 2.0}
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two GPUs of 4 MB each; the list is of those that were chosen."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(compute, "memory_bytes", lambda device: (4 * 10**6, 4 * 10**6))
+    return chosen
+
+
+def test_every_rank_has_a_gpu_of_its_own(gpus: list[int]) -> None:
+    two = spec(2, device="cuda", dtype="float16")
+    for number in range(2):
+        found = open_compute(two, number)
+        assert (found.device, found.dtype) == (torch.device("cuda", number), torch.float16)
+        assert found.apart
+        assert found.backend == "cpu:gloo,cuda:nccl"
+    assert gpus == [0, 1]
+
+
+def test_gpus_that_are_too_few_or_too_small_are_said(gpus: list[int]) -> None:
+    with pytest.raises(
+        ProfileError, match="pp 2 times tp 2 needs 4 GPUs, one a rank; torch sees 2"
+    ):
+        open_compute(spec(2, 2, device="cuda"), 0)
+    # Each rank answers for its own GPU: together they would not fit into one.
+    large = spec(2, device="cuda", slots=32)
+    each = [large.bytes_needed(number) for number in range(2)]
+    assert max(each) < 0.9 * 4e6 < sum(each)
+    open_compute(large, 1)
+    with pytest.raises(ProfileError, match=r"sequences of 96 tokens \(rank 1\), and 0.0 GB are"):
+        open_compute(replace(large, slots=64), 1)
+
+
+def test_what_a_rank_needs_is_counted_by_hand() -> None:
+    """hidden 64, 4 heads and 2 KV heads of 16, gated FFN of 128, vocabulary 96, padded to 128
+    for the LM head; fp32."""
+    layer = 64 * (64 + 2 * 32) + 64 * 64 + 64 * 256 + 128 * 64
+    caches = 2 * 4 * 96 * 32
+    one = spec(1)
+    assert one.bytes_needed(0) == 4 * (4 * (layer + caches) + (96 + 128) * 64)
+    two = spec(2, slots=4, max_tokens=10, dtype="bfloat16")
+    messages = 4 * 3 * 10 * 64
+    half = 2 * (layer + caches) + messages
+    expected = [2 * (half + 96 * 64), 2 * (half + 128 * 64)]
+    assert [two.bytes_needed(number) for number in range(2)] == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_waiting_is_for_the_own_stream(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Not for the device: transfers that nobody takes yet would be waited for too."""
+    waited: list[Any] = []
+
+    class Stream:
+        synchronize: Callable[[], None] = staticmethod(lambda: waited.append("stream"))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("waits for all streams"))
+    Compute(torch.device(device), torch.float32, "", apart=True).wait()
+    assert waited == ["stream"] * (device == "cuda")
+
+
+def test_a_cuda_engine_without_cuda_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    message = "sees no CUDA device"
+    with pytest.raises(ProfileError, match=message), EngineProcesses(spec(1, device="cuda")):
+        pass
