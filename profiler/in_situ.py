@@ -200,4 +200,5 @@ def _medians(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """One row a key, sorted: the median of its repeats, and the spread of those."""
     times = frame.groupby(keys)["time_us"]
     median, between = times.median(), times.quantile(0.75) - times.quantile(0.25)
-    return pd.DataFrame({"time_us": median, "spread_pct": 100 * between / median}).reset_index()
+    spread = (100 * between / median).round(3)
+    return pd.DataFrame({"time_us": median, "spread_pct": spread}).reset_index()
