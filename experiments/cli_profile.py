@@ -110,6 +110,7 @@ def profile(
     Examples:
       sarathi-sim profile --model llama-13b --tp 1 2 4 8 --out profiles
       sarathi-sim profile --model tiny-llama-40m --tp 1 2 --device cpu --out profiles
+      sarathi-sim profile --model llama-13b --attention sdpa --device-name h200-sdpa --out profiles
       sarathi-sim run my.yaml --set device=profiles/cpu.yaml --set profiles=profiles
     """
     from experiments.errors import ConfigError

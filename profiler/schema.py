@@ -42,6 +42,8 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+#: Bundles named in a message; the others are counted.
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def load_bundle(path: Path) -> Bundle:
     """
     meta_path = path / "meta.yaml"
     if not meta_path.is_file():
-        raise BundleError(f"{meta_path}: no such file")
+        raise BundleError(f"{meta_path}: no such file{_bundles_below(path)}")
     try:
         meta = parse(BundleMeta, read_yaml(meta_path), meta_path)
     except SpecError as error:
@@ -167,6 +169,18 @@ def load_bundle(path: Path) -> Bundle:
             f"{actual!r}: a file was changed after the bundle was written"
         )
     return bundle
+
+
+def _bundles_below(path: Path) -> str:
+    """For a message about a root of bundles, or a part of one, that was given for a bundle."""
+    found = [
+        meta.parent for depth in ("*", "*/*", "*/*/*") for meta in path.glob(f"{depth}/meta.yaml")
+    ]
+    if not found:
+        return ""
+    named = ", ".join(str(folder) for folder in sorted(found)[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"; give one of the bundles below: {named}{more}"
 
 
 def write_bundle(bundle: Bundle, path: Path) -> BundleMeta:

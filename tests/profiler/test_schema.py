@@ -354,3 +354,20 @@ def test_find_bundle_names_what_there_is_and_the_command(tmp_path: Path) -> None
     assert "some-gpu/tiny-llama-40m/tp2" in str(caught.value)
     command = "sarathi-sim make-bundle --device some-gpu --model tiny-llama-40m --tp 4"
     assert command in str(caught.value)
+
+
+def test_a_root_of_bundles_is_no_bundle_but_names_them(tmp_path: Path) -> None:
+    for number in range(10):
+        write_bundle(make(), tmp_path / "some-gpu" / f"model-{number}" / "tp2")
+    with pytest.raises(BundleError) as caught:
+        load_bundle(tmp_path)
+    first, last = tmp_path / "some-gpu" / "model-0" / "tp2", tmp_path / "some-gpu" / "model-7/tp2"
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'meta.yaml'}: no such file; give one of the bundles below: {first}, "
+    )
+    assert str(caught.value).endswith(f", {last} and 2 more")
+    with pytest.raises(BundleError, match=f"bundles below: {first}$"):
+        load_bundle(first.parent)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BundleError, match=r"meta\.yaml: no such file$"):
+        load_bundle(tmp_path / "empty")
