@@ -12,6 +12,9 @@ import pandas as pd
 from profiler.strict import did_you_mean
 from profiler.tables import REAL, TEXT, BundleError, Table, empty_table
 
+#: The largest integer up to which a float holds every one.
+_LARGEST = 2.0**53 - 1
+
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
     """The rows of one CSV, typed and checked; empty for an optional table whose file is absent.
@@ -104,7 +107,13 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
         raise BundleError(
             f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
         )
-    return numbers if is_real else numbers.astype(np.int64)
+    if is_real:
+        return numbers
+    vast = numbers > _LARGEST
+    if vast.any():
+        value = cells[vast].iloc[0]
+        raise BundleError(f"{path}: row {_row(vast)}: {column} must be below 2^53, got {value!r}")
+    return numbers.astype(np.int64)
 
 
 def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:

@@ -167,6 +167,10 @@ MALFORMED = {
         replace("attn_prefill.csv", "64,64", "64,6.5"),
         r"row 3: context_tokens must be an integer, got '6\.5'",
     ),
+    "vast": (
+        replace("attn_prefill.csv", "64,64", "64,6e44"),
+        r"row 3: context_tokens must be below 2\^53, got '6e44'",
+    ),
     "zero tokens": (
         replace("attn_prefill.csv", "64,0", "0,0"),
         r"row 2: chunk_tokens must be at least 1",
