@@ -10,10 +10,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.strict import did_you_mean
-from profiler.tables import REAL, TEXT, BundleError, Table, empty_table
-
-#: The largest integer up to which a float holds every one.
-_LARGEST = 2.0**53 - 1
+from profiler.tables import LARGEST, REAL, TEXT, BundleError, Table, empty_table
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
@@ -109,7 +106,7 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
         )
     if is_real:
         return numbers
-    vast = numbers > _LARGEST
+    vast = numbers > LARGEST
     if vast.any():
         value = cells[vast].iloc[0]
         raise BundleError(f"{path}: row {_row(vast)}: {column} must be below 2^53, got {value!r}")

@@ -18,6 +18,8 @@ OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
 
 #: Columns that are no whole numbers, and whether they may be 0.
 REAL = {"time_us": False, "spread_pct": True}
+#: Up to here a float holds every whole number.
+LARGEST = 2**53 - 1
 #: Columns of text: any line of it.
 TEXT = ("backend",)
 
