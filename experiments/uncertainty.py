@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from experiments.deployment import Deployment
-from simulator.breakdown import breakdown
+from simulator.breakdown import breakdown, whole_layer
 from simulator.coverage import Outside, queries_outside
+from simulator.interaction import SUM
 from simulator.metrics import Analysis
 from simulator.records import Floats
 from simulator.regression import OpTimes
-from simulator.run_band import makespan_samples
-from simulator.uncertainty import OpError, op_errors
+from simulator.run_band import Errors, makespan_samples
+from simulator.uncertainty import LayerError, OpError, layer_error, op_errors
 
 PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
 """The numbers of a summary that are something over the makespan."""
@@ -63,10 +64,16 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
     if scoped is not None:
         errors["send_recv"] = scoped
     key = ops.bundle.meta.content_sha256
-    samples = makespan_samples(records, analysis.rides, uses, errors, key)
-    makespan = records.end_s - float(records.arrival_s.min())
     tables = {op: error.table for op, error in errors.items()}
-    return Uncertainty(samples / makespan, queries_outside(uses, tables))
+    outside = queries_outside(uses, tables)
+    everything: Errors = errors
+    if deployment.predictor.layer != SUM:
+        everything = errors | {"whole_layer": _layer_error(ops)}
+        for log, use in zip(records.replicas, uses, strict=True):
+            use["whole_layer"] = whole_layer(log, use)
+    samples = makespan_samples(records, analysis.rides, uses, everything, key)
+    makespan = records.end_s - float(records.arrival_s.min())
+    return Uncertainty(samples / makespan, outside)
 
 
 def ratio_band(
@@ -89,3 +96,8 @@ def _band(values: Floats) -> list[float]:
 @lru_cache(maxsize=8)
 def _errors(ops: OpTimes) -> dict[str, OpError]:
     return op_errors(ops)
+
+
+@lru_cache(maxsize=8)
+def _layer_error(ops: OpTimes) -> LayerError:
+    return layer_error(ops)

@@ -70,7 +70,7 @@ def fit_band(table: OpTable) -> Band:
     rough = [_roughness(table.only(fit), table.points[rows], floor) for fit, rows in folds]
     scaled = np.abs(errors) / np.concatenate([np.empty(0), *rough])
     edge = table.at_edge(table.points[rows])
-    inside = _width(scaled[~edge], UNKNOWN if flat else 1.0)
+    inside = covering_width(scaled[~edge], UNKNOWN if flat else 1.0)
     outside = beyond(table, share=2)
     misses, far = residuals(table, outside, table.far)
     for fitted, _ in outside:
@@ -78,8 +78,8 @@ def fit_band(table: OpTable) -> Band:
         misses = misses / np.maximum(octaves, 1.0)
     return Band(
         inside=inside,
-        edges=max(inside, _width(scaled[edge], inside)),
-        beyond=_width(np.abs(misses), UNKNOWN),
+        edges=max(inside, covering_width(scaled[edge], inside)),
+        beyond=covering_width(np.abs(misses), UNKNOWN),
         floor=floor,
     )
 
@@ -101,7 +101,7 @@ def coverage(table: OpTable) -> tuple[int, float]:
     return len(covered), float(covered.mean()) if len(covered) else float("nan")
 
 
-def _width(misses: Floats, default: float) -> float:
+def covering_width(misses: Floats, default: float) -> float:
     """The smallest width that covers :data:`LEVEL`, of a finite sample (split conformal)."""
     if len(misses) < FEWEST:
         return default

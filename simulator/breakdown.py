@@ -60,6 +60,14 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     return used
 
 
+def whole_layer(log: ReplicaLog, used: dict[str, OpUse]) -> OpUse:
+    """A layer without its all-reduces, as bundles time whole ones; ``used`` is its breakdown."""
+    columns = log.iterations
+    reduce_s = used["all_reduce"].time_s if "all_reduce" in used else 0.0
+    tokens = columns["prefill_tokens"] + columns["decodes"]
+    return OpUse(columns["layer_s"] - reduce_s, tokens[:, None])
+
+
 def distinct_sizes(sizes: Floats) -> tuple[Floats, Ints]:
     """The distinct rows of ``sizes``, rounded to whole numbers, and which of them each row is."""
     whole = np.round(sizes).astype(np.int64)

@@ -84,10 +84,10 @@ class OpTimes:
 
     def _table(self, op: str, a: Floats, b: Floats) -> Floats:
         sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
-        return self._kept(f"{op} {len(a)}", sizes, lambda: getattr(self, op)(a[:, None], b))
+        return self.kept(f"{op} {len(a)}", lambda: getattr(self, op)(a[:, None], b), sizes)
 
-    def _kept(self, what: str, sizes: bytes, make: Callable[[], Floats]) -> Floats:
-        """What ``make`` computes from this bundle, kept on disk."""
+    def kept(self, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
+        """What ``make`` computes from this bundle (and ``sizes``), kept on disk (``cache.py``)."""
         if not self.bundle.meta.content_sha256:  # made in memory: nothing identifies it
             return make()
         digest = hashlib.sha256(f"{self.key} {what} ".encode() + sizes)
@@ -99,7 +99,7 @@ class OpTimes:
         rows = self.bundle.attn_decode_skew
         if rows.empty:
             return 0.0
-        return float(self._kept("skew", b"", lambda: np.array([fit_skew(self.decode, rows)]))[0])
+        return float(self.kept("skew", lambda: np.array([fit_skew(self.decode, rows)]))[0])
 
     @cached_property
     def whole_layer(self) -> WholeLayer:
@@ -107,7 +107,7 @@ class OpTimes:
         rows = self.bundle.mixed
         if rows.empty:
             return WholeLayer()
-        terms = self._kept("layer", b"", lambda: np.array(astuple(fit_whole_layer(self, rows))))
+        terms = self.kept("layer", lambda: np.array(astuple(fit_whole_layer(self, rows))))
         return WholeLayer(*map(float, terms))
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,9 @@ from simulator.breakdown import OpUse, distinct_sizes
 from simulator.records import Floats, Ints, Records
 from simulator.retime import retimed_finish
 from simulator.rides import Rides
-from simulator.uncertainty import OCTAVES, OpError, standard_normals
+from simulator.uncertainty import OCTAVES, LayerError, OpError, standard_normals
+
+Errors = Mapping[str, OpError | LayerError]
 
 SAMPLES = 64
 """Joint draws of the op errors. The ends of a 90 % band then vary by about a tenth of its width."""
@@ -26,7 +28,7 @@ class _Perturbed:
     octave) is a column of a table of times; times the table of errors it gives what is added.
     """
 
-    def __init__(self, uses: dict[str, OpUse], errors: dict[str, OpError], key: str) -> None:
+    def __init__(self, uses: Mapping[str, OpUse], errors: Errors, key: str) -> None:
         self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in range(4)]
         tables: list[list[Floats]] = [[] for _ in range(4)]
         for op, use in uses.items():
@@ -65,8 +67,8 @@ class _Perturbed:
 def makespan_samples(
     records: Records,
     rides: Sequence[Rides],
-    uses: list[dict[str, OpUse]],
-    errors: dict[str, OpError],
+    uses: Sequence[Mapping[str, OpUse]],
+    errors: Errors,
     key: str,
 ) -> Floats:
     """The makespan in seconds under each of :data:`SAMPLES` joint draws of the op errors.

@@ -7,14 +7,16 @@ sources add up:
 - the bundle's own regression, by its held-out residuals, local: inside the measured region, and
   growing with the octaves beyond it;
 - where an op was not measured on this shape (``modelled``; in an imported bundle what is marked
-  so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model.
+  so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
+  ``UNKNOWN`` where the device has none.
+
+Where whole layers were measured, what they are off by beyond their ops is an error of its own.
 
 In neither: what all measurements of a bundle have in common (clocks, drivers, another library).
 """
 
 from __future__ import annotations
 
-import hashlib
 import zlib
 from dataclasses import astuple, dataclass
 
@@ -23,9 +25,9 @@ import numpy as np
 from profiler.device import FittedOp, load_device
 from profiler.schema import Bundle
 from profiler.strict import SpecError
-from simulator.bands import Band, fit_band
-from simulator.cache import cached
+from simulator.bands import UNKNOWN, Band, covering_width, fit_band
 from simulator.held_out import OpTable, op_tables
+from simulator.interaction import interaction_errors
 from simulator.records import Floats
 from simulator.regression import OpTimes
 
@@ -68,12 +70,34 @@ class OpError:
         return np.asarray(np.hypot(own, self.local))
 
 
+@dataclass(frozen=True)
+class LayerError:
+    """What measured layers are off by where their ops and the whole-layer terms are as fitted: one
+    local standard deviation for all sizes, on the logarithm of a layer's time."""
+
+    local: float
+    common: float = 0.0
+
+    def sigmas(self, points: Floats) -> Floats:
+        """The same everywhere."""
+        return np.full(len(points), self.local)
+
+
+def layer_error(ops: OpTimes) -> LayerError:
+    """From the held-out errors of the bundle's whole layers, which it must have."""
+
+    def off() -> Floats:
+        return interaction_errors(ops.bundle, ops)["measured"].to_numpy(np.float64) / 100
+
+    misses = np.log1p(ops.kept("whole layers", off))
+    return LayerError(covering_width(misses, UNKNOWN) / NORMAL_90)
+
+
 def op_errors(ops: OpTimes) -> dict[str, OpError]:
     """The errors of every op of a bundle, by name (``send_recv_<scope>`` for transfers)."""
     bundle = ops.bundle
     tables = op_tables(bundle)
-    digest = hashlib.sha256(f"{ops.key} bands".encode()).hexdigest()
-    widths = cached(digest, lambda: np.array([astuple(fit_band(table)) for table in tables]))
+    widths = ops.kept("bands", lambda: np.array([astuple(fit_band(table)) for table in tables]))
     try:
         fits = load_device(bundle.meta.device).fitted or {}
     except SpecError:  # a device of the user's own: nothing was fitted for it
@@ -92,11 +116,15 @@ def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[fl
     name = f"all_reduce_{bundle.meta.tp}" if op == "all_reduce" else op
     behind = [fits[part] for part in _MODEL_OPS.get(op, (name,)) if part in fits]
     if not behind:
-        return 0.0, 0.0
+        return _split(UNKNOWN / NORMAL_90)
     # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones
     # that make a band.
-    sigma = np.mean([fit.held_out.p95_pct for fit in behind]) / 100 / NORMAL_95
-    return float(sigma * np.sqrt(COMMON_SHARE)), float(sigma * np.sqrt(1 - COMMON_SHARE))
+    p95_pct = float(np.mean([fit.held_out.p95_pct for fit in behind]))
+    return _split(p95_pct / 100 / NORMAL_95)
+
+
+def _split(sigma: float) -> tuple[float, float]:
+    return sigma * float(np.sqrt(COMMON_SHARE)), sigma * float(np.sqrt(1 - COMMON_SHARE))
 
 
 def standard_normals(key: str, samples: int) -> Floats:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +16,9 @@ from experiments.cli import app
 from experiments.loading import load_experiment
 from experiments.run import simulate_all
 from profiler.paths import data_dir
+from profiler.schema import bundle_path, load_bundle, write_bundle
+from simulator.interaction import WholeLayer
+from tests.simulator.test_interaction import layers
 
 Write = Callable[..., Path]
 DATASETS = Path(
@@ -53,6 +58,27 @@ def test_what_does_not_follow_from_the_makespan_has_no_band(write_config: Write)
     changed = ["compare.speedup.metric=ttft_s.p50"]
     outcome = simulate_all(load_experiment(write_config(), changed))
     assert outcome.ratio_bands == {}
+
+
+def test_whole_layers_that_scatter_make_a_run_less_sure(
+    write_config: Write, tmp_path: Path
+) -> None:
+    shard = ("a100-80g-sxm", "gpt3-175b", 8)
+    shipped = load_bundle(bundle_path(data_dir() / "profiles", *shard))
+    widths = []
+    for noise in (0.0, 0.2):
+        mixed = layers(shipped, WholeLayer(1.1), noise)
+        root = tmp_path / str(noise)
+        write_bundle(replace(shipped, mixed=mixed), bundle_path(root, *shard))
+        outcome = simulate_all(load_experiment(write_config(), [f"profiles={root}"]))
+        scenario = outcome.summary()["scenarios"]["sarathi"]
+        widths.append(np.diff(scenario["makespan_s_band"])[0] / scenario["makespan_s"])
+        alone = simulate_all(
+            load_experiment(write_config(), [f"profiles={root}", "engine.layer_time=sum"])
+        ).summary()["scenarios"]["sarathi"]
+        ops = np.diff(alone["makespan_s_band"])[0] / alone["makespan_s"]
+        assert widths[-1] > 0.99 * ops
+    assert widths[1] > 1.2 * widths[0]
 
 
 @pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")

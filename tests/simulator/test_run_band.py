@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from policies.request import Request
+from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
 from simulator.bands import Band, coverage, fit_band
-from simulator.breakdown import OpUse, breakdown
+from simulator.breakdown import OpUse, breakdown, whole_layer
 from simulator.coverage import queries_outside
 from simulator.held_out import OpTable, line, op_tables
 from simulator.metrics import Analysis
@@ -20,7 +21,7 @@ from simulator.records import Floats, Records
 from simulator.regression import OpTimes
 from simulator.run_band import SAMPLES, makespan_samples
 from simulator.simulation import simulate
-from simulator.uncertainty import OpError, standard_normals
+from simulator.uncertainty import LayerError, OpError, standard_normals
 from tests.simulator.test_predictor import simple_bundle
 
 EXACT = Band(0.0, 0.0, 0.0, 0.0)
@@ -98,6 +99,25 @@ def test_an_error_of_one_op_moves_the_run_by_its_share(
     normal = standard_normals("key ffn_ln1", SAMPLES)
     moved = 3 * uses[0]["ffn_ln1"].time_s @ np.expm1(0.2 * normal[1 + octave])
     assert local == pytest.approx(records.end_s + moved)
+
+
+def test_an_error_of_whole_layers_moves_all_but_the_all_reduces(
+    run: tuple[Records, OpTimes, list[dict[str, OpUse]]],
+) -> None:
+    """Two prompts, one after the other, on one stage; by hand from the recorded columns."""
+    _, ops, _ = run
+    predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=1)
+    scheduler = Scheduler(RequestLevel(), max_batch=1, kv_capacity=20_000, max_length=1024)
+    requests = [Request(i, 0.0, 100, 1, 1) for i in range(2)]
+    records = simulate(requests, [scheduler], predict, (3,))
+    (log,) = records.replicas
+    uses = breakdown(log, predict)
+    uses["whole_layer"] = whole_layer(log, uses)
+    off = {"whole_layer": LayerError(0.1)}
+    samples = makespan_samples(records, Analysis(records).rides, [uses], off, "key")
+    layer_s = float(log.iterations["layer_s"][0]) - 2 * 7e-6
+    draws = np.expm1(0.1 * standard_normals("key whole_layer", SAMPLES)[1 + 6])  # 64 to 127 tokens
+    assert samples == pytest.approx(records.end_s + 2 * 3 * layer_s * draws)
 
 
 def test_draws_come_in_opposite_pairs_and_belong_to_their_key() -> None:
