@@ -1,4 +1,4 @@
-"""The commands about profile bundles: import, profile-check, profile-diff, fit, accuracy."""
+"""The commands that make and look at profile bundles: import, profile-check, profile-diff."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli_base import check_writable, consoles
+from experiments.cli_base import consoles
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from profiler.schema import Bundle
 
 BundleFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A bundle, or a root of bundles.")
@@ -24,8 +22,6 @@ def add_profile_commands(app: typer.Typer) -> None:
     app.command("import")(import_profile)
     app.command("profile-check")(profile_check)
     app.command("profile-diff")(profile_diff)
-    app.command("fit")(fit)
-    app.command("accuracy")(accuracy)
 
 
 def import_profile(
@@ -121,10 +117,11 @@ def profile_diff(
     """
     from rich.table import Table
 
-    from profiler.diff import diff_bundles
+    from profiler.diff import backend_differences, diff_bundles
     from profiler.schema import load_bundle
 
-    found, left_out = diff_bundles(load_bundle(first), load_bundle(second))
+    bundles = load_bundle(first), load_bundle(second)
+    found, left_out = diff_bundles(*bundles)
     table = Table("op", "points", "B/A median", "p5", "p95", "furthest", "where")
     for diff in found:
         points = f"{diff.points}{' (interpolated)' if diff.interpolated else ''}"
@@ -133,144 +130,9 @@ def profile_diff(
     _print(table)
     for line in left_out:
         typer.echo(f"not compared: {line}")
+    for line in backend_differences(*bundles):
+        typer.echo(f"other backend: {line}")
 
 
 def _print(table: Table) -> None:
     consoles()[0].print(table, markup=False, highlight=False)
-
-
-def fit(
-    path: Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Also write the table (CSV, JSON) and a figure per op to this folder."),
-    ] = None,
-) -> None:
-    """Say how far the regressions of a bundle are off on points they did not see.
-
-    Percent of the bundle's times: between the points, at the edges of tiles, beyond the range
-    (fitted up to a quarter of it), and for a GEMM's shape from the other GEMMs (unseen), beside
-    what a random forest and a polynomial would make of the same points. Never training error.
-    The last column is the share of points inside that the 90 % band covers.
-
-    Where the bundle holds whole layers or skewed decodes, a second table: what the sum of ops and
-    the mean context miss, and what is left of that.
-
-    \b
-    Examples:
-      sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
-      sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8 --out runs/fits
-    """
-    from rich.table import Table
-
-    from experiments.fits import describe, write_fits
-    from experiments.report import ProgressBar
-    from experiments.results import FITS_FORMAT, check_replaceable
-    from profiler.schema import load_bundle
-
-    stdout, stderr = consoles()
-    bundle = load_bundle(path)
-    if out is not None:
-        check_replaceable(out, FITS_FORMAT)
-    with ProgressBar(stderr, enabled=True) as progress:
-        errors = describe(bundle, progress)
-        if out is not None:
-            write_fits(bundle, errors, out, progress)
-    table = Table(title=f"{path}: error on held-out points, percent", title_justify="left")
-    headings = ("op", "where", "points", "median", "p95", "worst")
-    for heading in (*headings, "forest: median", "p95", "polynomial: median", "p95", "in band"):
-        left = heading in ("op", "where")
-        table.add_column(
-            heading, justify="left" if left else "right", overflow="fold", no_wrap=left
-        )
-    for op, where, points, *percent in errors.itertuples(index=False):
-        cells = ("" if value != value else f"{value:.1f}" for value in percent)
-        table.add_row(op, where, str(points), *cells)
-    stdout.print(table)
-    if len(bundle.mixed) or len(bundle.attn_decode_skew):
-        stdout.print(_beyond_single_ops(bundle))
-    if out is not None:
-        typer.echo(f"written: {out}")
-
-
-def _beyond_single_ops(bundle: Bundle) -> Table:
-    """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
-    from rich.table import Table
-
-    from simulator.interaction import interaction_errors, skew_errors
-    from simulator.regression import OpTimes
-
-    ops = OpTimes(bundle)
-    table = Table(
-        title="beyond single ops: error on held-out points, percent", title_justify="left"
-    )
-    for heading in ("what", "points", "predicted as", "median", "p95", "worst"):
-        left = heading in ("what", "predicted as")
-        table.add_column(heading, justify="left" if left else "right")
-    layers, skewed = interaction_errors(bundle, ops), skew_errors(bundle, ops)
-    groups = [(f"{kind} layer", rows) for kind, rows in layers.groupby("kind", sort=False)]
-    ways = {
-        "sum": "sum of its ops",
-        "measured": "whole layer",
-        "mean": "mean context",
-        "skew": f"{ops.skew:.2f} of the way to the longest",
-    }
-    if len(skewed):
-        groups.append(("skewed decodes", skewed))
-    for what, rows in groups:
-        for column in (column for column in rows.columns if column in ways):
-            middle, high, worst = rows[column].quantile([0.5, 0.95, 1.0])
-            numbers = (f"{value:.1f}" for value in (middle, high, worst))
-            table.add_row(what, str(len(rows)), ways[column], *numbers)
-    return table
-
-
-def accuracy(
-    datasets: Annotated[
-        Path | None,
-        typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
-    ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores as JSON.")
-    ] = None,
-) -> None:
-    """Score the regressions on public measurements, on rows not fitted, beside the aims.
-
-    data/README.md says which files are meant and where they come from.
-
-    \b
-    Examples:
-      sarathi-sim accuracy --datasets measurements
-      SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json accuracy.json
-    """
-    from rich.table import Table
-
-    from experiments.accuracy import STUDIES
-    from experiments.report import ProgressBar
-    from profiler.paths import public_datasets
-
-    _, stderr = consoles()
-    folder = public_datasets(datasets)
-    if json is not None:
-        check_writable(json)
-    scores = []
-    with ProgressBar(stderr, enabled=True) as progress:
-        for done, study in enumerate(STUDIES.values()):
-            progress("studies", done, len(STUDIES))
-            scores += list(study(folder))
-    table = Table(
-        "what", "measured on", "fitted to", "rows", "median %", "p95 %", "aim", "", "in band"
-    )
-    for score in scores:
-        aim = f"{score.aim[0]:g} / {score.aim[1]:g}" if score.aim else ""
-        met = {True: "met", False: "missed", None: ""}[score.met]
-        covered = "" if score.covered is None else f"{score.covered:.0f} %"
-        numbers = (f"{score.rows:,}", f"{score.median:.2f}", f"{score.p95:.2f}")
-        table.add_row(score.what, score.source, score.fitted, *numbers, aim, met, covered)
-    _print(table)
-    if json is not None:
-        from dataclasses import asdict
-        from json import dumps
-
-        text = dumps([{**asdict(score), "met": score.met} for score in scores], indent=2)
-        json.write_text(text + "\n", encoding="utf-8")

@@ -26,6 +26,14 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
+class AttentionBy(StrEnum):
+    """What computes attention."""
+
+    AUTO = "auto"
+    XFORMERS = "xformers"
+    SDPA = "sdpa"
+
+
 _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
     Dtype.FP16: "float16",
     Dtype.BF16: "bfloat16",
@@ -75,6 +83,9 @@ def profile(
         float,
         typer.Option(min=0.01, callback=finite, help="Held-out error in percent at which to stop."),
     ] = 3.0,
+    attention: Annotated[
+        AttentionBy, typer.Option(help="xformers where it works, else torch SDPA; or one of them.")
+    ] = AttentionBy.AUTO,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of a point, at least.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,
     inter_node: Annotated[
@@ -99,6 +110,7 @@ def profile(
     Examples:
       sarathi-sim profile --model llama-13b --tp 1 2 4 8 --out profiles
       sarathi-sim profile --model tiny-llama-40m --tp 1 2 --device cpu --out profiles
+      sarathi-sim profile --model llama-13b --attention sdpa --device-name h200-sdpa --out profiles
       sarathi-sim run my.yaml --set device=profiles/cpu.yaml --set profiles=profiles
     """
     from experiments.errors import ConfigError
@@ -130,6 +142,7 @@ def profile(
         threads=threads,
         inter_node=inter_node,
         collectives=collectives,
+        attention=attention.value,
     )
     stdout, stderr = consoles()
 

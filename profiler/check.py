@@ -14,11 +14,14 @@ from profiler.device import DeviceSpec, list_devices, load_device
 from profiler.limits import too_fast
 from profiler.roofline import Array
 from profiler.schema import TABLES, Bundle, BundleError, load_bundle
+from profiler.tables import Table
 
 #: A time may drop by this share from one size to the next before it is worth a word.
 DROP = 0.10
 #: A point this far from the line between its neighbours, and outside them, is an outlier.
 OFF = 0.40
+#: Half of a point's samples lie within this share of its median, or it is worth a word.
+SCATTER_PCT = 20.0
 #: Points named in one message; the others are counted.
 _NAMED = 3
 
@@ -72,6 +75,9 @@ def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:
         found += _drops(series)
         found += _outliers(series)
     found += _edges(bundle)
+    for name, table in TABLES.items():
+        found += _scatter(table, name, bundle.tables()[name])
+        found += _backends(table, name, bundle.tables()[name])
     if device is None:
         unknown = f"no device file is called {bundle.meta.device}: limits of the device unchecked"
         found.append(Finding("note", "device", unknown))
@@ -159,6 +165,32 @@ def _edges(bundle: Bundle) -> Iterator[Finding]:
         yield Finding("warning", "linear", text)
 
 
+def _scatter(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
+    """Points whose samples scatter too much for their median to be trusted, the worst first."""
+    if "spread_pct" not in rows:
+        return
+    wide = rows[rows["spread_pct"] > SCATTER_PCT].sort_values("spread_pct", ascending=False)
+    for row in wide.to_dict("records"):
+        label = "".join(f"{row[key]}" for key in table.labels)
+        at = " ".join(f"{key}={row[key]}" for key in table.key if key not in table.labels)
+        where = {"linear": label, "send_recv": f"send_recv {label}"}.get(name, name)
+        text = f"samples scatter by {row['spread_pct']:.3g} % of the median at {at or label}"
+        yield Finding("warning", where, text)
+
+
+def _backends(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
+    """A table whose points were computed in several ways: between them times may jump."""
+    if "backend" not in rows or rows["backend"].nunique() < 2:
+        return
+    counts = rows["backend"].value_counts()
+    parts = []
+    for backend, count in counts.items():
+        first = rows[rows["backend"] == backend].to_dict("records")[0]
+        at = " ".join(f"{key}={first[key]}" for key in table.key)
+        parts.append(f"{backend!r} {count} points (first {at})")
+    yield Finding("warning", name, f"{len(counts)} backends in one table: {', '.join(parts)}")
+
+
 def _coverage(bundle: Bundle) -> dict[str, str]:
     """Per op: how many points, over which range."""
     found = {}
@@ -169,6 +201,8 @@ def _coverage(bundle: Bundle) -> dict[str, str]:
         if len(frame):
             spans = ", ".join(f"{key} {_range(frame[key])}" for key in TABLES[table].key)
             found[table] = f"{len(frame)} points, {spans}"
+            if "backend" in frame:
+                found[table] += f"; {' and '.join(sorted(frame['backend'].unique()))}"
     for scope, rows in bundle.send_recv.groupby("scope"):
         found[f"send_recv {scope}"] = f"{len(rows)} points, num_bytes {_range(rows['num_bytes'])}"
     if len(bundle.overhead):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,25 +50,26 @@ def time_collectives(
             yield entry["op"], int(entry["num_bytes"]), timing
 
 
-def read_inter_node(path: Path) -> dict[int, float]:
-    """Microseconds by bytes, from the file that :mod:`profiler.ranks` wrote between two nodes.
+def read_inter_node(path: Path) -> dict[int, Timing]:
+    """Sends by bytes, from the file that :mod:`profiler.ranks` wrote between two nodes.
 
     Raises ProfileError for a file that is not one.
     """
-    times = {}
+    found = {}
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
             if entry["op"] == "send_recv":
                 size, time_us = int(entry["num_bytes"]), float(entry["time_us"])
-                if size < 0 or not 0 < time_us < float("inf"):
+                spread = float(entry["spread"])
+                if size < 0 or not (0 < time_us < math.inf and 0 <= spread < math.inf):
                     raise ValueError
-                times[size] = time_us
+                found[size] = Timing(time_us, spread, int(entry["samples"]))
         except (ValueError, KeyError, TypeError, OverflowError):
             raise ProfileError(
                 f"{path}: row {number} is not a line of profiler.ranks: {line[:80]!r}"
             ) from None
-    if not times:
+    if not found:
         raise ProfileError(f"{path}: holds no send_recv")
-    return times
+    return found

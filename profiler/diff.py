@@ -58,6 +58,24 @@ def diff_bundles(first: Bundle, second: Bundle) -> tuple[list[OpDiff], list[str]
     return found, left_out
 
 
+def backend_differences(first: Bundle, second: Bundle) -> list[str]:
+    """A line for each table whose attention was computed in other ways in the two bundles."""
+    return [
+        f"{name}: {was} in the first, {now} in the second"
+        for name, table in TABLES.items()
+        if "backend" in table.extras
+        and (was := _backends(first, name)) != (now := _backends(second, name))
+        and was
+        and now
+    ]
+
+
+def _backends(bundle: Bundle, table: str) -> str:
+    """What computed a table's points; empty where it does not say."""
+    rows = bundle.tables()[table]
+    return " and ".join(sorted(rows["backend"].unique())) if "backend" in rows else ""
+
+
 _OVERHEADS = {f"overhead {what}": what for what in OVERHEADS}
 _SENDS = {f"send_recv {scope}": scope for scope in SCOPES}
 
@@ -80,13 +98,13 @@ def _check_same(first: Bundle, second: Bundle) -> None:
 def _rows(bundle: Bundle, op: str) -> pd.DataFrame:
     if op in _SENDS:
         rows = bundle.send_recv
-        return rows[rows["scope"] == _SENDS[op]].drop(columns="scope")
+        return rows[rows["scope"] == _SENDS[op]][["num_bytes", "time_us"]]
     if op in _OVERHEADS:
         rows = bundle.overhead
-        return rows[rows["what"] == _OVERHEADS[op]].drop(columns="what")
+        return rows[rows["what"] == _OVERHEADS[op]][["time_us"]]
     if op in TABLES:
         return bundle.tables()[op][[*TABLES[op].key, "time_us"]]
-    return bundle.linear[bundle.linear["op"] == op].drop(columns="op")
+    return bundle.linear[bundle.linear["op"] == op][["num_tokens", "time_us"]]
 
 
 def _diff(op: str, first: pd.DataFrame, second: pd.DataFrame) -> OpDiff | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from profiler.container import memory_within_limits
 from profiler.profile_error import ProfileError
 from profiler.timing import Timer
 
@@ -72,10 +73,7 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if meminfo.is_file():
         found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
         free = int(found[1]) * 1024 if found else free
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdigit():
-        total, free = min(total, int(text)), min(free, int(text))
-    return total, free
+    return memory_within_limits(total, free)
 
 
 def processor_name() -> str:

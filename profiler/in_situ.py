@@ -170,7 +170,7 @@ class _Cases:
             if chunks and decodes
         ]
         names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
-        return _frame(rows, *names).assign(spread_pct=0.0)
+        return _frame(rows, *names)
 
     def _decodes_alone(self) -> list[tuple[int, list[int]]]:
         return [
@@ -197,5 +197,8 @@ def _table(keys: list[int], seconds: Floats, column: str, op: str | None = None)
 
 
 def _medians(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """One row a key, sorted: the median of its repeats."""
-    return frame.groupby(keys)[["time_us"]].median().reset_index()
+    """One row a key, sorted: the median of its repeats, and the spread of those."""
+    times = frame.groupby(keys)["time_us"]
+    median, between = times.median(), times.quantile(0.75) - times.quantile(0.25)
+    spread = (100 * between / median).round(3)
+    return pd.DataFrame({"time_us": median, "spread_pct": spread}).reset_index()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiler.folder_lock import FolderBusyError, FolderLock
 from profiler.grid import Key
+from profiler.profile_error import ProfileError
 
 
 @dataclass(frozen=True)
@@ -41,35 +44,43 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 class Journal:
     """JSON lines, one a point, flushed to the disk before the next point is begun.
 
-    ``folder`` is made; the file in it is named after :func:`settings_hash`, so points measured with
-    other settings are never mixed in. A last line cut short by a crash is dropped.
+    ``folder`` is made, and held until :meth:`close`; the file in it is named after
+    :func:`settings_hash`, so points measured with other settings are never mixed in. A last line
+    cut short by a crash is dropped. Raises ProfileError where another process holds the folder, and
+    for any other line that is no point.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = FolderLock(folder)
+        except FolderBusyError as holder:
+            raise ProfileError(
+                f"{folder}: {holder} is measuring the same bundle; wait for it or stop it (its "
+                "points are kept), or name another --out or --device-name"
+            ) from None
         self.path = folder / f"{settings_hash(settings)}.jsonl"
         self._points: dict[tuple[str, Key], Timing] = {}
-        good = self._read()
         self._file = self.path.open("ab")
-        self._file.truncate(good)
+        try:
+            self._file.truncate(self._read())
+        except ProfileError:
+            self.close()
+            raise
 
     def _read(self) -> int:
         """Fill the points; returns the length in bytes of the whole lines."""
-        if not self.path.is_file():
-            return 0
-        good = 0
-        for line in self.path.read_bytes().splitlines(keepends=True):
+        content = self.path.read_bytes()
+        *lines, cut = content.split(b"\n")
+        for number, line in enumerate(lines, start=1):
             try:
-                entry = json.loads(line)
-                key = (str(entry.pop("op")), tuple(int(size) for size in entry.pop("key")))
-                timing = Timing(**entry)
-            except (ValueError, KeyError, TypeError):
-                break
-            if not line.endswith(b"\n"):
-                break
-            self._points[key] = timing
-            good += len(line)
-        return good
+                op, key, timing = _point(line)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise ProfileError(
+                    f"{self.path}: row {number} is damaged: {line[:60]!r}; remove that line to "
+                    "have its point measured again, or the file to begin anew"
+                ) from None
+            self._points[op, key] = timing
+        return len(content) - len(cut)
 
     def __len__(self) -> int:
         return len(self._points)
@@ -91,12 +102,26 @@ class Journal:
         self._points[op, key] = timing
 
     def close(self) -> None:
-        """Close the file; the points stay."""
+        """Close the file and let others in; the points stay."""
         self._file.close()
+        self._lock.release()
 
     def remove(self) -> None:
         """Delete the file, and its folder if no other settings' points are in it."""
-        self.close()
+        self._file.close()
         self.path.unlink()
+        self._lock.remove()
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
+
+
+def _point(line: bytes) -> tuple[str, Key, Timing]:
+    """Op, key and timing of one line. Raises ValueError, KeyError, TypeError or AttributeError."""
+    entry = json.loads(line)
+    op, key = str(entry.pop("op")), tuple(int(size) for size in entry.pop("key"))
+    timing = Timing(**entry)
+    if timing.time_us is not None and not 0 < timing.time_us < math.inf:
+        raise ValueError("no time")
+    if not 0 <= timing.spread < math.inf:
+        raise ValueError("no spread")
+    return op, key, timing

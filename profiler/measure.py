@@ -6,8 +6,10 @@ Needs torch only when :func:`profile` runs.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiler.collectives import read_inter_node
 from profiler.journal import Journal
@@ -24,6 +26,11 @@ from profiler.profile_error import ProfileError
 from profiler.schema import bundle_path, write_bundle
 from profiler.session import Progress, Say, Session
 
+if TYPE_CHECKING:
+    import torch
+
+    from profiler.attention import Attention
+
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
     """Profile every TP degree; returns the bundle folders and the device file, as written.
@@ -38,11 +45,13 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         ) from None
     from profiler import environment as machine
+    from profiler.shard_ops import ShardOps
     from profiler.timing import Timer, no_garbage_collection
 
     device, dtype = machine.open_device(settings.device, settings.dtype, settings.threads)
     per_node = machine.devices_on_node(settings.device, settings.threads)
     _check(settings, per_node)
+    attentions = {tp: _attention(settings, tp, device, dtype) for tp in settings.tps}
     inter_node = read_inter_node(settings.inter_node) if settings.inter_node else {}
     name = settings.device_name or machine.default_device_name(settings.device)
     timer = Timer(device, settings.repeats)
@@ -50,37 +59,41 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
     written, left_s = [], settings.budget_s
     for done, tp in enumerate(settings.tps):
         share = max(0.0, left_s) / (len(settings.tps) - done)
-        from profiler.shard_ops import ShardOps
-
+        attention, no_xformers = attentions[tp]
+        if settings.device == "cuda" and settings.attention == "auto" and no_xformers:
+            say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
         path = bundle_path(settings.out, name, settings.model.name, tp)
-        journal = Journal(path.with_name(f".{path.name}.work"), _identity(settings, tp, known))
-        budget = 0.9 * machine.memory_bytes(settings.device)[1]
-        try:
-            ops = ShardOps(settings.model, tp, device, dtype, settings.limits, timer, budget)
-        except ValueError as error:
-            raise ProfileError(str(error)) from None
-        run = Session(settings, tp, journal, ops, say, progress, share)
-        with no_garbage_collection():
-            run.announce(budget)
-            grids = run.measure()
-            run.overhead()
-        left_s -= run.spent_s
-        ranks = max(2, tp)
-        if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
-            run.collectives(ranks)
-        elif settings.collectives is None:
-            say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
-        more: Facts = {"attention": ops.attention.name, "attention_fallback": ops.no_xformers}
-        more |= machine.gpu_state("after") | run.facts(grids)
-        bundle = measured_bundle(
-            journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
-            inter_node,
-        )  # fmt: skip
-        if settings.collectives:
-            source = collectives_source(settings.collectives, tp)
-            bundle = borrow_collectives(bundle, source)
-        write_bundle(bundle, path)
-        journal.remove()
+        identity = _identity(settings, tp, known, attention.name)
+        with closing(Journal(path.with_name(f".{path.name}.work"), identity)) as journal:
+            budget = 0.9 * machine.memory_bytes(settings.device)[1]
+            try:
+                ops = ShardOps(
+                    settings.model, tp, device, dtype, settings.limits, timer, budget, attention
+                )
+            except ValueError as error:
+                raise ProfileError(str(error)) from None
+            run = Session(settings, tp, journal, ops, say, progress, share)
+            with no_garbage_collection():
+                run.announce(budget)
+                grids = run.measure()
+                run.overhead()
+            left_s -= run.spent_s
+            ranks = max(2, tp)
+            if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
+                run.collectives(ranks)
+            elif settings.collectives is None:
+                say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
+            more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+            more |= machine.gpu_state("after") | run.facts(grids)
+            bundle = measured_bundle(
+                journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
+                inter_node, attention.name,
+            )  # fmt: skip
+            if settings.collectives:
+                source = collectives_source(settings.collectives, tp)
+                bundle = borrow_collectives(bundle, source)
+            write_bundle(bundle, path)
+            journal.remove()
         written.append(path)
         del run, ops  # their memory is the next degree's
         machine.release()
@@ -120,7 +133,22 @@ def _check(settings: Settings, per_node: int) -> None:
             )
 
 
-def _identity(settings: Settings, tp: int, known: Facts) -> dict[str, object]:
+def _attention(
+    settings: Settings, tp: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Attention, str]:
+    """What computes attention, and why it is not xformers; chosen before anything is measured."""
+    from profiler.attention import choose_attention
+
+    model = settings.model
+    try:
+        return choose_attention(
+            device, dtype, *model.heads_per_rank(tp), model.head_dim, settings.attention
+        )
+    except ValueError as error:
+        raise ProfileError(f"tp {tp}: {error}") from None
+
+
+def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict[str, object]:
     """Everything that a point's time depends on; the grid's limits and the budget are not."""
     return {
         "model": asdict(settings.model),
@@ -128,6 +156,7 @@ def _identity(settings: Settings, tp: int, known: Facts) -> dict[str, object]:
         "device": settings.device,
         "dtype": settings.dtype,
         "repeats": settings.repeats,
+        "attention": attention,
         "environment": {key: known[key] for key in known if not key.endswith("_before")},
     }
 

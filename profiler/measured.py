@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import yaml
@@ -20,13 +20,13 @@ from profiler.model import LAYER_GEMMS, ModelSpec
 from profiler.plan import OPS, TILE
 from profiler.profile_error import ProfileError
 from profiler.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
-from profiler.tables import EDGE_OPS, LAYER_OPS, OVERHEADS, TABLES
+from profiler.tables import EDGE_OPS, LAYER_OPS, OVERHEADS, TABLES, Table
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]
 
-#: Table and the op that fills it; the others have labels, or a spread, of their own.
-_KEYED = ("attn_prefill", "attn_decode", "all_reduce", "attn_decode_skew")
+#: Tables whose rows are the points of one op; the others have labels.
+_KEYED = ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed", "all_reduce")
 
 
 def measured_bundle(
@@ -37,18 +37,26 @@ def measured_bundle(
     dtype: Dtype,
     environment: Facts,
     notes: str,
-    inter_node: Mapping[int, float],
+    inter_node: Mapping[int, Timing],
+    backend: str,
 ) -> Bundle:
-    """The bundle of everything in the journal; ``inter_node`` are send times (us) by bytes."""
-    tables = {name: _frame(name, _rows(journal, name)) for name in _KEYED}
-    linear = [(op, *row) for op in LAYER_OPS + EDGE_OPS for row in _rows(journal, op)]
-    sends = [(*key, "intra_node", time) for *key, time in _rows(journal, "send_recv")]
-    mixed = [
-        (*key, _rounded(timing.time_us or 0.0), round(100 * timing.spread, 3))
-        for key, timing in measured(journal, "mixed").items()
-    ]
-    overhead = [(OVERHEADS[int(index)], time) for index, time in _rows(journal, "overhead")]
-    sends += [(size, "inter_node", _rounded(time)) for size, time in inter_node.items()]
+    """The bundle of everything in the journal.
+
+    ``inter_node`` are sends by bytes, ``backend`` is what computed the attention.
+    """
+    points: dict[str, Mapping[Any, Timing]] = {name: measured(journal, name) for name in _KEYED}
+    points["linear"] = {
+        (op, *key): timing
+        for op in LAYER_OPS + EDGE_OPS
+        for key, timing in measured(journal, op).items()
+    }
+    points["send_recv"] = {
+        (*key, "intra_node"): timing for key, timing in measured(journal, "send_recv").items()
+    } | {(size, "inter_node"): timing for size, timing in inter_node.items()}
+    points["overhead"] = {
+        (OVERHEADS[index],): timing for (index,), timing in measured(journal, "overhead").items()
+    }
+    tables = {name: _frame(TABLES[name], found, backend) for name, found in points.items()}
     meta = BundleMeta(
         device=device_name,
         model=model.name,
@@ -62,14 +70,7 @@ def measured_bundle(
         environment=environment | spreads(journal),
         notes=notes,
     )
-    return Bundle(
-        meta=meta,
-        linear=_frame("linear", linear),
-        send_recv=_frame("send_recv", sends),
-        mixed=_frame("mixed", mixed),
-        overhead=_frame("overhead", overhead),
-        **tables,
-    )
+    return Bundle(meta=meta, **tables)
 
 
 def collectives_source(folder: Path, tp: int) -> Bundle:
@@ -98,12 +99,6 @@ def borrow_collectives(bundle: Bundle, source: Bundle) -> Bundle:
     )
 
 
-def _rows(journal: Journal, op: str) -> list[tuple[int | float, ...]]:
-    """(key..., microseconds) of an op's points, ascending; skipped ones left out."""
-    points = sorted(measured(journal, op).items())
-    return [(*key, _rounded(timing.time_us or 0.0)) for key, timing in points]
-
-
 def measured(journal: Journal, op: str) -> dict[Key, Timing]:
     """The points of an op that have a time."""
     return {k: t for k, t in journal.points(op).items() if t.time_us is not None}
@@ -114,10 +109,15 @@ def _rounded(time_us: float) -> float:
     return float(f"{time_us:.6g}")
 
 
-def _frame(table: str, rows: Sequence[tuple[object, ...]]) -> pd.DataFrame:
-    columns = TABLES[table].columns
-    frame = pd.DataFrame(rows, columns=list(columns))
-    return frame.sort_values(list(TABLES[table].key), ignore_index=True)
+def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataFrame:
+    rows = [
+        (*key, _rounded(timing.time_us or 0.0), round(100 * timing.spread, 3))
+        for key, timing in points.items()
+    ]
+    frame = pd.DataFrame(rows, columns=[*table.columns, "spread_pct"])
+    if "backend" in table.extras:
+        frame["backend"] = backend
+    return frame.sort_values(list(table.key), ignore_index=True)
 
 
 def spreads(journal: Journal) -> Facts:

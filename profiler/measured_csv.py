@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from profiler.tables import BundleError
+from profiler.tables import LARGEST, BundleError
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
 _REPEAT_FACTOR = 2.0
@@ -108,6 +108,7 @@ def _counts(cells: pd.Series[Any], path: Path, least: int) -> pd.Series[int]:
     whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
     _refuse(~whole, cells, path, f"{cells.name} must be an integer")
     _refuse(numbers < least, cells, path, f"{cells.name} must be at least {least}")
+    _refuse(numbers > LARGEST, cells, path, f"{cells.name} must be below 2^53")
     return numbers.astype(np.int64)
 
 

@@ -15,6 +15,8 @@ from profiler.tables import EDGE_OPS, LAYER_OPS
 #: Ops that the timer can run on one device; the collectives have a launcher of their own.
 OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill", "attn_decode")
 TILE = 128
+#: What computes attention: xformers where it works, else SDPA; or one of the two and nothing else.
+AttentionChoice = Literal["auto", "xformers", "sdpa"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Settings:
     threads: int = 1
     inter_node: Path | None = None
     collectives: Path | None = None
+    attention: AttentionChoice = "auto"
 
 
 def default_limits(device: str, max_position: int) -> Limits:

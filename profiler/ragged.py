@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profiler.attention import Attention, KVCache, XformersAttention
+from profiler.attention import Attention, KVCache
+from profiler.attention_backends import XformersAttention
 
 #: A sequence joins a call if it is at least this share as long as the longest one in it: at most a
 #: fifth of what is read is padding.
@@ -85,11 +86,8 @@ class RaggedDecode:
     def _in_place(self, order: list[int], decodes: Sequence[tuple[int, int]]) -> Part:
         assert self._xformers is not None
         slots = [decodes[row][0] for row in order]
-        bias = self._xformers.gappy_mask().from_seqlens(
-            q_seqlen=[1] * len(order),
-            kv_seqstarts=[*(slot * self._stride for slot in slots), self._end],
-            kv_seqlen=[decodes[row][1] + 1 for row in order],
-        )
+        starts = [slot * self._stride for slot in slots]
+        bias = self._xformers.gappy_bias(starts, [decodes[row][1] for row in order], self._end)
         return Part(torch.tensor(order).to(self._device), torch.tensor(slots), 0, bias)
 
     def __call__(self, cache: KVCache, new: tuple[Tensor, Tensor, Tensor], plan: Ragged) -> Tensor:

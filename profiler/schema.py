@@ -23,16 +23,8 @@ from profiler.device import list_devices, load_device
 from profiler.files import put_in_place
 from profiler.model import ModelSpec
 from profiler.strict import STRICT, SpecError, parse, read_yaml
-from profiler.tables import (
-    EDGE_OPS,
-    LAYER_OPS,
-    SCOPES,
-    TABLES,
-    BundleError,
-    empty_table,
-    read_table,
-    write_table,
-)
+from profiler.table_files import read_table, write_table
+from profiler.tables import EDGE_OPS, LAYER_OPS, SCOPES, TABLES, BundleError, empty_table
 
 __all__ = [
     "EDGE_OPS",
@@ -51,6 +43,8 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+#: Bundles named in a message; the others are counted.
+_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -94,6 +88,7 @@ class BundleMeta:
 class Bundle:
     """Op times of one model shard on one device; the frames have the columns of TABLES.
 
+    Each frame of a measured one also has the ``extras`` of its table; those of others need not.
     ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as those after it often are.
     """
 
@@ -160,7 +155,7 @@ def load_bundle(path: Path) -> Bundle:
     """
     meta_path = path / "meta.yaml"
     if not meta_path.is_file():
-        raise BundleError(f"{meta_path}: no such file")
+        raise BundleError(f"{meta_path}: no such file{_bundles_below(path)}")
     try:
         meta = parse(BundleMeta, read_yaml(meta_path), meta_path)
     except SpecError as error:
@@ -175,6 +170,18 @@ def load_bundle(path: Path) -> Bundle:
             f"{actual!r}: a file was changed after the bundle was written"
         )
     return bundle
+
+
+def _bundles_below(path: Path) -> str:
+    """For a message about a root of bundles, or a part of one, that was given for a bundle."""
+    found = [
+        meta.parent for depth in ("*", "*/*", "*/*/*") for meta in path.glob(f"{depth}/meta.yaml")
+    ]
+    if not found:
+        return ""
+    named = ", ".join(str(folder) for folder in sorted(found)[:_NAMED])
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"; give one of the bundles below: {named}{more}"
 
 
 def write_bundle(bundle: Bundle, path: Path) -> BundleMeta:

@@ -68,8 +68,6 @@ class Session:
             f"{sum(needs.values()) / 1e9:.2f} GB (KV cache {needs['kv_cache'] / 1e9:.2f}) of "
             f"{free_bytes / 1e9:.1f} free; attention: {self.ops.attention.name}"
         )
-        if settings.device == "cuda" and self.ops.no_xformers:
-            self.say(f"tp {self.tp}: {self.ops.no_xformers}; torch SDPA is timed instead")
         finished = len(self.journal)
         if finished:
             self.say(f"tp {self.tp}: resuming, {finished} points are finished already")

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from profiler.attention import (
+    Attention,
     KVCache,
-    choose_attention,
     decode_step,
     prefill_step,
     skewed_decode_step,
@@ -46,8 +46,9 @@ class ShardOps:
         limits: Limits,
         timer: Timer,
         budget_bytes: float,
+        attention: Attention,
     ) -> None:
-        self.model, self.timer = model, timer
+        self.model, self.timer, self.attention = model, timer, attention
         self.size = torch.finfo(dtype).bits // 8
         self.device, self.dtype = device, dtype
         needs = memory_needs(model, tp, self.size, limits, device.type)
@@ -76,9 +77,6 @@ class ShardOps:
             layer.kv_heads, model.head_dim, device, dtype,
         )  # fmt: skip
         self._spare = budget_bytes - fixed - self.cache.tokens * kv_bytes
-        self.attention, self.no_xformers = choose_attention(
-            device, dtype, layer.heads, layer.kv_heads, model.head_dim
-        )
 
     def measure(self, op: str, key: Key) -> Timing:
         """Time one point; a Timing without a time, and with a note, where it does not fit."""

@@ -1,17 +1,11 @@
-"""The CSV tables of a profile bundle: their columns, and reading them with every row checked."""
+"""The CSV tables of a profile bundle: which columns they have, and what their rows must obey."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
-
-from profiler.strict import did_you_mean
 
 #: Per-token ops of one layer; ``others`` is all norms, activation, residuals and rotary together.
 LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
@@ -23,7 +17,11 @@ SCOPES = ("inter_node", "intra_node")
 OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
 
 #: Columns that are no whole numbers, and whether they may be 0.
-_REAL = {"time_us": False, "spread_pct": True}
+REAL = {"time_us": False, "spread_pct": True}
+#: Up to here a float holds every whole number.
+LARGEST = 2**53 - 1
+#: Columns of text: any line of it.
+TEXT = ("backend",)
 
 #: What no row may be, and which rows are.
 Rule = tuple[str, Callable[[pd.DataFrame], "pd.Series[bool]"]]
@@ -37,17 +35,22 @@ class BundleError(ValueError):
 class Table:
     """One CSV of a bundle: key columns (integers, or names from ``labels``), then ``time_us``.
 
-    Rows are sorted by ``key`` and no key comes twice. ``minimum`` is the smallest allowed integer.
+    Rows are sorted by ``key`` and no key comes twice. ``extras`` are columns that follow where the
+    times were measured here: ``spread_pct``, a point's interquartile range over its median, and
+    ``backend``, what computed an attention. ``minimum`` is the smallest allowed integer.
     ``optional``: the file may be absent. ``rules`` are about several cells of a row.
     """
 
     columns: tuple[str, ...]
     key: tuple[str, ...]
+    extras: tuple[str, ...] = ("spread_pct",)
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     minimum: dict[str, int] = field(default_factory=dict)
     optional: bool = False
     rules: tuple[Rule, ...] = ()
 
+
+_ATTENTION = ("spread_pct", "backend")
 
 TABLES: dict[str, Table] = {
     "linear": Table(
@@ -59,12 +62,14 @@ TABLES: dict[str, Table] = {
     "attn_prefill": Table(
         columns=("chunk_tokens", "context_tokens", "time_us"),
         key=("chunk_tokens", "context_tokens"),
+        extras=_ATTENTION,
         minimum={"context_tokens": 0},
     ),
     # context_tokens per sequence, cached before the new token; all sequences equal.
     "attn_decode": Table(
         columns=("batch_size", "context_tokens", "time_us"),
         key=("batch_size", "context_tokens"),
+        extras=_ATTENTION,
         minimum={"context_tokens": 0},
     ),
     # One call over the bundle's tp ranks; num_bytes is the tensor on each rank.
@@ -80,6 +85,7 @@ TABLES: dict[str, Table] = {
     "attn_decode_skew": Table(
         columns=("batch_size", "context_tokens", "max_context_tokens", "time_us"),
         key=("batch_size", "context_tokens", "max_context_tokens"),
+        extras=_ATTENTION,
         optional=True,
         rules=(
             (
@@ -103,9 +109,9 @@ TABLES: dict[str, Table] = {
             "batch_size",
             "decode_context_tokens",
             "time_us",
-            "spread_pct",
         ),
         key=("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens"),
+        extras=_ATTENTION,
         minimum=dict.fromkeys(
             ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens"), 0
         ),
@@ -131,124 +137,8 @@ TABLES: dict[str, Table] = {
 }
 
 
-def read_table(path: Path, table: Table) -> pd.DataFrame:
-    """The rows of one CSV, typed and checked; empty for an optional table whose file is absent.
-
-    Raises BundleError naming file, row (the header is row 1) and value.
-    """
-    if not path.is_file():
-        if table.optional:
-            return empty_table(table)
-        raise BundleError(f"{path}: no such file")
-    raw = _read_text_cells(path)
-    for column in table.columns:
-        if column not in raw.columns:
-            raise BundleError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
-    unknown = [c for c in raw.columns if c not in table.columns]
-    if unknown:
-        raise BundleError(f"{path}: unknown column {unknown[0]!r}; allowed {list(table.columns)}")
-    short = np.asarray(raw.fillna("") == "").any(axis=1)
-    if short.any():
-        raise BundleError(f"{path}: row {_row(short)} is truncated: it lacks a cell")
-    columns: dict[str, Any] = {c: _typed(raw[c], c, path, table) for c in table.columns}
-    frame = pd.DataFrame(columns)
-    _check_keys(frame, path, table)
-    for fault, broken in table.rules:
-        rows = broken(frame).to_numpy()
-        if rows.any():
-            at = int(np.argmax(rows))
-            raise BundleError(f"{path}: row {at + 2} ({_named(frame, table, at)}): {fault}")
-    return frame
-
-
-def _read_text_cells(path: Path) -> pd.DataFrame:
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        last = content.count(b"\n") + 1
-        raise BundleError(f"{path}: row {last} is truncated: the file does not end with a newline")
-    try:
-        with warnings.catch_warnings():
-            # pandas only warns where a row has more cells than the header, and drops them.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
-    except pd.errors.ParserWarning:
-        raise BundleError(
-            f"{path}: not a valid CSV: a row has more cells than the header"
-        ) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path}: not a valid CSV: {error}") from error
-
-
-def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
-    """One column's values. Labels are checked against the allowed ones, numbers against range."""
-    if column in table.labels:
-        allowed = table.labels[column]
-        wrong = ~cells.isin(allowed).to_numpy()
-        if wrong.any():
-            value = str(cells[wrong].iloc[0])
-            raise BundleError(
-                f"{path}: row {_row(wrong)}: unknown {column} {value!r}"
-                f"{did_you_mean(value, allowed)}; allowed: {', '.join(allowed)}"
-            )
-        return cells
-    numbers = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=float)
-    is_real = column in _REAL
-    wrong = ~np.isfinite(numbers)
-    if not is_real:
-        wrong |= numbers != np.floor(np.where(wrong, 0.5, numbers))
-    if wrong.any():
-        kind = "a finite number" if is_real else "an integer"
-        raise BundleError(
-            f"{path}: row {_row(wrong)}: {column} must be {kind}, got {cells[wrong].iloc[0]!r}"
-        )
-    least = 0 if _REAL.get(column) else table.minimum.get(column, 1)
-    positive = is_real and not _REAL[column]
-    low = numbers <= 0 if positive else numbers < least
-    if low.any():
-        bound = "positive" if positive else f"at least {least}"
-        raise BundleError(
-            f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
-        )
-    return numbers if is_real else numbers.astype(np.int64)
-
-
-def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
-    """Raises where a key comes twice, or where rows are not sorted by key."""
-    if frame.empty:
-        if table.optional:
-            return
-        raise BundleError(f"{path}: has no rows")
-    keys = list(frame[list(table.key)].itertuples(index=False, name=None))
-    for i in range(1, len(keys)):
-        if keys[i] <= keys[i - 1]:
-            fault = "is a duplicate" if keys[i] in keys[:i] else "is not in sorted order"
-            raise BundleError(f"{path}: row {i + 2} ({_named(frame, table, i)}) {fault}")
-
-
-def _named(frame: pd.DataFrame, table: Table, row: int) -> str:
-    """The key of a row, for a message."""
-    return ", ".join(f"{key}={frame[key].iloc[row]}" for key in table.key)
-
-
-def write_table(frame: pd.DataFrame, path: Path, table: Table) -> None:
-    """Write the table's columns of ``frame``, sorted by key; the same rows give the same bytes.
-
-    Raises BundleError where a column is missing.
-    """
-    missing = [c for c in table.columns if c not in frame.columns]
-    if missing:
-        raise BundleError(f"{path.name}: column {missing[0]!r} is missing")
-    ordered = frame[list(table.columns)].sort_values(list(table.key), kind="stable")
-    ordered.to_csv(path, index=False, lineterminator="\n")
-
-
 def empty_table(table: Table) -> pd.DataFrame:
     """A table without rows, its columns typed."""
-    kinds = {c: "float64" if c in _REAL else "int64" for c in table.columns}
+    kinds = {c: "float64" if c in REAL else "int64" for c in table.columns}
     kinds.update(dict.fromkeys(table.labels, "str"))
     return pd.DataFrame({c: pd.Series(dtype=kinds[c]) for c in table.columns})
-
-
-def _row(mask: Any) -> int:
-    """Line number of the first true entry; the header is row 1."""
-    return int(np.argmax(mask)) + 2

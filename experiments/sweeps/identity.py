@@ -17,7 +17,7 @@ _CODE = (
     *("policies/*.py", "simulator/*.py"),
     *(
         f"profiler/{name}.py"
-        for name in ("schema", "tables", "model", "device", "residual", "strict")
+        for name in ("schema", "tables", "table_files", "model", "device", "residual", "strict")
     ),
     *(
         f"experiments/{name}.py"

@@ -18,7 +18,7 @@ from experiments.yaml_reader import parse_yaml
 from profiler.paths import data_dir
 from profiler.schema import TABLES, BundleError, load_bundle
 from profiler.strict import SpecError, read_yaml
-from profiler.tables import read_table
+from profiler.table_files import read_table
 from simulator.trace import read_trace
 from simulator.workload import WorkloadError
 from tests.experiments.small_sweep import SWEEP
@@ -71,7 +71,7 @@ def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, i
     if shipped.is_file():
         lines = shipped.read_text(encoding="utf-8").splitlines(keepends=True)[:60]
     else:  # a table that only measured bundles have
-        columns = TABLES[name].columns
+        columns = (*TABLES[name].columns, *TABLES[name].extras)
         lines = [
             ",".join(row) + "\n"
             for row in (columns, *(map(str, [i] * len(columns)) for i in (1, 2)))

@@ -30,7 +30,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         seconds = sum(float(op(chunk + batch)) for op in ops.linear.values())
         seconds += float(ops.prefill(chunk, 0)) if chunk else 0.0
         seconds += float(ops.decode(batch, 512)) if batch else 0.0
-        rows.append((chunk, 0, batch, 512 if batch else 0, 4 / 3 * 1e6 * seconds, 0.0))
+        rows.append((chunk, 0, batch, 512 if batch else 0, 4 / 3 * 1e6 * seconds))
     skewed = [(b, 128, 384, 1e6 * float(ops.decode(b, 384))) for b in (4, 8)]
     more = replace(
         bundle,

@@ -148,6 +148,7 @@ def test_messages_are_thinned_and_never_faster_when_larger() -> None:
         (lambda t: t[: t.rindex(",")] + "\n", "row 9: num_tensor_parallel_workers must be an int"),
         (lambda t: t.replace("True,256,2", "True,0,2"), "row 9: num_tokens must be at least 1"),
         (lambda t: t.replace("True,256,2", "True,2.5,2"), "row 9: num_tokens must be an integer"),
+        (lambda t: t.replace("True,256,2", "True,2e56,2"), "row 9: num_tokens must be below 2"),
         (lambda t: t.replace("\n0.", "\n-0.", 1), "row 2: time_stats.emb.median must be positive"),
         (lambda t: "", "not a valid CSV"),
     ],

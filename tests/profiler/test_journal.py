@@ -1,4 +1,4 @@
-"""Finished points survive kill -9."""
+"""Finished points survive kill -9, damage is said, and two profilers do not share a folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from profiler.folder_lock import FolderBusyError, FolderLock
 from profiler.journal import Journal, Timing, settings_hash
+from profiler.profile_error import ProfileError
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
@@ -64,9 +68,85 @@ def test_a_line_cut_short_is_dropped_and_written_over(tmp_path: Path) -> None:
 
 def test_other_settings_have_a_journal_of_their_own(tmp_path: Path) -> None:
     assert settings_hash({"a": 1, "b": 2}) == settings_hash({"b": 2, "a": 1})
-    first, other = Journal(tmp_path, {"repeats": 5}), Journal(tmp_path, {"repeats": 6})
+    first = Journal(tmp_path, {"repeats": 5})
     first.add("others", (1,), Timing(1.0))
+    first.close()
+    other = Journal(tmp_path, {"repeats": 6})
     assert other.get("others", (1,)) is None
-    first.remove()
-    assert other.path.exists()
-    other.close()
+    other.remove()
+    assert first.path.exists()
+
+
+GOOD = '{"op": "others", "key": [1], "time_us": 2.5}'
+DAMAGED = {
+    "half a line": GOOD[:20],
+    "no point": "[]",
+    "no key": '{"op": "others", "time_us": 2.5}',
+    "unknown field": GOOD.replace("time_us", "time"),
+    "no number": GOOD.replace("2.5", '"fast"'),
+    "nan": GOOD.replace("2.5", "NaN"),
+    "infinite": GOOD.replace("2.5", "Infinity"),
+    "negative": GOOD.replace("2.5", "-2.5"),
+    "infinite spread": GOOD.replace("2.5", '2.5, "spread": Infinity'),
+    "bytes": "\xff\x00",
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: Path, damage: str) -> None:
+    """Also where it is the last one: a crash cuts a line short, it does not end it."""
+    journal = Journal(tmp_path, {})
+    journal.close()
+    for after in ([GOOD], []):
+        content = "\n".join([GOOD, DAMAGED[damage], *after, ""]).encode("latin-1")
+        journal.path.write_bytes(content)
+        with pytest.raises(ProfileError, match="row 2 is damaged") as caught:
+            Journal(tmp_path, {})
+        assert str(caught.value).startswith(f"{journal.path}: row 2 is damaged: ")
+        assert journal.path.read_bytes() == content
+    journal.path.write_text(GOOD + "\n")
+    mended = Journal(tmp_path, {})
+    assert mended.get("others", (1,)) == Timing(2.5)
+    mended.remove()
+
+
+def test_a_second_profiler_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert first.stdout is not None
+    first.stdout.readline()
+    for settings in ({"a": 1}, {"a": 2}):  # both would write the same bundle
+        with pytest.raises(ProfileError, match=f"process {first.pid} on .* since 20") as caught:
+            Journal(tmp_path, settings)
+        assert str(caught.value).startswith(f"{tmp_path}: process ")
+    assert first.poll() is None
+    first.kill()
+    first.stdout.close()
+    first.wait()
+    Journal(tmp_path, {"a": 1}).close()
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had the folder removes it between our opening of the lock and our locking it."""
+    lock = FolderLock._lock
+    removed = []
+
+    def remove_then_lock(self: FolderLock) -> None:
+        if not removed:
+            removed.append(self._path)
+            self._path.unlink()
+            self._path.parent.rmdir()
+        lock(self)
+
+    monkeypatch.setattr(FolderLock, "_lock", remove_then_lock)
+    ours = FolderLock(tmp_path / "work")
+    assert removed
+    with pytest.raises(FolderBusyError, match=f"process {os.getpid()} on"):
+        FolderLock(tmp_path / "work")
+    ours.remove()
+    FolderLock(tmp_path / "work").release()

@@ -1,4 +1,4 @@
-"""Whole layers, skewed decodes and overhead: from the journal to a bundle, checked and compared."""
+"""What only measured bundles hold: whole layers, skewed decodes, overhead, spreads and backends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from profiler.check import check_bundle, check_folder
 from profiler.device import load_device
-from profiler.diff import diff_bundles
+from profiler.diff import backend_differences, diff_bundles
 from profiler.journal import Journal, Timing
 from profiler.measured import measured_bundle, skipped
 from profiler.model import load_model
@@ -19,6 +19,7 @@ from profiler.schema import Bundle, load_bundle, write_bundle
 from profiler.tables import OVERHEADS, TABLES
 
 A100 = load_device("a100-80g-sxm")
+SDPA, XFORMERS = "torch SDPA, mask", "xformers 0.0.35 memory_efficient_attention"
 
 
 @pytest.fixture
@@ -39,28 +40,36 @@ def bundle(tmp_path: Path) -> Bundle:
     journal.close()
     assert skipped(journal) == ["mixed (512, 0, 8, 128): too large"]
     model = load_model("tiny-llama-40m")
-    return measured_bundle(journal, model, 1, "a100-80g-sxm", "float16", {}, "", {})
+    sends = {1024: Timing(20.0, 0.5, 9)}
+    return measured_bundle(journal, model, 1, "a100-80g-sxm", "float16", {}, "", sends, SDPA)
 
 
 def test_the_journal_becomes_the_tables(bundle: Bundle, tmp_path: Path) -> None:
     write_bundle(bundle, tmp_path / "b")
     read = load_bundle(tmp_path / "b")
     assert read.mixed.to_numpy().tolist() == [
-        [0, 0, 8, 128, 5000.0, 1.25],
-        [56, 0, 8, 128, 5056.0, 1.25],
-        [64, 0, 0, 0, 5064.0, 1.25],
+        [0, 0, 8, 128, 5000.0, 1.25, SDPA],
+        [56, 0, 8, 128, 5056.0, 1.25, SDPA],
+        [64, 0, 0, 0, 5064.0, 1.25, SDPA],
     ]
-    assert read.attn_decode_skew.to_numpy().tolist() == [[8, 128, 192, 892], [8, 128, 900, 1600]]
-    assert dict(read.overhead.to_numpy().tolist()) == {
-        "layer_graph_launch": 10.0,
-        "layer_launch": 11.0,
-        "layer_run": 12.0,
-    }
+    assert read.attn_decode_skew.to_numpy().tolist() == [
+        [8, 128, 192, 892, 2.0, SDPA],
+        [8, 128, 900, 1600, 2.0, SDPA],
+    ]
+    assert read.overhead.to_numpy().tolist() == [
+        ["layer_graph_launch", 10.0, 0.0],
+        ["layer_launch", 11.0, 0.0],
+        ["layer_run", 12.0, 0.0],
+    ]
+    assert read.send_recv.to_numpy().tolist() == [[1024, "inter_node", 20.0, 50.0]]
+    assert read.attn_decode.iloc[0].tolist() == [64, 0, 1000.0, 1.0, SDPA]
+    assert list(read.linear.columns) == ["op", "num_tokens", "time_us", "spread_pct"]
+    assert set(read.linear["spread_pct"]) == {1.0}
     facts = read.meta.environment
     assert (facts["spread_pct_mixed"], facts["spread_pct_attn_decode_skew"]) == (1.25, 2.0)
     covered = check_folder(tmp_path / "b").coverage
     assert covered["mixed"].startswith("3 points, chunk_tokens 0..64")
-    assert covered["attn_decode_skew"].endswith("max_context_tokens 192..900")
+    assert covered["attn_decode_skew"].endswith(f"max_context_tokens 192..900; {SDPA}")
     assert covered["overhead"] == ", ".join(OVERHEADS)
 
 
@@ -99,3 +108,40 @@ def test_two_bundles_are_compared_at_the_points_they_share(bundle: Bundle) -> No
     nothing = pd.DataFrame(columns=list(TABLES["mixed"].columns))
     _, left_out = diff_bundles(bundle, replace(bundle, mixed=nothing))
     assert "mixed: the second bundle has none" in left_out
+
+
+def test_points_that_scatter_are_named_the_worst_first(bundle: Bundle) -> None:
+    linear = bundle.linear.copy()
+    preproj = linear["op"] == "preproj"
+    linear.loc[preproj, "spread_pct"] = [20.0, 20.5]
+    prefill = bundle.attn_prefill.assign(spread_pct=[30.0, 45.0])
+    found = check_bundle(replace(bundle, linear=linear, attn_prefill=prefill), A100)
+    said = {f.where: f.message for f in found if f.message.startswith("samples scatter")}
+    assert said == {
+        "preproj": "samples scatter by 20.5 % of the median at num_tokens=64",
+        "attn_prefill": (
+            "samples scatter by 45 % of the median at chunk_tokens=64 context_tokens=32; "
+            "samples scatter by 30 % of the median at chunk_tokens=64 context_tokens=0"
+        ),
+        "send_recv inter_node": "samples scatter by 50 % of the median at num_bytes=1024",
+    }
+
+
+def test_two_backends_in_a_table_are_said(bundle: Bundle, tmp_path: Path) -> None:
+    decode = bundle.attn_decode.assign(backend=[SDPA, XFORMERS])
+    both = replace(bundle, attn_decode=decode)
+    write_bundle(both, tmp_path / "b")  # it is legal
+    read = load_bundle(tmp_path / "b")
+    assert read.attn_decode["backend"].tolist() == [SDPA, XFORMERS]
+    (warning,) = [f for f in check_bundle(read, A100) if "backends" in f.message]
+    assert (warning.level, warning.where) == ("warning", "attn_decode")
+    assert warning.message == (
+        f"2 backends in one table: '{SDPA}' 1 points (first batch_size=64 context_tokens=0), "
+        f"'{XFORMERS}' 1 points (first batch_size=64 context_tokens=32)"
+    )
+    assert backend_differences(bundle, bundle) == []
+    assert backend_differences(bundle, both) == [
+        f"attn_decode: {SDPA} in the first, {SDPA} and {XFORMERS} in the second"
+    ]
+    unsaid = replace(bundle, attn_decode=decode.drop(columns="backend"))
+    assert backend_differences(bundle, unsaid) == []

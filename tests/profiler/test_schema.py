@@ -51,15 +51,26 @@ def make(tp: int = 2) -> Bundle:
             columns=["batch_size", "context_tokens", "max_context_tokens", "time_us"],
         ),
         mixed=pd.DataFrame(
-            [(0, 0, 2, 16, 9.0, 0.0), (60, 64, 4, 16, 11.0, 1.5), (64, 0, 0, 0, 10.0, 0.2)],
+            [(0, 0, 2, 16, 9.0), (60, 64, 4, 16, 11.0), (64, 0, 0, 0, 10.0)],
             columns=[*TABLES["mixed"].columns],
         ),
         overhead=pd.DataFrame({"what": ["layer_launch", "layer_run"], "time_us": [7.0, 20.0]}),
     )
 
 
-def test_round_trip_keeps_every_value(tmp_path: Path) -> None:
+def measured() -> Bundle:
+    """As ``make``, with all that a measurement adds."""
     bundle = make()
+    tables = {}
+    for name, frame in bundle.tables().items():
+        tables[name] = frame.assign(spread_pct=[0.5 * row for row in range(len(frame))])
+        if "backend" in TABLES[name].extras:
+            tables[name]["backend"] = ["torch SDPA, mask", *['a "new" one'] * (len(frame) - 1)]
+    return Bundle(bundle.meta, **tables)
+
+
+@pytest.mark.parametrize("bundle", [make(), measured()], ids=["plain", "measured"])
+def test_round_trip_keeps_every_value(tmp_path: Path, bundle: Bundle) -> None:
     meta = write_bundle(bundle, tmp_path / "b")
     read = load_bundle(tmp_path / "b")
     assert read.meta == meta
@@ -156,6 +167,10 @@ MALFORMED = {
         replace("attn_prefill.csv", "64,64", "64,6.5"),
         r"row 3: context_tokens must be an integer, got '6\.5'",
     ),
+    "vast": (
+        replace("attn_prefill.csv", "64,64", "64,6e44"),
+        r"row 3: context_tokens must be below 2\^53, got '6e44'",
+    ),
     "zero tokens": (
         replace("attn_prefill.csv", "64,0", "0,0"),
         r"row 2: chunk_tokens must be at least 1",
@@ -195,10 +210,6 @@ MALFORMED = {
         replace("mixed.csv", "64,0,0,0", "64,0,0,8"),
         r"mixed\.csv: row 4 .*: decode_context_tokens without decodes",
     ),
-    "negative spread": (
-        replace("mixed.csv", "11.0,1.5", "11.0,-1.5"),
-        r"mixed\.csv: row 3: spread_pct must be at least 0, got '-1\.5'",
-    ),
     "unknown overhead": (
         replace("overhead.csv", "layer_run", "layer_runs"),
         r"overhead\.csv: row 3: unknown what 'layer_runs'; did you mean 'layer_run'\?",
@@ -235,13 +246,13 @@ def cut_last_line(text: str) -> str:
     return text[: text.rstrip("\n").rindex(",")] + "\n"
 
 
-def time_of_last_row(value: str) -> Callable[[str], str]:
-    """Another ``time_us`` in the last row, wherever that column stands."""
+def in_last_row(column: str, value: str) -> Callable[[str], str]:
+    """Another value in the last row, wherever that column stands."""
 
     def change(text: str) -> str:
         *others, last = text.splitlines()
         cells = last.split(",")
-        cells[others[0].split(",").index("time_us")] = value
+        cells[others[0].split(",").index(column)] = value
         return "\n".join([*others, ",".join(cells), ""])
 
     return change
@@ -252,17 +263,24 @@ FAULTS = {
     "no newline": (lambda text: text[:-2], "row {last} is truncated: the file does not end"),
     "unsorted": (swap_rows, "row 3 .* is not in sorted order"),
     "duplicated": (repeat_row, "row 3 .* is a duplicate"),
-    "nan": (time_of_last_row("nan"), "row {last}: time_us must be a finite number, got 'nan'"),
-    "negative": (time_of_last_row("-1.0"), "row {last}: time_us must be positive, got '-1.0'"),
+    "nan": (
+        in_last_row("time_us", "nan"),
+        "row {last}: time_us must be a finite number, got 'nan'",
+    ),
+    "negative": (
+        in_last_row("time_us", "-1.0"),
+        "row {last}: time_us must be positive, got '-1.0'",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("bundle", [make(), measured()], ids=["plain", "measured"])
 def test_every_table_with_every_fault_is_refused_by_file_and_row(
-    tmp_path: Path, table: str, fault: str
+    tmp_path: Path, bundle: Bundle, table: str, fault: str
 ) -> None:
-    write_bundle(make(), tmp_path / "b")
+    write_bundle(bundle, tmp_path / "b")
     path = tmp_path / "b" / f"{table}.csv"
     change, message = FAULTS[fault]
     last = path.read_text().count("\n")
@@ -270,6 +288,49 @@ def test_every_table_with_every_fault_is_refused_by_file_and_row(
     with pytest.raises(BundleError, match=message.format(last=last)) as caught:
         load_bundle(tmp_path / "b")
     assert str(caught.value).startswith(f"{path}: row ")
+
+
+SPREADS = {
+    "nan": "row {last}: spread_pct must be a finite number, got 'nan'",
+    "inf": "row {last}: spread_pct must be a finite number, got 'inf'",
+    "wide": "row {last}: spread_pct must be a finite number, got 'wide'",
+    "-0.1": "row {last}: spread_pct must be at least 0, got '-0.1'",
+    "": "row {last} is truncated: it lacks a cell",
+}
+BACKENDS = {
+    "": "row {last} is truncated: it lacks a cell",
+    " ": "row {last}: backend must be text, got ' '",
+    "x\ty": "row {last}: backend must be text, got 'x\\\\ty'",
+    '"torch SDPA': "row {last} is truncated: a quoted cell does not end",
+}
+CELLS = [(table, "spread_pct", *case) for table in TABLES for case in SPREADS.items()]
+CELLS += [
+    (name, "backend", *case)
+    for name, table in TABLES.items()
+    if "backend" in table.extras
+    for case in BACKENDS.items()
+]
+
+
+@pytest.mark.parametrize(("table", "column", "value", "message"), CELLS)
+def test_what_a_measurement_adds_is_checked_like_the_times(
+    tmp_path: Path, table: str, column: str, value: str, message: str
+) -> None:
+    write_bundle(measured(), tmp_path / "b")
+    path = tmp_path / "b" / f"{table}.csv"
+    last = path.read_text().count("\n")
+    path.write_text(in_last_row(column, value)(path.read_text()))
+    with pytest.raises(BundleError, match=message.format(last=last)) as caught:
+        load_bundle(tmp_path / "b")
+    assert str(caught.value).startswith(f"{path}: row ")
+
+
+def test_a_backend_is_no_column_of_what_has_none(tmp_path: Path) -> None:
+    write_bundle(make(), tmp_path / "b")
+    path = tmp_path / "b" / "all_reduce.csv"
+    path.write_text("num_bytes,time_us,backend\n1024,9.0,nccl\n")
+    with pytest.raises(BundleError, match=r"unknown column 'backend'; allowed .*'spread_pct'"):
+        load_bundle(tmp_path / "b")
 
 
 def test_bundles_without_the_newer_tables_load_as_before(tmp_path: Path) -> None:
@@ -297,3 +358,20 @@ def test_find_bundle_names_what_there_is_and_the_command(tmp_path: Path) -> None
     assert "some-gpu/tiny-llama-40m/tp2" in str(caught.value)
     command = "sarathi-sim make-bundle --device some-gpu --model tiny-llama-40m --tp 4"
     assert command in str(caught.value)
+
+
+def test_a_root_of_bundles_is_no_bundle_but_names_them(tmp_path: Path) -> None:
+    for number in range(10):
+        write_bundle(make(), tmp_path / "some-gpu" / f"model-{number}" / "tp2")
+    with pytest.raises(BundleError) as caught:
+        load_bundle(tmp_path)
+    first, last = tmp_path / "some-gpu" / "model-0" / "tp2", tmp_path / "some-gpu" / "model-7/tp2"
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'meta.yaml'}: no such file; give one of the bundles below: {first}, "
+    )
+    assert str(caught.value).endswith(f", {last} and 2 more")
+    with pytest.raises(BundleError, match=f"bundles below: {first}$"):
+        load_bundle(first.parent)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BundleError, match=r"meta\.yaml: no such file$"):
+        load_bundle(tmp_path / "empty")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,15 +21,17 @@ from profiler import attention as attention_module  # noqa: E402
 from profiler import environment, overhead, timing  # noqa: E402
 from profiler.attention import (  # noqa: E402
     KVCache,
-    SdpaAttention,
-    XformersAttention,
     choose_attention,
     decode_step,
     prefill_step,
     skewed_decode_step,
 )
+from profiler.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from profiler.journal import settings_hash  # noqa: E402
 from profiler.layer import ShardLayer  # noqa: E402
+from profiler.measure import _identity  # noqa: E402
 from profiler.model import load_model  # noqa: E402
+from profiler.plan import Limits, Settings  # noqa: E402
 from profiler.ragged import RaggedDecode  # noqa: E402
 from profiler.timing import Timer  # noqa: E402
 
@@ -207,6 +210,45 @@ def test_an_operator_that_refuses_leads_to_sdpa_and_a_line(xformers: Any) -> Non
     assert "`fa2F@0.0` is not supported because: xFormers wasn't build with CUDA support" in reason
     assert "libcudart" in reason
     assert "\n" not in reason
+
+
+BIASES = {BottomRight: "prefill", PaddedKeys: "padded decode", GappyKeys: "the engine's decode"}
+
+
+@pytest.mark.usefixtures("cpu_in_place_of_cuda")
+@pytest.mark.parametrize("refused", BIASES, ids=BIASES.values())
+def test_an_operator_that_refuses_one_bias_is_found_out_beforehand(
+    xformers: Any, refused: type
+) -> None:
+    """As cutlass does with gappy keys, which leaves float32 without any operator for them."""
+
+    def some(q: Any, k: Any, v: Any, attn_bias: Any) -> torch.Tensor:
+        if isinstance(attn_bias, refused):
+            raise NotImplementedError("attn_bias type is not supported")
+        return attend(q, k, v, attn_bias)
+
+    xformers.memory_efficient_attention_forward = some
+    attention, reason = choose_attention(CUDA, torch.float32, 4, 2, 8)  # type: ignore[arg-type]
+    assert isinstance(attention, SdpaAttention)
+    assert reason == "xformers failed: NotImplementedError: attn_bias type is not supported"
+    with pytest.raises(ValueError, match=f"^--attention xformers: {reason}$"):
+        choose_attention(CUDA, torch.float32, 4, 2, 8, "xformers")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("cpu_in_place_of_cuda", "xformers")
+def test_the_backend_that_is_asked_for_is_taken() -> None:
+    forced, reason = choose_attention(CUDA, torch.float32, 4, 2, 8, "xformers")  # type: ignore[arg-type]
+    assert isinstance(forced, XformersAttention) and reason == ""
+    forced, reason = choose_attention(CUDA, torch.float32, 4, 2, 8, "sdpa")  # type: ignore[arg-type]
+    assert isinstance(forced, SdpaAttention) and reason == "torch SDPA was asked for"
+    with pytest.raises(ValueError, match="xformers' attention needs CUDA"):
+        choose_attention(CPU, torch.float32, 4, 2, 8, "xformers")
+
+
+def test_points_of_another_backend_are_not_mixed_in() -> None:
+    settings = Settings(TINY, (1,), "cpu", "float32", Path(), Limits(64, 96, 4))
+    by_backend = {settings_hash(_identity(settings, 1, {}, name)) for name in ("sdpa", "xformers")}
+    assert len(by_backend) == 2
 
 
 @pytest.mark.usefixtures("cpu_in_place_of_cuda")

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.attention import KVCache, SdpaAttention, decode_step, skewed_decode_step  # noqa: E402
+from profiler.attention import KVCache, decode_step, skewed_decode_step  # noqa: E402
+from profiler.attention_backends import SdpaAttention  # noqa: E402
 from profiler.designed import DESIGNED, designed_points, skewed_contexts  # noqa: E402
 from profiler.fused import fused_layer, slots_of  # noqa: E402
 from profiler.layer import ShardLayer  # noqa: E402
@@ -19,6 +20,7 @@ from profiler.shard_ops import ShardOps  # noqa: E402
 from profiler.timing import Timer, no_garbage_collection  # noqa: E402
 
 CPU = torch.device("cpu")
+SDPA = SdpaAttention(CPU, torch.float32)
 MHA = replace(load_model("tiny-llama-40m"), hidden_size=64, num_heads=4, num_kv_heads=4,
               head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
 GQA = replace(MHA, num_kv_heads=2)
@@ -71,7 +73,7 @@ def test_a_skewed_batch_is_each_of_its_sequences_alone(model: ModelSpec) -> None
 @MODELS
 @pytest.mark.parametrize("tp", [1, 2])
 def test_all_designed_points_run(model: ModelSpec, tp: int) -> None:
-    ops = ShardOps(model, tp, CPU, torch.float32, LIMITS, Timer(CPU, 1, patience_s=0.0), 1e9)
+    ops = ShardOps(model, tp, CPU, torch.float32, LIMITS, Timer(CPU, 1, patience_s=0.0), 1e9, SDPA)
     with no_garbage_collection():
         for op in DESIGNED:
             for key in designed_points(op, LIMITS):
@@ -80,7 +82,7 @@ def test_all_designed_points_run(model: ModelSpec, tp: int) -> None:
 
 
 def test_points_that_do_not_fit_say_so() -> None:
-    ops = ShardOps(MHA, 1, CPU, torch.float32, LIMITS, Timer(CPU, 1), 1e9)
+    ops = ShardOps(MHA, 1, CPU, torch.float32, LIMITS, Timer(CPU, 1), 1e9, SDPA)
     room = ops.cache.tokens
     assert room == 8 * 96
     for op, key, need in (
@@ -93,7 +95,7 @@ def test_points_that_do_not_fit_say_so() -> None:
 
 
 def test_launch_overhead_on_a_cpu_is_dispatch() -> None:
-    ops = ShardOps(GQA, 1, CPU, torch.float32, LIMITS, Timer(CPU, 3), 1e9)
+    ops = ShardOps(GQA, 1, CPU, torch.float32, LIMITS, Timer(CPU, 3), 1e9, SDPA)
     times = time_overhead(ops)
     assert set(times) == {"layer_run", "layer_launch"}
     assert all(timing.time_us is not None and timing.time_us > 0 for timing in times.values())

@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from profiler.attention import (  # noqa: E402
     KVCache,
-    SdpaAttention,
     choose_attention,
     decode_step,
     prefill_step,
 )
+from profiler.attention_backends import SdpaAttention  # noqa: E402
 from profiler.layer import ShardLayer  # noqa: E402
 from profiler.model import LAYER_GEMMS, ModelSpec, load_model  # noqa: E402
 from profiler.plan import OPS, Limits  # noqa: E402
@@ -22,6 +22,7 @@ from profiler.shard_ops import ShardOps  # noqa: E402
 from profiler.timing import Timer, no_garbage_collection, relative_iqr  # noqa: E402
 
 CPU = torch.device("cpu")
+SDPA = SdpaAttention(CPU, torch.float32)
 MHA = replace(load_model("tiny-llama-40m"), hidden_size=64, num_heads=4, num_kv_heads=4,
               head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
 GQA = replace(MHA, num_kv_heads=2)
@@ -109,7 +110,7 @@ def test_shapes_are_those_of_the_model_spec(model: ModelSpec, tp: int) -> None:
 def test_every_op_runs_at_its_smallest_and_largest(model: ModelSpec) -> None:
     limits = Limits(max_tokens=40, max_context=64, max_batch=4)
     timer = Timer(CPU, repeats=2, patience_s=0.0)
-    ops = ShardOps(model, 2, CPU, torch.float32, limits, timer, 1e9)
+    ops = ShardOps(model, 2, CPU, torch.float32, limits, timer, 1e9, SDPA)
     largest = {"attn_prefill": (32, 32), "attn_decode": (4, 63), "lm_head": (4,)}
     with no_garbage_collection():
         for op in OPS:
@@ -122,11 +123,11 @@ def test_every_op_runs_at_its_smallest_and_largest(model: ModelSpec) -> None:
 
 def test_what_does_not_fit_is_skipped_with_a_reason() -> None:
     limits, timer = Limits(64, 4096, 64), Timer(CPU, repeats=1)
-    ops = ShardOps(MHA, 1, CPU, torch.float32, limits, timer, 14e6)
+    ops = ShardOps(MHA, 1, CPU, torch.float32, limits, timer, 14e6, SDPA)
     assert ops.measure("attn_decode", (64, 4000)).note.startswith("needs 256064 KV slots")
     assert ops.measure("attn_prefill", (4000, 96)).note.startswith("needs 0.1")
     with pytest.raises(ValueError, match="one layer's weights need"):
-        ShardOps(MHA, 1, CPU, torch.float32, limits, timer, 1e4)
+        ShardOps(MHA, 1, CPU, torch.float32, limits, timer, 1e4, SDPA)
 
 
 def test_on_a_cpu_attention_is_sdpa_and_the_reason_is_kept() -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from experiments.cli import app
 from profiler.collectives import message_sizes, read_inter_node, time_collectives
 from profiler.device import load_device
+from profiler.journal import Timing
 from profiler.profile_error import ProfileError
 from profiler.schema import bundle_path, load_bundle
 
@@ -79,6 +80,10 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
         assert (len(bundle.all_reduce) > 0) == (tp > 1)
         assert set(bundle.send_recv["scope"]) == {"intra_node", "inter_node"}
         assert len(bundle.attn_decode_skew) > 0
+        for name, frame in bundle.tables().items():
+            assert "spread_pct" in frame or frame.empty, name
+            if name in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed"):
+                assert set(frame["backend"]) == {"torch SDPA, mask"}, name
         assert list(bundle.overhead["what"]) == ["layer_launch", "layer_run"]
         assert not list(profiles.glob("*/*/.tp*"))
     check = sarathi_sim("profile-check", str(profiles))
@@ -136,6 +141,7 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
     [
         (("--dtype", "fp16"), "no fast fp16 kernels"),
         (("--tp", "3"), "tp 3 does not divide"),
+        (("--attention", "xformers"), "--attention xformers: xformers' attention needs CUDA"),
         (("--device-name", "a/b"), "it names a folder"),
         (
             ("--collectives", "data/profiles/a6000/llama-13b/tp1", "--tp", "2"),
@@ -196,13 +202,13 @@ def test_message_sizes_without_torch() -> None:
 
 def test_inter_node_times_without_torch(tmp_path: Path) -> None:
     path = tmp_path / "inter_node.jsonl"
-    path.write_text('{"op": "send_recv", "num_bytes": 1024, "time_us": 12.5}\n')
-    assert read_inter_node(path) == {1024: 12.5}
-    good = '{"op": "send_recv", "num_bytes": 1024, "time_us": 2}\n'
+    line = '{"op": "send_recv", "num_bytes": %s, "time_us": %s, "spread": %s, "samples": 9}'
+    good = line % (1024, 12.5, 0.25) + "\n"
+    path.write_text(good)
+    assert read_inter_node(path) == {1024: Timing(12.5, 0.25, 9)}
     for row in (
-        '{"op": "send_recv"}', '{"op": "send_recv", "num_bytes": 1024, "time_us": NaN}',
-        '{"op": "send_recv", "num_bytes": 1024, "time_us": 0}',
-        '{"op": "send_recv", "num_bytes": -1, "time_us": 3}', "\xff", "[]",
+        '{"op": "send_recv"}', line % (1024, "NaN", 0), line % (1024, 0, 0), line % (-1, 3, 0),
+        line % (1024, 3, "NaN"), line % (1024, 3, -0.1), "\xff", "[]",
     ):  # fmt: skip
         path.write_bytes((good + row + "\n").encode("latin-1"))
         with pytest.raises(ProfileError, match="row 2 is not a line"):

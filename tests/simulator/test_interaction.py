@@ -43,7 +43,7 @@ def layers(bundle: Bundle, true: WholeLayer, noise: float = 0.0) -> pd.DataFrame
         more = true.both * total + true.decode * decode if chunk and decodes else 0.0
         seconds = true.scale * (total + more) + true.extra_s
         time_us = 1e6 * seconds * float(np.exp(noise * rng.normal()))
-        rows.append((chunk, context, decodes, held, time_us, 0.0))
+        rows.append((chunk, context, decodes, held, time_us))
     return pd.DataFrame(rows, columns=list(TABLES["mixed"].columns))
 
 

@@ -1,0 +1,63 @@
+"""One process at a time at work in a folder."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from pathlib import Path
+
+
+class FolderBusyError(Exception):
+    """Another process holds the folder; the message says which, and since when."""
+
+
+class FolderLock:
+    """Holds ``folder`` for this process, by a lock on the file ``lock`` in it; makes the folder.
+
+    The system drops the lock with the process, however that ends. Raises FolderBusyError.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "lock"
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                self._file = self._path.open("a+", encoding="utf-8")
+            except FileNotFoundError:
+                continue  # who was here before has removed the folder meanwhile
+            self._lock()
+            if self._is_in_place():
+                break
+            self._file.close()  # a lock on a file that was removed meanwhile keeps nobody out
+        self._file.truncate(0)
+        now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+        self._file.flush()
+
+    def _lock(self) -> None:
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            holder = self._file.read() or "a process that does not say which"
+            self._file.close()
+            raise FolderBusyError(holder) from None
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let others in. The file stays, which is harmless."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Let others in, and remove the file."""
+        if not self._file.closed:
+            self._path.unlink()
+            self._file.close()

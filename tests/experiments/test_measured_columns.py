@@ -1,0 +1,57 @@
+"""Spreads and backends are said, and change no time: readers ask for the columns they need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profiler.check import check_bundle
+from profiler.device import load_device
+from profiler.diff import diff_bundles
+from profiler.measured import best_gemm, best_send
+from profiler.paths import data_dir
+from profiler.schema import TABLES, Bundle, load_bundle
+from simulator.held_out import op_tables
+from simulator.regression import OpTimes
+
+
+@pytest.fixture(scope="module")
+def plain() -> Bundle:
+    bundle = load_bundle(data_dir() / "profiles" / "a100-80g-sxm" / "llama-2-70b" / "tp4")
+    return replace(bundle, meta=replace(bundle.meta, content_sha256=""))
+
+
+@pytest.fixture(scope="module")
+def measured(plain: Bundle) -> Bundle:
+    extras = {"spread_pct": 7.0, "backend": "some, kernel"}
+    tables = {
+        name: frame.assign(**{column: extras[column] for column in TABLES[name].extras})
+        for name, frame in plain.tables().items()
+    }
+    return replace(plain, **tables)
+
+
+def test_fits_are_of_the_same_points(plain: Bundle, measured: Bundle) -> None:
+    sizes = np.array([1.0, 100.0, 3000.0])
+    for ours, theirs in zip(op_tables(plain), op_tables(measured), strict=True):
+        assert ours.op == theirs.op
+        assert np.array_equal(ours.points, theirs.points)
+        assert np.array_equal(ours.time_s, theirs.time_s)
+    one, other = OpTimes(plain), OpTimes(measured)
+    for op in one.linear:
+        assert np.array_equal(one.linear[op](sizes), other.linear[op](sizes))
+    assert np.array_equal(one.prefill(sizes, sizes), other.prefill(sizes, sizes))
+    assert np.array_equal(one.decode(sizes, sizes), other.decode(sizes, sizes))
+
+
+def test_checks_and_comparisons_are_of_the_same_points(plain: Bundle, measured: Bundle) -> None:
+    device = load_device("a100-80g-sxm")
+    assert check_bundle(measured, device) == check_bundle(plain, device)
+    diffs, left_out = diff_bundles(measured, plain)
+    assert diffs == diff_bundles(plain, plain)[0]
+    assert not left_out
+    assert all(diff.worst == 1.0 and not diff.interpolated for diff in diffs)
+    assert best_gemm([measured]) == best_gemm([plain])
+    assert best_send([measured], "inter_node") == best_send([plain], "inter_node")
