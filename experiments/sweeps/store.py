@@ -4,7 +4,7 @@
         results.parquet    one row per finished run, in the sweep's order
         runs/KEY/          a result like that of `sarathi-sim run`, under its run's key
         failed/KEY.txt     the traceback of a run that raised
-        .lock              empty; held by the sweep that is at work here
+        lock               while a sweep is at work here, or was killed
 
 A run's folder appears whole or not at all, so what is there is done.
 """
@@ -23,9 +23,10 @@ from experiments.errors import ConfigError
 from experiments.results import SUMMARY
 from experiments.sweeps.work import Result
 from profiler.files import partial, put_in_place, write_whole
+from profiler.folder_lock import FolderBusyError, FolderLock
 
-RESULTS, LOCK = "results.parquet", ".lock"
-_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", LOCK}
+RESULTS = "results.parquet"
+_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", "lock"}
 
 
 class Store:
@@ -60,21 +61,18 @@ class Store:
         Whoever has the lock clears what a process left that was killed while it wrote: without it,
         that may be what another sweep is writing now.
         """
-        import fcntl
-
-        # The file stays: were it removed, who opened it before could lock what is no longer there,
-        # while the next one locks a new file of that name.
-        with (self.folder / LOCK).open("a") as file:
-            try:
-                # The system drops this lock with the process, however that ends.
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"--out {self.folder}: another sweep is at work in this folder"
-                ) from None
+        try:
+            lock = FolderLock(self.folder)
+        except FolderBusyError as error:
+            raise ConfigError(
+                f"--out {self.folder}: another sweep is at work in this folder ({error})"
+            ) from None
+        try:
             for scratch in self.runs.glob(".*"):
                 shutil.rmtree(scratch, ignore_errors=True)
             yield
+        finally:
+            lock.remove()
 
     def finished(self) -> set[str]:
         """Keys of the runs that are done."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.sweeps.store import LOCK
-
 SWEEP = """\
 name: tiny
 seed: 3
@@ -28,9 +26,9 @@ RUNS = 18
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, and what is in it; not the lock, which only the command leaves."""
+    """Every file below a folder, and what is in it."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != LOCK
+        if path.is_file()
     }
