@@ -196,7 +196,7 @@ def bench(
     if out is not None:
         from json import dumps
 
-        from experiments.files import write_whole
+        from profiler.files import write_whole
 
         write_whole(out, dumps(numbers, indent=2) + "\n")
 

@@ -58,15 +58,16 @@ def reproduce(
     from experiments.paper.claims import pick_claims
     from experiments.paper.reproduce import reproduce as compute
     from experiments.paper.reproduce import write_json
-    from experiments.paper.variants import VARIANTS
+    from experiments.paper.variants import VARIANTS, Lab
     from experiments.report import ProgressBar
 
     claims = pick_claims(ids or [])
     if listing:
         _print_readings([claim.id for claim in claims])
         return
-    variants = [name for name in VARIANTS if variant in (None, name)]
-    if not variants:
+    labs = [Lab(name) for name in VARIANTS]
+    wanted = [lab for lab in labs if variant in (None, lab.variant)]
+    if not wanted:
         raise ConfigError(
             f"--variant {variant}: no such variant{suggest(str(variant), VARIANTS)}; "
             f"allowed: {', '.join(VARIANTS)}"
@@ -77,11 +78,11 @@ def reproduce(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # before the work: one may not be allowed to
     with ProgressBar(stderr, enabled=True) as progress:
-        results = compute(claims, variants, progress)
+        results = compute(claims, wanted, progress)
         if out is not None:
             from experiments.paper.gallery import write_gallery
 
-            write_gallery(out, None if ids else results, progress)
+            write_gallery(out, labs, None if ids else results, progress)
     stdout.print(claims_table(results))
     for name, (good, total) in _summary(results).items():
         stdout.print(f"{name}: {good} of {total} reproduced", highlight=False, markup=False)

@@ -100,7 +100,7 @@ def profile(
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
-    extra_tp: Annotated[list[int] | None, typer.Argument(hidden=True)] = None,
+    extra_tp: Annotated[list[int] | None, typer.Argument(metavar="--tp N", hidden=True)] = None,
 ) -> None:
     """Measure the op times of one layer's shard on this machine's GPU or CPU; needs torch.
 

@@ -52,8 +52,10 @@ def plot(
     if len(folders) == 1 and is_sweep(folders[0]):
         target = out or folders[0] / "figures"
         with ProgressBar(stderr, enabled=not quiet) as progress:
-            plot_sweep(folders[0], target, metrics or [], over or [], progress)
+            drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
         if not quiet:
+            if drawn.note:
+                typer.echo(f"note: {drawn.note}", err=True)
             stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
         return
     if metrics or over:

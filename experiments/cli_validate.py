@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli_base import consoles, finite, report_written
+from experiments.cli_base import ConfigArgument, SetOption, consoles, finite, report_written
 
 if TYPE_CHECKING:
     from experiments.validation_report import Outcomes
@@ -20,13 +20,8 @@ def add_validate_command(app: typer.Typer) -> None:
 
 
 def validate(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
-    ],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
-    ] = None,
+    config: ConfigArgument,
+    assignments: SetOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
     ] = None,

@@ -1,5 +1,6 @@
 """What an experiment may say: every key, its type, its bounds and its default.
 
+The ``workload`` section is in :mod:`experiments.config_workload`.
 :mod:`experiments.loading` reads these from YAML and turns mistakes into messages.
 """
 
@@ -8,120 +9,12 @@ from __future__ import annotations
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_type_hints
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, create_model, model_validator
 
+from experiments.config_base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
+from experiments.config_workload import Workload
 from policies.catalogue import build, builders
 from policies.policy import Builder, Policy
-
-# Names become folder and file names.
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-Count = Annotated[int, Field(ge=1, le=10_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
-Degree = Annotated[int, Field(ge=1, le=4096)]
-Positive = Annotated[float, Field(gt=0, le=1e9)]
-Seconds = Annotated[float, Field(ge=0, le=3600)]
-
-
-class Strict(BaseModel):
-    """Unknown keys, wrong types, NaN and infinity are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-
-# Workload ------------------------------------------------------------------------------------
-
-
-class ZipfLengths(Strict):
-    """Prompt + output tokens: the k-th of ``min, min + step, ...`` has p ~ k ** -theta."""
-
-    kind: Literal["zipf"]
-    theta: Annotated[float, Field(ge=0, le=100)]
-    min: Tokens
-    max: Tokens
-    step: Tokens = 1
-
-
-class UniformLengths(Strict):
-    """Prompt + output tokens: every whole number from ``min`` to ``max`` is as likely."""
-
-    kind: Literal["uniform"]
-    min: Tokens
-    max: Tokens
-
-
-class FixedLengths(Strict):
-    """All requests alike: ``prompt`` and ``decode``, or ``total`` split by ``pd_ratio``."""
-
-    kind: Literal["fixed"]
-    total: Tokens | None = None
-    prompt: Tokens | None = None
-    decode: Tokens | None = None
-
-
-class TraceLengths(Strict):
-    """Prompt and output tokens (and arrivals, where it has them) from a CSV file."""
-
-    kind: Literal["trace"]
-    path: Text
-
-
-Lengths = ZipfLengths | UniformLengths | FixedLengths | TraceLengths
-
-
-class AtOnce(Strict):
-    """All requests arrive at t = 0."""
-
-    kind: Literal["at_once"]
-
-
-class Poisson(Strict):
-    """Independent arrivals, ``rate`` requests a second."""
-
-    kind: Literal["poisson"]
-    rate: Positive
-
-
-class Gamma(Strict):
-    """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation."""
-
-    kind: Literal["gamma"]
-    rate: Positive
-    cv: Positive
-
-
-class TraceArrivals(Strict):
-    """Arrivals as in the trace that ``lengths`` names."""
-
-    kind: Literal["trace"]
-
-
-Arrivals = AtOnce | Poisson | Gamma | TraceArrivals
-
-
-class Workload(Strict):
-    """The requests. ``pd_ratio`` splits a total length into prompt and output tokens.
-
-    ``requests`` may be left out for a trace (all of it). ``declared`` is what a request says it
-    may generate: up to ``max_length``, or ``exact``-ly its true output length.
-    """
-
-    lengths: Annotated[Lengths, Field(discriminator="kind")]
-    arrivals: Annotated[Arrivals, Field(discriminator="kind")] = AtOnce(kind="at_once")
-    requests: Count | None = None
-    pd_ratio: Positive | None = None
-    too_long: Literal["error", "reject"] = "error"
-    declared: Literal["to_max_length", "exact"] = "to_max_length"
-
-
-# Cluster, policy, batching, engine -----------------------------------------------------------
 
 
 class Cluster(Strict):
@@ -259,5 +152,5 @@ class Header(Strict):
 
     name: Name
     description: Annotated[str, StringConstraints(max_length=20_000)] = ""
-    compare: dict[Name, Ratio] = {}
+    compare: dict[Name, Ratio] = Field(default_factory=dict)
     validation: Validation = Validation()

@@ -20,6 +20,7 @@ from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, sta
 from simulator.predictor import BundlePredictor
 from simulator.records import Records
 from simulator.regression import OpTimes
+from simulator.replica import Predictor
 from simulator.simulation import simulate
 
 
@@ -85,13 +86,19 @@ class Deployment:
             layer_time=scenario.engine.layer_time,
         )
 
-    def simulate(self, progress: Callable[[int], None] | None = None) -> Records:
-        """Run it. ``progress`` gets the number of finished requests now and then."""
+    def simulate(
+        self,
+        progress: Callable[[int], None] | None = None,
+        predictor: Predictor | None = None,
+    ) -> Records:
+        """Run it. ``progress`` gets the number of finished requests now and then; batches take as
+        long as ``predictor`` says, else :attr:`predictor`.
+        """
         scenario = self.scenario
         return simulate(
             self.requests,
             self.schedulers(),
-            self.predictor,
+            predictor or self.predictor,
             self.layers,
             router=scenario.cluster.router,
             lazy=scenario.batching.formation == "lazy",

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.config import Header, Name, Ratio, Scenario, Validation
+from experiments.config import Header, Ratio, Scenario, Validation
+from experiments.config_base import Name
 from experiments.errors import ConfigError
 from experiments.key_paths import KeyPath, assign, get, has, meet, merge, without
 from experiments.messages import mistakes, show, suggest

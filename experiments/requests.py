@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.config import (
+from experiments.config import Scenario
+from experiments.config_workload import (
     AtOnce,
     FixedLengths,
     Gamma,
     Poisson,
-    Scenario,
     TraceLengths,
     UniformLengths,
     Workload,

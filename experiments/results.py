@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import ConfigError
+from profiler.files import put_in_place
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -50,13 +51,7 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
         scratch.mkdir()
         yield scratch
         check_replaceable(out, kind)  # it may have changed in the meantime
-        retired = None
-        if out.exists():
-            retired = scratch.with_name(f"{scratch.name}.old")
-            out.replace(retired)
-        scratch.replace(out)
-        if retired is not None:
-            shutil.rmtree(retired)
+        put_in_place(scratch, out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         for folder in created:

@@ -27,7 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     spec = read_spec(options.spec)
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    end_with_parent(jobs.put)
+    end_with_parent(options.spec.parent, jobs.put)
     if spec.realtime:  # before torch and gloo start threads, so that theirs have it
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     try:

@@ -59,5 +59,6 @@ class FolderLock:
     def remove(self) -> None:
         """Let others in, and remove the file."""
         if not self._file.closed:
-            self._path.unlink()
+            if self._is_in_place():  # and not another's: ours may be gone with all of the folder
+                self._path.unlink()
             self._file.close()

@@ -14,6 +14,7 @@ import yaml
 
 from profiler.designed import DESIGNED
 from profiler.device import DeviceSpec, Link
+from profiler.files import write_whole
 from profiler.grid import Key
 from profiler.journal import Journal, Timing
 from profiler.model import LAYER_GEMMS, ModelSpec
@@ -202,10 +203,8 @@ def write_device(
         ),
     )
     path = root / f"{name}.yaml"
-    scratch = path.with_suffix(".yaml.part")
     text = yaml.safe_dump(dataclasses.asdict(spec), sort_keys=False, allow_unicode=True)
-    scratch.write_text("# Written by `sarathi-sim profile`.\n" + text, encoding="utf-8")
-    scratch.replace(path)
+    write_whole(path, "# Written by `sarathi-sim profile`.\n" + text)
     return path
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import IO
 
 from profiler.profile_error import ProfileError
 
+_SCRATCH = "sarathi-sim-ranks-"
 LOST_A_PEER = 4
 """Exit code of a rank that fails for want of another one: blamed after all others."""
 
@@ -48,7 +50,7 @@ class RankProcesses:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def __enter__(self) -> RankProcesses:
-        self._scratch = tempfile.TemporaryDirectory(prefix="sarathi-sim-ranks-")
+        self._scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH)
         self.folder = Path(self._scratch.name)
         command = [sys.executable, "-m", self._module, *self._arguments(self.folder)]
         try:
@@ -151,10 +153,11 @@ class RankProcesses:
         return "no rank says why"
 
 
-def end_with_parent(on_line: Callable[[bytes], object] | None = None) -> None:
+def end_with_parent(folder: Path, on_line: Callable[[bytes], object] | None = None) -> None:
     """In a rank: exit when standard input closes, which it does however the parent ends.
 
-    ``on_line`` gets the lines that come before that.
+    ``on_line`` gets the lines that come before that. A parent that is gone cannot remove the
+    scratch ``folder``, so the ranks do.
     """
 
     def watch() -> None:
@@ -165,6 +168,8 @@ def end_with_parent(on_line: Callable[[bytes], object] | None = None) -> None:
             for line in lines:
                 if on_line is not None:
                     on_line(line)
+        if folder.name.startswith(_SCRATCH):  # and not one that somebody named by hand
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(3)
 
     threading.Thread(target=watch, daemon=True).start()

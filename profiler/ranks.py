@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="rank 0 writes here too")
     options = parser.parse_args()
     if options.store:
-        end_with_parent()
+        end_with_parent(Path(options.store).parent)
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if options.backend == "nccl":

@@ -20,6 +20,7 @@ import pandas as pd
 import yaml
 
 from profiler.device import list_devices, load_device
+from profiler.files import put_in_place
 from profiler.model import ModelSpec
 from profiler.strict import STRICT, SpecError, parse, read_yaml
 from profiler.table_files import read_table, write_table
@@ -201,20 +202,10 @@ def write_bundle(bundle: Bundle, path: Path) -> BundleMeta:
         (scratch / "meta.yaml").write_text(text, encoding="utf-8")
         load_bundle(scratch)
         scratch.chmod(0o755)
-        _replace(scratch, path)
+        put_in_place(scratch, path)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return meta
-
-
-def _replace(scratch: Path, path: Path) -> None:
-    if path.exists():
-        retired = scratch.with_name(scratch.name + ".old")
-        path.replace(retired)
-        scratch.replace(path)
-        shutil.rmtree(retired)
-    else:
-        scratch.replace(path)
 
 
 def _content_sha256(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.records import Floats
+from simulator.surface import place
 
 SLACK = 1e-9
 
@@ -13,7 +14,7 @@ class Hull:
     """The region that measured points span.
 
     Over one size the range; over two the convex hull in the coordinates in which the regression
-    interpolates (``surface.place``), outside of which it extrapolates.
+    interpolates (:func:`~simulator.surface.place`), outside of which it extrapolates.
     """
 
     def __init__(self, points: Floats) -> None:
@@ -25,7 +26,7 @@ class Hull:
             from scipy.spatial import ConvexHull, QhullError
 
             try:
-                self._planes = ConvexHull(_place(points)).equations
+                self._planes = ConvexHull(place(*points.T)).equations
             except QhullError:  # all on one line: the box has to do
                 self._planes = None
 
@@ -33,8 +34,7 @@ class Hull:
         """Whether each of ``wanted``, shape (n, 1 or 2), lies outside."""
         beyond = ((wanted < self._low) | (wanted > self._high)).any(axis=1)
         if self._planes is not None:
-            place = _place(wanted)
-            away = place @ self._planes[:, :2].T + self._planes[:, 2]
+            away = place(*wanted.T) @ self._planes[:, :2].T + self._planes[:, 2]
             beyond |= (away > SLACK).any(axis=1)
         return np.asarray(beyond)
 
@@ -52,7 +52,3 @@ def _extents(points: Floats) -> Floats:
         return points
     a, b = points.T
     return np.stack([a, b, a + b, a * np.maximum(b, 1)], axis=1)
-
-
-def _place(points: Floats) -> Floats:
-    return np.stack([np.log2(np.maximum(points[:, 0], 1)), np.log2(points[:, 1] + 32)], axis=1)

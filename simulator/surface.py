@@ -29,8 +29,9 @@ class Kind:
 
 def place(a: Floats, b: Floats) -> Floats:
     """Coordinates in which neighbours are found, shape (..., 2)."""
-    # + 32: a context of 0 is a point of its own, and not infinitely far from 1.
-    return np.stack([np.log2(a), np.log2(b + 32)], axis=-1)
+    # + 32: a context of 0 is a point of its own, and not infinitely far from 1. A first size of 0,
+    # which takes no time, is outside of every hull.
+    return np.stack([np.log2(np.maximum(a, 1)), np.log2(b + 32)], axis=-1)
 
 
 class PhysicalSurface:

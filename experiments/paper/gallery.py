@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.files import write_whole
 from experiments.paper import figures_chunks as chunks
 from experiments.paper import figures_costs as costs
 from experiments.paper import figures_pipeline as pipeline
@@ -26,8 +26,9 @@ from experiments.paper.scenarios import (
     run,
 )
 from experiments.paper.tables import claims_table, readings_table, table_2, table_4
-from experiments.paper.variants import VARIANTS, Lab
+from experiments.paper.variants import Lab
 from experiments.style import styled
+from profiler.files import write_whole
 from simulator.records import Floats
 from simulator.rides import Rides
 
@@ -50,12 +51,14 @@ FIGURES: dict[str, Callable[[costs.Labs], Figure]] = {
 """Those that need no pipeline, in the order of the paper."""
 
 
-def write_gallery(out: Path, results: Sequence[Result] | None, progress: Progress) -> None:
+def write_gallery(
+    out: Path, labs: Sequence[Lab], results: Sequence[Result] | None, progress: Progress
+) -> None:
     """Draw the figures as PNG; with all claims' ``results``, also tables and the readings.
 
+    ``labs`` are one of each variant; what was computed with them for the claims is not repeated.
     The folder must exist; only files of these names are replaced.
     """
-    labs = [Lab(variant) for variant in VARIANTS]
     for number, (name, draw) in enumerate(FIGURES.items()):
         progress("figures", number, len(FIGURES) + 1)
         _save(lambda draw=draw: draw(labs), out / f"{name}.png")  # type: ignore[misc]
@@ -100,10 +103,7 @@ def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
 
 
 def _save(draw: Callable[[], Figure], file: Path) -> None:
-    scratch = file.with_name(f".{file.name}")
-    try:
-        with styled(), matplotlib.rc_context({"hatch.color": "white"}):
-            draw().savefig(scratch, dpi=_DPI, format="png", metadata={"Software": None})
-        scratch.replace(file)
-    finally:
-        scratch.unlink(missing_ok=True)
+    image = BytesIO()
+    with styled(), matplotlib.rc_context({"hatch.color": "white"}):
+        draw().savefig(image, dpi=_DPI, format="png", metadata={"Software": None})
+    write_whole(file, image.getvalue())

@@ -7,19 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from experiments.files import write_whole
 from experiments.paper.claims import Claim, Result, evaluate
 from experiments.paper.variants import Lab, Variant
+from profiler.files import write_whole
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is to do."""
 
 
 def reproduce(
-    claims: Sequence[Claim], variants: Iterable[Variant], progress: Progress | None = None
+    claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress | None = None
 ) -> list[Result]:
-    """Our values, by claim and then variant."""
-    labs = [Lab(variant) for variant in variants]
+    """Our values, by claim and then lab. What was served for them is kept with the labs."""
     results = []
     for number, claim in enumerate(claims):
         if progress is not None:

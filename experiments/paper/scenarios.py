@@ -18,7 +18,6 @@ from simulator.ledger import gaps, iteration_bubbles
 from simulator.records import Floats, Records
 from simulator.regression import OpTimes
 from simulator.rides import Rides
-from simulator.simulation import simulate
 
 CONFIG = "gpt3_pp"
 DEVICE, MODEL, TP = "a100-80g-sxm", "gpt3-175b", 8
@@ -95,19 +94,8 @@ def _times(time: Callable[[ArrayLike], Floats], factor: float) -> Any:
 def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records:
     """Simulate one scenario."""
     found = deployment(lab, scenario, assumed, seed)
-    chosen = found.scenario
-    return simulate(
-        found.requests,
-        found.schedulers(),
-        mixing(found.predictor, lab.machine(DEVICE, MODEL, TP).mixed_s),
-        found.layers,
-        router=chosen.cluster.router,
-        lazy=chosen.batching.formation == "lazy",
-        blocking_send=chosen.engine.send == "blocking",
-        turnaround_s=chosen.engine.turnaround_s,
-        jitter=chosen.engine.jitter,
-        seed=chosen.seed,
-    )
+    mixed_s = lab.machine(DEVICE, MODEL, TP).mixed_s
+    return found.simulate(predictor=mixing(found.predictor, mixed_s))
 
 
 def request_bubbles(records: Records) -> Floats:

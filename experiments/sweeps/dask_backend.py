@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from experiments.errors import ConfigError
@@ -10,6 +12,9 @@ from experiments.sweeps.identity import code_fingerprint
 from experiments.sweeps.work import Job, work
 
 CONNECT_S = 10
+WITHOUT_WORKERS_S = 60
+"""How long a sweep waits for a cluster that has lost its last worker to get another one."""
+_LOOK_S = 1.0
 RETRIES = 2
 """How often the scheduler itself sends a bundle again whose worker went away."""
 
@@ -39,6 +44,7 @@ class DaskWorkers:
             raise ConfigError(
                 f"--address {address}: no Dask scheduler answers there ({error})"
             ) from None
+        self._address = address
         try:
             self.workers = self._threads(address)
             self._check_package()
@@ -75,25 +81,27 @@ class DaskWorkers:
                 )
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what came of each bundle; those whose workers kept dying as lost."""
-        from distributed import KilledWorker
-        from distributed import as_completed as as_completed_untyped
+        """Yield what came of each bundle; those whose workers kept dying as lost.
 
-        as_completed: Any = as_completed_untyped
+        Raises ConfigError where the cluster goes away, or has no worker for WITHOUT_WORKERS_S.
+        """
+        from distributed import KilledWorker
+
         handed_out: dict[Any, list[Job]] = {}
+        finished: SimpleQueue[Any] = SimpleQueue()
         left = iter(bundles)
 
-        def submit() -> Any:
+        def submit() -> None:
             jobs = next(left, None)
-            if jobs is None:
-                return None
-            future = self._client.submit(work, jobs, pure=False, retries=RETRIES)
-            handed_out[future] = jobs
-            return future
+            if jobs is not None:
+                future = self._client.submit(work, jobs, pure=False, retries=RETRIES)
+                handed_out[future] = jobs
+                future.add_done_callback(finished.put)
 
-        first = [future for _ in range(ahead) if (future := submit()) is not None]
-        finished = as_completed(first, loop=self._client.loop)
-        for future in finished:
+        for _ in range(ahead):
+            submit()
+        while handed_out:
+            future = self._next(finished)
             jobs = handed_out.pop(future)
             if future.cancelled():
                 raise ConfigError("--backend dask: the scheduler went away, or gave the runs up")
@@ -109,9 +117,33 @@ class DaskWorkers:
             else:
                 yield future.result()
             future.release()
-            following = submit()
-            if following is not None:
-                finished.add(following)
+            submit()
+
+    def _next(self, finished: SimpleQueue[Any]) -> Any:
+        """The next future that is done, as long as there are workers to wait for.
+
+        Without this, runs sent to a cluster that lost all of its workers would never end.
+        """
+        worker_seen = time.monotonic()
+        while True:
+            try:
+                return finished.get(timeout=_LOOK_S)
+            except Empty:
+                now = time.monotonic()
+            if self._has_workers():
+                worker_seen = now
+            elif now - worker_seen >= WITHOUT_WORKERS_S:
+                raise ConfigError(
+                    f"--address {self._address}: the cluster has had no worker for "
+                    f"{WITHOUT_WORKERS_S} s: start one with: "
+                    f"dask worker {self._address} --nthreads 1"
+                )
+
+    def _has_workers(self) -> bool:
+        try:
+            return bool(self._client.nthreads())
+        except OSError:  # the scheduler does not answer
+            return False
 
     def close(self) -> None:
         """Disconnect; what was handed out is cancelled. The cluster stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from experiments.style import line_styles
+from simulator.metrics import STEADY
 from simulator.records import Floats
 
 LOWER, UPPER = 0.1, 0.9
@@ -28,12 +30,28 @@ def label(column: str) -> str:
     return " ".join(filter(None, [words, quantile])) + (f" ({_UNITS[ending]})" if ending else "")
 
 
+def overloaded(table: pd.DataFrame) -> pd.Series[bool]:
+    """Which runs' latencies (:data:`STEADY`) say how long the run was: no figure shows them."""
+    return table["steady.state"] == "overloaded"
+
+
+def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
+    """How many of the runs are left out, and of which columns; empty where none is."""
+    count = int(overloaded(table).sum())
+    concerned = [c.partition(".")[0] for c in columns if c.startswith(STEADY)]
+    latencies = [label(name).removesuffix(" (s)") for name in dict.fromkeys(concerned)]
+    if not count or not latencies:
+        return ""
+    return f"{count} of {len(table)} runs are overloaded and left out of: {', '.join(latencies)}"
+
+
 def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -> Figure:
     """Each metric over one axis, a line per value of another.
 
     The line is the median over everything else that was swept (other axes, seeds), the band its
     10th to 90th percentile.
     """
+    said = "median of all else that was swept; band: 10th to 90th percentile"
     figure = Figure(figsize=(_PANEL[0] * len(metrics), _PANEL[1] + 1.0), layout="constrained")
     panels = figure.subplots(1, len(metrics), squeeze=False).ravel()
     known = table.dropna(subset=[x])
@@ -51,13 +69,14 @@ def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -
         axes.set_xlabel(x)
         axes.set_ylabel(label(metric))
     _legend(figure, panels[0], by)
-    figure.suptitle("median of all else that was swept; band: 10th to 90th percentile", fontsize=11)
+    _heading(figure, said, overload_note(known, metrics))
     return figure
 
 
 def heat_maps(table: pd.DataFrame, x: str, y: str, by: str | None, metric: str) -> Figure:
     """A metric over two axes, a panel per value of a third; the median over everything else."""
-    groups = [(name, rows.dropna(subset=[x, y, metric])) for name, rows in _groups(table, by)]
+    known = table.dropna(subset=[x, y])
+    groups = [(name, rows.dropna(subset=[metric])) for name, rows in _groups(known, by)]
     groups = [(name, rows) for name, rows in groups if len(rows)]
     columns = min(3, len(groups))
     height = -(-len(groups) // columns)
@@ -87,6 +106,7 @@ def heat_maps(table: pd.DataFrame, x: str, y: str, by: str | None, metric: str) 
         axes.set_axis_off()
     if image is not None:
         figure.colorbar(image, ax=panels.tolist(), label=label(metric))
+    _heading(figure, overload_note(known, [metric]))
     return figure
 
 
@@ -119,7 +139,9 @@ def pareto(
     figure = Figure(figsize=(1.0 + 4.4 * columns, 1.4 + 3.6 * height), layout="constrained")
     panels = figure.subplots(height, columns, squeeze=False, sharex=True).ravel()
     for axes, (name, rows) in zip(panels, groups, strict=False):
-        for number, ((one, found), style) in enumerate(zip(_groups(rows, by), line_styles())):  # noqa: B905
+        # The groups of all panels in every one, also where they are empty: a colour stays theirs.
+        for number, ((one, all_of_it), style) in enumerate(zip(_groups(known, by), line_styles())):  # noqa: B905
+            found = all_of_it[all_of_it.index.isin(rows.index)]
             marker = "os^"[number // 7 % 3]  # there are seven colours
             axes.plot(
                 found[cost], found[gain], marker, markersize=6, label=one, color=style["color"]
@@ -138,28 +160,42 @@ def pareto(
     for axes in panels[len(groups) :]:
         axes.set_axis_off()
     _legend(figure, panels[0], by)
+    _heading(figure, overload_note(table, [cost, gain]))
     return figure
 
 
-def cdfs(requests: Mapping[str, pd.DataFrame], columns: Sequence[str], by: str | None) -> Figure:
-    """CDFs over the requests of all runs with the same value of ``by``."""
+def cdfs(
+    table: pd.DataFrame,
+    requests: Mapping[str, pd.DataFrame],
+    columns: Sequence[str],
+    by: str | None,
+) -> Figure:
+    """CDFs over the requests of all runs with the same value of ``by``, which are in ``requests``.
+
+    What is NaN there is left out. A line says how many of its runs are overloaded: a line that has
+    lost its heaviest loads looks better than one that has not.
+    """
+    growing = overloaded(table)
     figure = Figure(figsize=(_PANEL[0] * len(columns), _PANEL[1] + 0.8), layout="constrained")
     panels = figure.subplots(1, len(columns), squeeze=False).ravel()
     for axes, column in zip(panels, columns, strict=True):
         seen = []
         for (name, rows), style in zip(requests.items(), line_styles(), strict=False):
             values = np.sort(rows[column].dropna().to_numpy())
-            if len(values):
-                count = min(len(values), _MOST_POINTS)
-                keep = np.unique(np.linspace(0, len(values) - 1, count).astype(int))
-                axes.plot(values[keep], (keep + 1) / len(values), label=name, **style)
-                seen.append(pd.Series(values))
+            count = min(len(values), _MOST_POINTS)
+            keep = np.unique(np.linspace(0, len(values) - 1, count).astype(int))
+            said = name
+            if by is not None and (its := growing[table[by].map(str) == name]).any():
+                said += f": {its.sum()} of {len(its)} runs overloaded"
+            axes.plot(values[keep], (keep + 1) / len(values), label=said, **style)
+            seen.append(pd.Series(values))
         if seen:
             _scale(axes, "x", pd.concat(seen))
         axes.set_ylim(0, 1.02)
         axes.set_xlabel(label(column))
         axes.set_ylabel("share of requests")
     _legend(figure, panels[0], by)
+    _heading(figure, overload_note(table, columns))
     return figure
 
 
@@ -194,3 +230,11 @@ def _legend(figure: Figure, axes: Axes, by: str | None) -> None:
             title_fontsize=10,
             handlelength=3.2,
         )
+
+
+def _heading(figure: Figure, *lines: str) -> None:
+    """What is said of the whole figure, in lines no wider than it."""
+    width = int(13 * figure.get_figwidth())
+    text = "\n".join(textwrap.fill(line, width) for line in lines if line)
+    if text:
+        figure.suptitle(text, fontsize=11)

@@ -21,7 +21,7 @@ _CODE = (
     ),
     *(
         f"experiments/{name}.py"
-        for name in ("config", "deployment", "inputs", "requests", "results")
+        for name in ("config*", "deployment", "inputs", "requests", "results")
     ),
     "experiments/sweeps/work.py",
 )

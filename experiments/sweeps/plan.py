@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.config import Scenario, TraceLengths
+from experiments.config import Scenario
+from experiments.config_workload import TraceLengths
 from experiments.deployment import deploy
 from experiments.errors import ConfigError
 from experiments.key_paths import KeyPath, assign, meet, merge

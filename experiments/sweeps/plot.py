@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,13 @@ _MOST_HEAT_MAPS, _MOST_REQUESTS = 6, 2_000_000
 Progress = Callable[[str, int, int], None]
 
 
+class Drawn(NamedTuple):
+    """The files written, and what the figures leave out, if anything."""
+
+    files: list[Path]
+    note: str
+
+
 def is_sweep(folder: Path) -> bool:
     """Whether a folder holds a sweep."""
     return (folder / SUMMARY).is_file() and _summary(folder).get("format") == SWEEP_FORMAT
@@ -38,12 +45,13 @@ def plot_sweep(
     metrics: Sequence[str] = (),
     over: Sequence[str] = (),
     progress: Progress | None = None,
-) -> list[Path]:
+) -> Drawn:
     """Draw a sweep: lines over each numeric axis, heat maps over pairs, a Pareto front, CDFs.
 
     ``metrics`` are columns of its table (by default throughput and the 99th percentile of the time
-    between tokens), ``over`` the axes. The Pareto front weighs the first two metrics. Returns what
-    was written. Raises ConfigError for an unknown one, or where nothing has finished.
+    between tokens), ``over`` the axes. The Pareto front weighs the first two metrics. Latencies of
+    overloaded runs are left out, and every figure concerned says so. Raises ConfigError for an
+    unknown metric or axis, or where nothing has finished.
     """
     from experiments.sweeps import figures
 
@@ -51,7 +59,8 @@ def plot_sweep(
     axes, contrast = _axes(folder, table)
     chosen = list(metrics or METRICS)
     _known("--metric", chosen, [column for column in table if _is_number(table[column])])
-    _drop_overloaded(table, chosen)
+    growing = figures.overloaded(table)
+    _drop_latencies(table, growing, chosen)
     within = [c for c in map(str, table) if any(_within(c, axis) for axis in axes)]
     numeric = [c for c in within if _is_number(table[c]) and table[c].nunique() > 1]
     _known("--over", over, numeric)
@@ -70,13 +79,15 @@ def plot_sweep(
     if len(chosen) > 1 and not table.dropna(subset=chosen[:2]).empty:
         workload = next((a for a in axes if a.startswith("workload.") and a != contrast), None)
         drawn["pareto"] = lambda: figures.pareto(table, chosen[1], chosen[0], contrast, workload)
-    drawn["cdf"] = lambda: figures.cdfs(_requests(folder, table, contrast), CDF_COLUMNS, contrast)
-    return _save(drawn, out, progress)
+    drawn["cdf"] = lambda: figures.cdfs(
+        table, _requests(folder, table, growing, contrast), CDF_COLUMNS, contrast
+    )
+    note = figures.overload_note(table, [*chosen, *CDF_COLUMNS])
+    return Drawn(_save(drawn, out, progress), note)
 
 
-def _drop_overloaded(table: pd.DataFrame, metrics: Sequence[str]) -> None:
-    """Leave out the latencies of overloaded runs: they say how long the run was."""
-    growing = table["steady.state"] == "overloaded"
+def _drop_latencies(table: pd.DataFrame, growing: pd.Series[bool], metrics: Sequence[str]) -> None:
+    """Leave out the latencies of the runs that are overloaded."""
     for metric in metrics:
         if metric.startswith(STEADY):
             table.loc[growing, metric] = np.nan
@@ -161,15 +172,23 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:
             )
 
 
-def _requests(folder: Path, table: pd.DataFrame, by: str | None) -> dict[str, pd.DataFrame]:
-    """The requests of all runs by value of ``by``; of very many, every so manyeth."""
+def _requests(
+    folder: Path, table: pd.DataFrame, growing: pd.Series[bool], by: str | None
+) -> dict[str, pd.DataFrame]:
+    """The requests of all runs by value of ``by``; of very many, every so manyeth.
+
+    The latencies of overloaded runs, for which ``growing`` is true, are NaN.
+    """
+    latencies = [column for column in CDF_COLUMNS if column.startswith(STEADY)]
     step = max(1, int(np.ceil(table["requests"].sum() / _MOST_REQUESTS)))
     found: dict[str, list[pd.DataFrame]] = {}
-    for _, row in table.iterrows():
+    for (_, row), overloaded in zip(table.iterrows(), growing, strict=True):
         path = folder / "runs" / row["run"] / row["name"] / "requests.parquet"
         try:
             requests = pd.read_parquet(path, columns=list(CDF_COLUMNS))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: the sweep is damaged: {error}") from None
+        if overloaded:
+            requests[latencies] = np.nan
         found.setdefault("" if by is None else str(row[by]), []).append(requests[::step])
     return {name: pd.concat(parts) for name, parts in found.items()}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from experiments.config import Count, Strict, Text
+from experiments.config_base import Count, Strict, Text
 
 
 class Range(Strict):

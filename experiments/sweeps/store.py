@@ -4,6 +4,7 @@
         results.parquet    one row per finished run, in the sweep's order
         runs/KEY/          a result like that of `sarathi-sim run`, under its run's key
         failed/KEY.txt     the traceback of a run that raised
+        lock               while a sweep is at work here, or was killed
 
 A run's folder appears whole or not at all, so what is there is done.
 """
@@ -21,9 +22,11 @@ from typing import Any
 from experiments.errors import ConfigError
 from experiments.results import SUMMARY
 from experiments.sweeps.work import Result
+from profiler.files import partial, put_in_place, write_whole
+from profiler.folder_lock import FolderBusyError, FolderLock
 
 RESULTS = "results.parquet"
-_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", ".lock"}
+_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", "lock"}
 
 
 class Store:
@@ -37,7 +40,8 @@ class Store:
         """Make the folder, or check that it is a sweep's to go on with. Raises ConfigError."""
         folder = self.folder
         if folder.is_dir() and any(folder.iterdir()):
-            foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS)
+            left = {partial(folder / name).name for name in (SUMMARY, RESULTS)}  # by a kill
+            foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS | left)
             if foreign or not self.runs.is_dir():
                 what = f"it holds {', '.join(foreign[:3])}" if foreign else "it has no runs/"
                 raise ConfigError(
@@ -57,23 +61,18 @@ class Store:
         Whoever has the lock clears what a process left that was killed while it wrote: without it,
         that may be what another sweep is writing now.
         """
-        import fcntl
-
-        path = self.folder / ".lock"
-        with path.open("a") as file:
-            try:
-                # The system drops this lock with the process, however that ends.
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"--out {self.folder}: another sweep is at work in this folder"
-                ) from None
-            try:
-                for scratch in self.runs.glob(".*"):
-                    shutil.rmtree(scratch, ignore_errors=True)
-                yield
-            finally:
-                path.unlink(missing_ok=True)
+        try:
+            lock = FolderLock(self.folder)
+        except FolderBusyError as error:
+            raise ConfigError(
+                f"--out {self.folder}: another sweep is at work in this folder ({error})"
+            ) from None
+        try:
+            for scratch in self.runs.glob(".*"):
+                shutil.rmtree(scratch, ignore_errors=True)
+            yield
+        finally:
+            lock.remove()
 
     def finished(self) -> set[str]:
         """Keys of the runs that are done."""
@@ -87,7 +86,7 @@ class Store:
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            scratch.replace(place)
+            put_in_place(scratch, place)
         except OSError:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -122,10 +121,4 @@ class Store:
 
     def replace(self, name: str, content: bytes) -> None:
         """Write one file of the folder, whole or not at all."""
-        scratch = self.folder / f".{name}.new"
-        try:
-            scratch.write_bytes(content)
-            scratch.replace(self.folder / name)
-        except OSError:
-            scratch.unlink(missing_ok=True)
-            raise
+        write_whole(self.folder / name, content)

@@ -145,6 +145,13 @@ def test_every_command_has_help_with_an_example() -> None:
         assert f"sarathi-sim {command}" in done.stdout, command
 
 
+def test_a_list_of_degrees_is_shown_as_one_gives_it() -> None:
+    usage = CliRunner().invoke(app, ["profile", "--help"]).stdout.splitlines()[0]
+    assert usage.endswith("profile [OPTIONS] [--tp N]...")
+    wrong = CliRunner().invoke(app, ["profile", "--model", "tiny-llama-40m", "--tp", "1", "x"])
+    assert wrong.exit_code == 2 and "'--tp N'" in wrong.output
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; import experiments.cli; "

@@ -145,14 +145,15 @@ def test_labels(column: str, expected: str) -> None:
 
 
 def test_figures(sweep: Path, tmp_path: Path) -> None:
-    written = plot_sweep(sweep, tmp_path / "figures")
+    written, note = plot_sweep(sweep, tmp_path / "figures")
+    assert note == "", "none of its runs is overloaded"
     names = {path.stem for path in written}
     assert {"lines_batching.max_batch", "pareto", "cdf"} <= names
     for path in written:
         if path.suffix == ".png":
             with Image.open(path) as image:
                 assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
-    again = plot_sweep(sweep, tmp_path / "again")
+    again = plot_sweep(sweep, tmp_path / "again").files
     assert [p.read_bytes() for p in written] == [p.read_bytes() for p in again]
 
 
@@ -207,7 +208,7 @@ def drawn(
     """Names of the figures of a changed sweep, all drawn but the CDFs."""
     monkeypatch.setattr(plot, "_requests", lambda *_: {})
     folder = damaged(sweep, to / "copy", change)
-    return {path.stem for path in plot_sweep(folder, to / "figures", metrics)}
+    return {path.stem for path in plot_sweep(folder, to / "figures", metrics).files}
 
 
 def test_keys_that_no_run_has_both_of_make_no_heat_map(
@@ -251,6 +252,51 @@ def test_latencies_of_overloaded_runs_are_not_drawn(
     folder = damaged(sweep, tmp_path / "all", all_of_them)
     with pytest.raises(ConfigError, match=r"--metric latency_s\.p50: no run has it, or all"):
         plot_sweep(folder, tmp_path / "more", ["latency_s.p50"])
+
+
+def test_cdfs_leave_the_latencies_of_overloaded_runs_out_and_say_so(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = ["overloaded"] * 4 + ["steady"] * 14
+    folder = damaged(sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": states}))
+    (folder / "runs").symlink_to(sweep / "runs")
+    figure: list[Figure] = []
+    monkeypatch.setattr(plot, "_save", lambda drawn, *_: figure.append(drawn["cdf"]()) or [])
+    found = plot_sweep(folder, tmp_path / "figures")
+    assert found.note == "4 of 18 runs are overloaded and left out of: time to first token, latency"
+    assert figure[0].get_suptitle() == found.note
+
+    table = pd.read_parquet(folder / "results.parquet")
+    steady = table["steady.state"] == "steady"
+    for axes, column in zip(figure[0].axes, plot.CDF_COLUMNS, strict=True):
+        shown = table if column == "tbt_max_s" else table[steady]
+        for line, name in zip(axes.lines, ("orca", "sarathi"), strict=True):
+            runs = shown[shown["name"] == name]
+            parts = [
+                pd.read_parquet(sweep / "runs" / run / name / "requests.parquet")[column]
+                for run in runs["run"]
+            ]
+            assert np.array_equal(line.get_xdata(), np.sort(np.concatenate(parts)))
+            lost = int((~steady & (table["name"] == name)).sum())
+            assert line.get_label() == (f"{name}: {lost} of 9 runs overloaded" if lost else name)
+
+
+def test_a_colour_stays_with_its_policy_where_another_is_left_out() -> None:
+    """Policy a is overloaded at the second rate, and so has no point in that panel."""
+    table = pd.DataFrame(
+        {
+            "policy": ["a", "b", "a", "b"],
+            "rate": [1, 1, 2, 2],
+            "steady.state": ["steady", "steady", "overloaded", "steady"],
+            "latency_s.p50": [3.0, 2.0, np.nan, 4.0],
+            "tokens_per_s": [1.0, 1.0, 2.0, 2.0],
+        }
+    )
+    figure = figures.pareto(table, "latency_s.p50", "tokens_per_s", "policy", "rate")
+    first, second = ({line.get_label(): line for line in axes.lines} for axes in figure.axes)
+    assert first["b"].get_color() == second["b"].get_color() != first["a"].get_color()
+    assert (list(second["a"].get_xdata()), list(second["b"].get_xdata())) == ([], [4.0])
+    assert figure.get_suptitle() == "1 of 4 runs are overloaded and left out of: latency"
 
 
 def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:

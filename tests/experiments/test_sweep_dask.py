@@ -11,15 +11,18 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from experiments.cli import app
 from experiments.errors import ConfigError
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.execute import execute
 from experiments.sweeps.plan import plan_sweep
 from experiments.sweeps.store import Store
-from tests.experiments.small_sweep import SWEEP, tree
-from tests.experiments.test_sweep_trust import ROOT, wait_for_runs
+from tests.experiments.small_sweep import RUNS, SWEEP, tree
+from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
 
 pytest.importorskip("distributed")
 from experiments.sweeps.dask_backend import DaskWorkers
@@ -97,6 +100,34 @@ def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path)
     assert killed
     assert (report.finished, report.failures) == (len(plan.runs), {})
     assert tree(there.folder) == tree(here.folder)
+
+
+def test_a_cluster_that_loses_its_last_worker_is_not_waited_for_without_end(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.sweeps.dask_backend.WITHOUT_WORKERS_S", 2)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(SWEEP.replace("requests: 40", "requests: 400"), encoding="utf-8")
+    only, out = cluster.worker(), tmp_path / "out"
+
+    def kill() -> None:
+        wait_for_runs(out, 3)
+        os.killpg(only, signal.SIGKILL)
+
+    words = ["sweep", str(config), "--out", str(out), "--quiet"]
+    killer = threading.Thread(target=kill)
+    killer.start()
+    stopped = CliRunner().invoke(app, [*words, "--backend", "dask", "--address", cluster.address])
+    killer.join()
+    assert stopped.exit_code == 2
+    assert "has had no worker for 2 s: start one with: dask worker" in stopped.stderr
+    kept = finished(out)
+    assert 3 <= len(kept) < RUNS
+    assert f"stopped: {len(kept)} of {RUNS} runs are finished" in stopped.stderr
+    assert len(pd.read_parquet(out / "results.parquet")) == len(kept)
+
+    resumed = CliRunner().invoke(app, [*words, "--resume", "--workers", "1"])
+    assert (resumed.exit_code, len(finished(out))) == (0, RUNS)
 
 
 def test_a_worker_without_the_package_is_named(cluster: Cluster, tmp_path: Path) -> None:

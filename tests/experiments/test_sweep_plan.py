@@ -191,9 +191,9 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     loaded = {f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
     assert loaded, done.stderr
-    # Where things lie, and models and devices: what they hold is part of the key itself.
+    # Where things lie, how they are written, and models and devices: what those hold is in the key.
     assert loaded - set(_CODE) <= {
-        f"profiler/{name}.py" for name in ("paths", "hf_config", "forms", "roofline")
+        f"profiler/{name}.py" for name in ("paths", "files", "hf_config", "forms", "roofline")
     }
 
 

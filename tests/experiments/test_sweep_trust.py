@@ -23,6 +23,7 @@ from experiments.sweeps.execute import ATTEMPTS, Report, execute
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from experiments.sweeps.store import Store
 from experiments.sweeps.work import in_process
+from profiler.files import partial
 from simulator.records import Records
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
 
@@ -308,7 +309,7 @@ def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> No
     store.open(False)
     with (
         store.locked(),
-        pytest.raises(ConfigError, match="another sweep is at work"),
+        pytest.raises(ConfigError, match=rf"another sweep is at work .*process {os.getpid()} on"),
         other.locked(),
     ):
         pass
@@ -329,6 +330,29 @@ def test_who_waits_for_a_folder_leaves_what_is_being_written(tmp_path: Path) -> 
         assert scratch.exists()
     with other.locked():
         assert not scratch.exists(), "left by a process that was killed"
+
+
+def test_what_a_killed_sweep_was_writing_is_no_obstacle(tmp_path: Path) -> None:
+    store = Store(tmp_path / "sweep")
+    store.open(False)
+    for name in ("results.parquet", "summary.json"):
+        partial(store.folder / name).write_bytes(b"half")
+    store.open(True)
+    partial(store.folder / "thesis.tex").write_bytes(b"half")
+    with pytest.raises(ConfigError, match=r"is no sweep's folder \(it holds \.thesis\.tex"):
+        store.open(True)
+
+
+def test_everything_is_on_the_disk_before_it_counts(
+    plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run might be there after a power cut, and its files empty."""
+    inodes, sync = set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: inodes.add(os.fstat(fd).st_ino) or sync(fd))
+    swept(plan, tmp_path / "sweep", InProcess())
+    files = [path for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
+    assert len(files) == 4 * RUNS + 2
+    assert [path for path in files if path.stat().st_ino not in inodes] == []
 
 
 def test_a_damaged_run_is_named(plan: SweepPlan, tmp_path: Path) -> None:

@@ -150,3 +150,17 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
         FolderLock(tmp_path / "work")
     ours.remove()
     FolderLock(tmp_path / "work").release()
+
+
+def test_a_lock_that_is_gone_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Somebody cleared the folder while we were at work, and another process began there."""
+    ours = FolderLock(tmp_path / "work")
+    (tmp_path / "work" / "lock").unlink()
+    ours.remove()
+    ours = FolderLock(tmp_path / "work")
+    (tmp_path / "work" / "lock").unlink()
+    theirs = FolderLock(tmp_path / "work")
+    ours.remove()
+    with pytest.raises(FolderBusyError):
+        FolderLock(tmp_path / "work")
+    theirs.remove()

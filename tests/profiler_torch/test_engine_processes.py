@@ -195,18 +195,19 @@ def test_a_rank_that_dies_or_hangs_ends_the_run(number: int, complaint: str) -> 
     assert alive(pids) == []
 
 
-def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
+def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from tests.profiler_torch.test_engine_processes import EngineProcesses, spec\n"
         "with EngineProcesses(spec(2)) as engine:\n"
-        "    print(*engine.pids, flush=True)\n"
+        "    print(engine._processes.folder, *engine.pids, flush=True)\n"
         "    time.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(alive(pids)) == 2
+    scratch, *words = parent.stdout.readline().decode().split()
+    pids = [int(pid) for pid in words]
+    assert len(alive(pids)) == 2 and Path(scratch).is_dir()
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -214,6 +215,7 @@ def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive(pids) == []
+    assert not Path(scratch).exists()
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -60,7 +60,7 @@ def test_a_hull_over_two_sizes_leaves_the_unmeasured_corner_out() -> None:
     points = [(16, 0), (1024, 0), (16, 992), (512, 512), (128, 896)]
     hull = Hull(np.array(points, float))
     inside = [*points, (400, 400), (64, 0), (20, 500)]
-    outside = [(1024, 992), (2048, 0), (8, 0), (16, 2000)]
+    outside = [(1024, 992), (2048, 0), (8, 0), (16, 2000), (0, 100)]
     assert not hull.outside(np.array(inside, float)).any()
     assert hull.outside(np.array(outside, float)).all()
     # Largest measured: chunk 1024, context 992, sum 1024, product 512 x 512.

@@ -13,8 +13,11 @@ from experiments.cli import app
 from experiments.demand import Demand, parse_demand
 from experiments.errors import ConfigError
 from experiments.machine import Machine
-from experiments.paper import figures_chunks, figures_costs, figures_pipeline
+from experiments.paper import figures_chunks, figures_costs, figures_pipeline, gallery
+from experiments.paper.claims import pick_claims
+from experiments.paper.decode_speedup import TABLE_4
 from experiments.paper.gallery import _save
+from experiments.paper.reproduce import reproduce
 from experiments.paper.variants import VARIANTS, Lab
 from policies.sarathi import Sarathi
 
@@ -77,6 +80,25 @@ def test_figures_are_drawn(tmp_path: Path) -> None:
         _save(lambda draw=draw: draw(labs), file)  # type: ignore[misc]
         assert 10_000 < file.stat().st_size < 130_000
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_was_served_for_the_claims_is_not_served_again_for_the_gallery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Table 4 is drawn from six claims; what the figures show besides is left out here."""
+    served, serve = [], Machine.serve
+    monkeypatch.setattr(
+        Machine, "serve", lambda self, *words: served.append(words) or serve(self, *words)
+    )
+    monkeypatch.setattr(gallery, "FIGURES", {})
+    monkeypatch.setattr(gallery, "_curves", lambda _: {})
+    monkeypatch.setattr(gallery, "_save", lambda *_: None)
+    labs = [Lab(name) for name in VARIANTS]
+    gains = reproduce(pick_claims(f"peak_{row}_gain" for row in TABLE_4), labs)
+    assert len(served) == 2 * len(gains) == 24, "ours and the baseline"
+    gallery.write_gallery(tmp_path, labs, None, lambda *_: None)
+    assert len(served) == 24
+    assert all(f"{gain.ours:.2f}" in (tmp_path / "tables.md").read_text() for gain in gains)
 
 
 def test_the_schedule_has_the_papers_bubbles(a6000: Machine) -> None:

@@ -1,0 +1,22 @@
+"""What all keys of a configuration have in common: strictness, and bounds with a name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+# Names become folder and file names.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
+Degree = Annotated[int, Field(ge=1, le=4096)]
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+Seconds = Annotated[float, Field(ge=0, le=3600)]
+
+
+class Strict(BaseModel):
+    """Unknown keys, wrong types, NaN and infinity are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)

@@ -1,0 +1,31 @@
+"""What a rank does once its parent is gone. torch-free: the ranks are stand-ins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("name", "stays"), [("sarathi-sim-ranks-x", False), ("mine", True)])
+def test_scratch_goes_with_the_parent_and_nothing_else(
+    tmp_path: Path, name: str, stays: bool
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "spec.json").write_text("{}")
+    code = (
+        "import pathlib, sys, time\n"
+        "from profiler.rank_processes import end_with_parent\n"
+        "end_with_parent(pathlib.Path(sys.argv[1]))\n"
+        "time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, input=b"", timeout=30
+    )
+    assert (done.returncode, folder.exists()) == (3, stays)
+    assert tmp_path.is_dir()
