@@ -76,8 +76,7 @@ def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -
 def heat_maps(table: pd.DataFrame, x: str, y: str, by: str | None, metric: str) -> Figure:
     """A metric over two axes, a panel per value of a third; the median over everything else."""
     known = table.dropna(subset=[x, y])
-    groups = [(name, rows.dropna(subset=[metric])) for name, rows in _groups(known, by)]
-    groups = [(name, rows) for name, rows in groups if len(rows)]
+    groups = [(name, rows) for name, rows in _groups(known, by) if rows[metric].notna().any()]
     columns = min(3, len(groups))
     height = -(-len(groups) // columns)
     figure = Figure(figsize=(1.0 + 4.4 * columns, 0.6 + 3.8 * height), layout="constrained")

@@ -299,6 +299,19 @@ def test_a_colour_stays_with_its_policy_where_another_is_left_out() -> None:
     assert figure.get_suptitle() == "1 of 4 runs are overloaded and left out of: latency"
 
 
+def test_a_heat_map_keeps_the_points_where_every_run_is_overloaded() -> None:
+    points = [(x, y) for x in (1, 2, 3) for y in (10, 20)]
+    table = pd.DataFrame(points, columns=["x", "y"]).assign(mfu=1.0)
+    table["ttft_s.p50"] = [1.0, 2.0, 3.0, 4.0, np.nan, np.nan]
+    table["steady.state"] = ["steady"] * 4 + ["overloaded"] * 2
+    figure = figures.heat_maps(table, "x", "y", None, "ttft_s.p50")
+    (image,) = figure.axes[0].images
+    shown = np.ma.filled(image.get_array(), np.nan)
+    assert np.array_equal(shown, [[1, 3, np.nan], [2, 4, np.nan]], equal_nan=True)
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2", "3"]
+    assert figure.get_suptitle().startswith("2 of 6 runs are overloaded and left out of: time to")
+
+
 def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Path) -> None:
     words = ["plot", str(sweep), str(result), "--out", str(tmp_path / "figures")]
     done = CliRunner().invoke(app, words)
