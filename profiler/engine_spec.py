@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from profiler.model import ModelSpec
+from profiler.model import LAYER_GEMMS, ModelSpec
 
 if TYPE_CHECKING:
     from profiler.stage import StageShape
@@ -61,7 +61,8 @@ class EngineSpec:
         stage = number // self.tp
         hidden = self.model.hidden_size
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
-        layer = sum(shape.n * shape.k for op, shape in gemms.items() if op != "lm_head")
+        inside = [gemms[op] for op in LAYER_GEMMS]
+        layer = sum(shape.n * shape.k for shape in inside)
         layer += 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
         numbers = self.layers[stage] * layer
         if stage == 0:
@@ -70,7 +71,6 @@ class EngineSpec:
             numbers += gemms["lm_head"].n * hidden
         if self.pp > 1:
             numbers += 4 * (self.pp + 1) * self.max_tokens * hidden
-        inside = [shape for op, shape in gemms.items() if op != "lm_head"]
         numbers += self.max_tokens * max(shape.n + shape.k for shape in inside)
         drawn = max(shape.n * shape.k for shape in self.model.gemms(1).values())
         return numbers * (4 if self.dtype == "float32" else 2) + 4 * drawn
