@@ -16,7 +16,7 @@ from profiler import engine_head, engine_main, engine_rank
 from profiler.compute import Compute
 from profiler.engine_spec import EngineSpec
 
-WAIT_S = 2e-3
+WAIT_S = 5e-3
 
 
 @dataclass(frozen=True)
