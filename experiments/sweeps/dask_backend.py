@@ -103,19 +103,10 @@ class DaskWorkers:
         while handed_out:
             future = self._next(finished)
             jobs = handed_out.pop(future)
-            if future.cancelled():
-                raise ConfigError("--backend dask: the scheduler went away, or gave the runs up")
-            error = future.exception()
-            if isinstance(error, KilledWorker):
+            try:
+                yield self._taken(future)
+            except KilledWorker:
                 yield Lost(jobs)
-            elif error is not None:
-                # What a run raises comes back as its result: this is a worker that joined later
-                # and lacks the package, or the cluster itself.
-                raise ConfigError(
-                    f"--backend dask: a worker cannot take in what it was sent: {error!r}"
-                ) from error
-            else:
-                yield future.result()
             future.release()
             submit()
 
@@ -133,11 +124,41 @@ class DaskWorkers:
             if self._has_workers():
                 worker_seen = now
             elif now - worker_seen >= WITHOUT_WORKERS_S:
+                raise self._without_workers()
+
+    def _taken(self, future: Any) -> Any:
+        """What a bundle that was done came to, from the worker that has it.
+
+        If that worker is gone by now, the cluster runs the bundle again, and this waits for it as
+        :meth:`_next` does. Raises KilledWorker where its workers keep dying.
+        """
+        from distributed import KilledWorker
+
+        patience = WITHOUT_WORKERS_S
+        while not future.cancelled():
+            try:
+                return future.result(timeout=patience)
+            except KilledWorker:
+                raise
+            except TimeoutError:
+                if not self._has_workers():
+                    raise self._without_workers() from None
+                patience *= 2  # a large result takes its time on a slow network
+            except Exception as error:
+                if future.cancelled():
+                    break
+                # What a run raises comes back as its result: this is a worker that joined later
+                # and lacks the package, or the cluster itself.
                 raise ConfigError(
-                    f"--address {self._address}: the cluster has had no worker for "
-                    f"{WITHOUT_WORKERS_S} s: start one with: "
-                    f"dask worker {self._address} --nthreads 1"
-                )
+                    f"--backend dask: a worker cannot take in what it was sent: {error!r}"
+                ) from error
+        raise ConfigError("--backend dask: the scheduler went away, or gave the runs up")
+
+    def _without_workers(self) -> ConfigError:
+        return ConfigError(
+            f"--address {self._address}: the cluster has had no worker for {WITHOUT_WORKERS_S} s: "
+            f"start one with: dask worker {self._address} --nthreads 1"
+        )
 
     def _has_workers(self) -> bool:
         try:

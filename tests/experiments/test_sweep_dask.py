@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -128,6 +129,41 @@ def test_a_cluster_that_loses_its_last_worker_is_not_waited_for_without_end(
 
     resumed = CliRunner().invoke(app, [*words, "--resume", "--workers", "1"])
     assert (resumed.exit_code, len(finished(out))) == (0, RUNS)
+
+
+class Gone:
+    """A future that was done, and whose result went with its worker; then comes after a while."""
+
+    def __init__(self, answers: list[object]) -> None:
+        self.answers, self.waited = answers, [0.0]
+
+    def cancelled(self) -> bool:
+        return False
+
+    def result(self, timeout: float) -> object:
+        self.waited.append(timeout)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize("workers", [{}, {"tcp://one": 1}])
+def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others(
+    workers: dict[str, int],
+) -> None:
+    backend = DaskWorkers.__new__(DaskWorkers)
+    backend._address = "tcp://here"
+    backend._client = SimpleNamespace(nthreads=lambda: workers)
+    future = Gone([TimeoutError(), TimeoutError(), "done again"])
+    if workers:
+        assert backend._taken(future) == "done again"
+        assert future.waited == [0.0, 60, 120, 240]
+        with pytest.raises(ConfigError, match="cannot take in what it was sent: ImportError"):
+            backend._taken(Gone([ImportError("no such package")]))
+    else:
+        with pytest.raises(ConfigError, match="tcp://here: the cluster has had no worker for 60 s"):
+            backend._taken(future)
 
 
 def test_a_worker_without_the_package_is_named(cluster: Cluster, tmp_path: Path) -> None:
