@@ -161,7 +161,8 @@ class DeviceOutbox(Outbox):
     def _send(self, x: Tensor) -> None:
         if len(self._going) == self._depth:
             self._going.popleft()[1].wait()
-        work = dist.isend(x.contiguous(), self._target, tag=_APART)
+        x = x.contiguous()
+        work = dist.isend(x, self._target, tag=_APART)
         assert work is not None
         self._going.append((x, work))
 
