@@ -26,11 +26,15 @@ for number in range(10**9):
 """
 
 
+def start_writer(folder: Path) -> subprocess.Popen[str]:
+    """A process that writes points until it is killed, and prints the number of each."""
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
 def test_a_killed_writer_loses_no_finished_point(tmp_path: Path) -> None:
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    writer = start_writer(tmp_path)
     assert writer.stdout is not None
     for _ in range(50):
         writer.stdout.readline()
@@ -112,10 +116,7 @@ def test_a_damaged_line_is_named_and_nothing_is_lost(tmp_path: Path, damage: str
 
 
 def test_a_second_profiler_is_refused_and_told_of_the_first(tmp_path: Path) -> None:
-    first = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    first = start_writer(tmp_path)
     assert first.stdout is not None
     first.stdout.readline()
     for settings in ({"a": 1}, {"a": 2}):  # both would write the same bundle
