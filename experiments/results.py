@@ -7,7 +7,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import ConfigError
-from profiler.files import put_in_place
+from profiler.files import make_folders, remove_empty, restore
+from profiler.manifest import NotOursError, check_ours, replace_folder
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -25,14 +26,6 @@ VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
 SWEEP_FORMAT = "sarathi-sim sweep 1"
 ITERATIONS = "iterations.parquet"
-_TOP_LEVEL = {"config.yaml", SUMMARY, VALIDATION, ITERATIONS, "figures", "errors.csv"}
-_KINDS = {
-    FORMAT: "that of a run",
-    FIGURES_FORMAT: "figures of several runs",
-    FITS_FORMAT: "the fits of a bundle",
-    VALIDATION_FORMAT: "that of a validation",
-    SWEEP_FORMAT: "that of a sweep",
-}
 
 
 @contextmanager
@@ -40,55 +33,53 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not.
 
     ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
-    ConfigError where it is anything else.
+    ConfigError where it is anything else, or holds a file that we did not write.
     """
-    check_replaceable(out, kind)
-    out = out.resolve()
-    created = [folder for folder in out.parents if not folder.exists()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
+    place = check_replaceable(out, kind)
+    made = make_folders(place.parent)
+    scratch = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         scratch.mkdir()
         yield scratch
-        check_replaceable(out, kind)  # it may have changed in the meantime
-        put_in_place(scratch, out)
+        with _refusals_about(out):
+            replace_folder(scratch, place, kind)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        for folder in created:
-            with suppress(OSError):  # it holds the result, or something of the user's
-                folder.rmdir()
+        remove_empty(made)
 
 
-def check_replaceable(out: Path, kind: str = FORMAT) -> None:
-    """Raises ConfigError where ``out`` holds something that is not ours to replace."""
-    try:
-        str(out).encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"--out {str(out)!a}: is not a name in UTF-8") from None
-    if out.resolve() in (Path.cwd(), *Path.cwd().parents):
+def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
+    """Where ``out`` leads to. Raises ConfigError where it holds what is not ours to replace."""
+    place = resolved(out)
+    if place in (Path.cwd(), *Path.cwd().parents):
         raise ConfigError(
             f"--out {out}: the command runs in this folder or in one below it, so it is not "
             "replaced: name another folder"
         )
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    summary = read_summary(out)
-    if summary.get("format") != kind:
-        other = _KINDS.get(str(summary.get("format")))
-        problem = (
-            f"exists and is a result of another kind ({other})"
-            if other
-            else f"exists and is not an earlier result (it has no {SUMMARY} of ours)"
-        )
-        raise ConfigError(f"--out {out}: {problem}, so it is not replaced: name another folder")
-    scenarios = summary.get("scenarios")
-    ours = _TOP_LEVEL | set(scenarios if isinstance(scenarios, dict) else ())
-    foreign = sorted(path.name for path in out.iterdir() if path.name not in ours)
-    if foreign:
-        raise ConfigError(
-            f"--out {out}: holds what is not part of an earlier result ({', '.join(foreign)}), "
-            "so it is not replaced: move that away, or name another folder"
-        )
+    restore(place)
+    with _refusals_about(out):
+        check_ours(place, kind)
+    return place
+
+
+def resolved(out: Path) -> Path:
+    """The absolute path of ``out``, links followed. Raises ConfigError where it cannot be one."""
+    try:
+        str(out).encode()
+        return out.resolve()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--out {str(out)!a}: is not a name in UTF-8") from None
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name
+        reason = "its links lead in a circle" if isinstance(error, RuntimeError) else str(error)
+        raise ConfigError(f"--out {str(out)!a}: is no folder: {reason}") from None
+
+
+@contextmanager
+def _refusals_about(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except NotOursError as error:
+        raise ConfigError(f"--out {out}: {error}") from None
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

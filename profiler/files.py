@@ -7,9 +7,13 @@ written, so what is put in its place is sent to the disk first.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
-import shutil
 from pathlib import Path
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
 def partial(file: Path) -> Path:
@@ -31,23 +35,82 @@ def write_whole(file: Path, content: str | bytes) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def put_in_place(scratch: Path, place: Path) -> None:
-    """Rename a finished folder to ``place`` beside it, in place of one that may be there.
+def make_folders(folder: Path) -> list[Path]:
+    """Make a folder and those above it, however many; returns what was made, the lowest first.
 
-    Raises OSError where that cannot be done.
+    Raises OSError where that cannot be done; none of them is left then.
     """
-    for folder, _, names in os.walk(scratch):
+    missing = []
+    for place in (folder, *folder.parents):
+        if place.exists():
+            break
+        missing.append(place)
+    made: list[Path] = []
+    try:
+        for place in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                place.mkdir()
+                made.insert(0, place)
+        folder.mkdir(exist_ok=True)  # raises where a file is in its place
+    except OSError:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove those of the folders that nothing was put into."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def flush_folder(folder: Path) -> None:
+    """Send all of a folder to the disk. Raises OSError."""
+    for place, _, names in os.walk(folder):
         for name in names:
-            _to_disk(Path(folder, name))
+            _to_disk(Path(place, name))
         with contextlib.suppress(OSError):  # some file systems cannot do that with a folder
-            _to_disk(Path(folder))
-    retired = None
-    if place.exists():
-        retired = scratch.with_name(f"{scratch.name}.old")
-        place.replace(retired)
-    scratch.replace(place)
-    if retired is not None:
-        shutil.rmtree(retired)
+            _to_disk(Path(place))
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Give two folders side by side each other's name, in one step where the system can.
+
+    Elsewhere ``second`` is missing for a moment; see :func:`restore`. Raises OSError.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux, or an old one
+        _three_renames(first, second)
+        return
+    if rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in _UNKNOWN:
+        raise OSError(code, os.strerror(code), str(second))
+    _three_renames(first, second)
+
+
+def _three_renames(first: Path, second: Path) -> None:
+    aside = _aside(second)
+    second.replace(aside)
+    try:
+        first.replace(second)
+    except OSError:
+        aside.replace(second)
+        raise
+    aside.replace(first)
+
+
+def restore(place: Path) -> None:
+    """Put back the folder that a process took from ``place`` that was killed within an exchange."""
+    if not os.path.lexists(place) and _aside(place).is_dir():
+        _aside(place).replace(place)
+
+
+def _aside(place: Path) -> Path:
+    return place.with_name(f".{place.name}.earlier")
 
 
 def _to_disk(path: Path) -> None:

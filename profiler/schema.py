@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import secrets
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,7 +20,8 @@ import pandas as pd
 import yaml
 
 from profiler.device import list_devices, load_device
-from profiler.files import put_in_place
+from profiler.files import make_folders, remove_empty, restore
+from profiler.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.model import ModelSpec
 from profiler.strict import STRICT, SpecError, parse, read_yaml
 from profiler.table_files import read_table, write_table
@@ -36,6 +37,7 @@ __all__ = [
     "BundleError",
     "BundleMeta",
     "bundle_path",
+    "check_replaceable",
     "find_bundle",
     "list_bundles",
     "load_bundle",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+KIND, MEASURED_KIND = "sarathi-sim bundle 1", "sarathi-sim measured bundle 1"
 #: Bundles named in a message; the others are counted.
 _NAMED = 8
 
@@ -184,15 +187,36 @@ def _bundles_below(path: Path) -> str:
     return f"; give one of the bundles below: {named}{more}"
 
 
-def write_bundle(bundle: Bundle, path: Path) -> BundleMeta:
+def check_replaceable(path: Path, *, force: bool = False) -> None:
+    """Check that a bundle may be written to the folder ``path``.
+
+    It is missing, empty, or a bundle as we wrote it; one that was measured is replaced only with
+    ``force``. Raises BundleError, which names files that are not ours.
+    """
+    restore(path)
+    try:
+        check_ours(path, KIND, MEASURED_KIND)
+    except NotOursError as error:
+        raise BundleError(f"{path}: {error}") from None
+    found = read_manifest(path)
+    if found is not None and found.kind == MEASURED_KIND and not force:
+        raise BundleError(
+            f"{path}: exists and was measured, so it is not replaced: give --force to measure or "
+            "make it anew, or name another folder"
+        )
+
+
+def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMeta:
     """Write ``bundle`` to the folder ``path``, replacing one that is there; returns its meta.
 
     The same bundle gives the same bytes. A reader sees the old folder or the new one, never half.
-    Raises BundleError for frames that a reader would refuse.
+    Raises BundleError for frames that a reader would refuse, and as :func:`check_replaceable`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    check_replaceable(path, force=force)
+    made = make_folders(path.parent)
+    scratch = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
+        scratch.mkdir()
         for name, frame in bundle.tables().items():
             table = TABLES[name]
             if len(frame) or not table.optional:
@@ -201,10 +225,13 @@ def write_bundle(bundle: Bundle, path: Path) -> BundleMeta:
         text = yaml.safe_dump(dataclasses.asdict(meta), sort_keys=False, allow_unicode=True)
         (scratch / "meta.yaml").write_text(text, encoding="utf-8")
         load_bundle(scratch)
-        scratch.chmod(0o755)
-        put_in_place(scratch, path)
+        kind = MEASURED_KIND if meta.source == "measured" else KIND
+        replace_folder(scratch, path, kind, over=(KIND, MEASURED_KIND))
+    except NotOursError as error:
+        raise BundleError(f"{path}: {error}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        remove_empty(made)
     return meta
 
 

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.errors import ConfigError
-from experiments.results import SUMMARY
+from experiments.results import FORMAT, SUMMARY
 from experiments.sweeps.work import Result
-from profiler.files import partial, put_in_place, write_whole
+from profiler.files import partial, write_whole
 from profiler.folder_lock import FolderBusyError, FolderLock
+from profiler.manifest import replace_folder
 
 RESULTS = "results.parquet"
 _OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", "lock"}
@@ -86,7 +87,7 @@ class Store:
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            put_in_place(scratch, place)
+            replace_folder(scratch, place, FORMAT)
         except OSError:
             shutil.rmtree(scratch, ignore_errors=True)
             raise

@@ -31,7 +31,7 @@ def copy(result: Path, tmp_path: Path) -> Path:
 
 def test_the_users_files_are_not_deleted(write_config: Write, copy: Path) -> None:
     (copy / "notes.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"not part of an earlier result \(notes\.md\)"):
+    with pytest.raises(ConfigError, match=r"not part of an earlier result \(not ours: notes\.md\)"):
         run_experiment(load_experiment(write_config(SMALL)), copy)
     assert (copy / "notes.md").read_text() == "mine"
 
@@ -50,9 +50,9 @@ def test_a_run_does_not_replace_figures_nor_the_reverse(
     write_config: Write, result: Path, copy: Path, tmp_path: Path
 ) -> None:
     plot_results([result], tmp_path / "figures")
-    with pytest.raises(ConfigError, match=r"another kind \(figures of several runs\)"):
+    with pytest.raises(ConfigError, match=r"another kind \(figures\)"):
         run_experiment(load_experiment(write_config(SMALL)), tmp_path / "figures")
-    with pytest.raises(ConfigError, match=r"another kind \(that of a run\)"):
+    with pytest.raises(ConfigError, match=r"another kind \(result\)"):
         plot_results([result], copy)
     with pytest.raises(ConfigError, match="name the runs' own folders"):
         read_tables(tmp_path / "figures")

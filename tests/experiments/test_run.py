@@ -32,6 +32,7 @@ def test_the_folder_is_complete(result: Path) -> None:
     assert found == {
         "config.yaml",
         "summary.json",
+        "manifest.json",
         *(f"{name}/{table}" for name in ("orca", "sarathi") for table in tables),
         *(f"figures/{name}.{kind}" for name in FIGURES for kind in ("png", "svg")),
     }
@@ -139,10 +140,10 @@ def test_a_run_that_fails_leaves_nothing(
 
 def test_an_earlier_result_is_replaced_whole(write_config: Write, tmp_path: Path) -> None:
     config, out = write_config(SMALL), tmp_path / "run"
+    run_experiment(load_experiment(config), out)
     run_experiment(load_experiment(config), out, figures=False)
-    (out / "orca" / "stale").write_text("from before")
-    run_experiment(load_experiment(config), out, figures=False)
-    assert not (out / "orca" / "stale").exists()
+    assert not (out / "figures").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
 
 
 def test_what_is_not_ours_is_not_replaced(write_config: Write, tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_a_sweep_among_results_is_named(sweep: Path, result: Path, tmp_path: Pat
     assert "is a sweep: name it alone, or the folders of its runs" in done.stderr
     done = CliRunner().invoke(app, ["plot", str(result), "--out", str(sweep)])
     assert done.exit_code == 2
-    assert "is a result of another kind (that of a sweep)" in done.stderr
+    assert "is a result of another kind (sweep)" in done.stderr
     done = CliRunner().invoke(app, ["compare", str(sweep), str(sweep)])
     assert done.exit_code == 2
     assert "is a sweep: name two of its runs" in done.stderr

@@ -351,7 +351,7 @@ def test_everything_is_on_the_disk_before_it_counts(
     monkeypatch.setattr(os, "fsync", lambda fd: inodes.add(os.fstat(fd).st_ino) or sync(fd))
     swept(plan, tmp_path / "sweep", InProcess())
     files = [path for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
-    assert len(files) == 4 * RUNS + 2
+    assert len(files) == 5 * RUNS + 2, "four files and a manifest a run, and two tables"
     assert [path for path in files if path.stat().st_ino not in inodes] == []
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.files import partial, put_in_place, write_whole
+from profiler.files import exchange, make_folders, partial, remove_empty, restore, write_whole
+from profiler.manifest import replace_folder
 
 
 @pytest.fixture
@@ -62,13 +63,64 @@ def test_a_folder_is_on_the_disk_before_it_is_in_its_place(
     (scratch / "below").mkdir(parents=True)
     (scratch / "one.csv").write_text("1")
     (scratch / "below" / "two.csv").write_text("2")
-    place.mkdir()
-    (place / "earlier.csv").write_text("0")
-    put_in_place(scratch, place)
+    replace_folder(scratch, place, "kind")
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-    assert names == ["place", "place/below", "place/below/two.csv", "place/one.csv"]
-
+    below = ["place/below", "place/below/two.csv", "place/manifest.json", "place/one.csv"]
+    assert names == ["place", *below]
     content = {path.stat().st_ino for path in [place, *place.rglob("*")]}
-    renamed = [number for number, (what, _) in enumerate(events) if what == "renamed"]
-    assert {inode for what, inode in events[: renamed[0]] if what == "to disk"} == content
-    assert events[renamed[-1]] == ("renamed", place.stat().st_ino)
+    assert events[-1] == ("renamed", place.stat().st_ino)
+    assert content <= {inode for what, inode in events if what == "to disk"}
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_two_folders_change_places(
+    tmp_path: Path, atomic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not atomic:
+        monkeypatch.setattr("profiler.files._UNKNOWN", set(range(200)))
+        monkeypatch.setattr("profiler.files._EXCHANGE", 1 << 20)  # a flag that no system knows
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(name)
+    exchange(tmp_path / "a", tmp_path / "b")
+    assert sorted(map(str, (p.relative_to(tmp_path) for p in tmp_path.rglob("*")))) == [
+        "a", "a/b", "b", "b/a",
+    ]  # fmt: skip
+
+
+def test_what_a_kill_within_an_exchange_took_away_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system cannot exchange two names in one step."""
+
+    class Killed(BaseException):
+        pass
+
+    rename = Path.replace
+
+    def second_fails(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise Killed
+        return rename(self, target)
+
+    monkeypatch.setattr("profiler.files._EXCHANGE", 1 << 20)
+    for name in ("new", "place"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "replace", second_fails)
+        exchange(tmp_path / "new", tmp_path / "place")
+    assert not (tmp_path / "place").exists()
+    restore(tmp_path / "place")
+    assert (tmp_path / "place" / "file").read_text() == "place"
+    restore(tmp_path / "place")
+
+
+def test_folders_nested_beyond_the_recursion_limit(tmp_path: Path) -> None:
+    deep = Path(tmp_path, *(["d"] * 1500))
+    made = make_folders(deep)
+    assert (len(made), made[0], deep.is_dir()) == (1500, deep, True)
+    (deep / "..").resolve().joinpath("mine").write_text("kept")
+    remove_empty(made)
+    assert not deep.exists()
+    assert deep.with_name("mine").read_text() == "kept"

@@ -84,7 +84,7 @@ def test_round_trip_keeps_every_value(tmp_path: Path, bundle: Bundle) -> None:
 def test_same_bundle_gives_same_bytes_and_replaces_the_old_one(tmp_path: Path) -> None:
     write_bundle(make(), tmp_path / "a")
     write_bundle(make(), tmp_path / "b")
-    write_bundle(make(), tmp_path / "b")
+    write_bundle(make(), tmp_path / "b", force=True)
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
