@@ -90,7 +90,7 @@ def policies() -> None:
     Example:
       sarathi-sim policies
     """
-    from experiments.config import POLICIES
+    from experiments.config_policy import POLICIES
 
     rows = []
     for name, policy in POLICIES.items():

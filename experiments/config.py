@@ -1,20 +1,19 @@
 """What an experiment may say: every key, its type, its bounds and its default.
 
-The ``workload`` section is in :mod:`experiments.config_workload`.
+The ``workload`` section is in :mod:`experiments.config_workload`, ``policy`` in
+:mod:`experiments.config_policy`.
 :mod:`experiments.loading` reads these from YAML and turns mistakes into messages.
 """
 
 from __future__ import annotations
 
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union, get_type_hints
+from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, create_model, model_validator
+from pydantic import Field, StringConstraints
 
 from experiments.config_base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
+from experiments.config_policy import PolicyConfig
 from experiments.config_workload import Workload
-from policies.catalogue import build, builders
-from policies.policy import Builder, Policy
 
 
 class Cluster(Strict):
@@ -31,48 +30,6 @@ class Cluster(Strict):
     layers_per_stage: list[Degree] | None = None
     usable_memory: Annotated[float, Field(gt=0, le=1)] = 0.9
     max_length: Tokens | None = None
-
-
-class NamedPolicy(Strict):
-    """A policy's name, and its arguments."""
-
-    name: str
-
-    @model_validator(mode="after")
-    def _can_be_built(self) -> Self:
-        self.build()
-        return self
-
-    def build(self) -> Policy:
-        """The policy object this describes."""
-        return build(**self.model_dump())
-
-
-def _policy_model(name: str, builder: Builder) -> type[NamedPolicy]:
-    """The keys that a policy takes: the parameters of what builds it. Whole numbers are counts."""
-    made_by = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc]
-    hints = get_type_hints(made_by)
-    fields: dict[str, Any] = {"name": (Literal[name], ...)}
-    for key, parameter in signature(builder).parameters.items():
-        needed = parameter.default is Parameter.empty
-        kind = Tokens if hints[key] is int else hints[key]
-        fields[key] = (kind, ... if needed else parameter.default)
-    about = (builder.__doc__ or "").partition("\n")[0]
-    return create_model(
-        f"{name}_policy", __base__=NamedPolicy, __doc__=about, __module__=__name__, **fields
-    )
-
-
-POLICIES = {name: _policy_model(name, builder) for name, builder in builders().items()}
-"""Every policy of ``policies/`` that has a name."""
-
-# By name in this module, so that a worker of a sweep unpickles these very classes and not copies.
-globals().update({model.__name__: model for model in POLICIES.values()})
-
-if TYPE_CHECKING:
-    PolicyConfig = NamedPolicy
-else:
-    PolicyConfig = Annotated[Union[tuple(POLICIES.values())], Field(discriminator="name")]  # noqa: UP007
 
 
 class Batching(Strict):

@@ -11,6 +11,7 @@ from experiments.config import Scenario
 from experiments.errors import ConfigError
 from experiments.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
 from experiments.loading import Source
+from experiments.policy_file import blamed
 from experiments.requests import build_requests
 from policies.request import Request
 from policies.scheduler import Scheduler
@@ -95,19 +96,20 @@ class Deployment:
         long as ``predictor`` says, else :attr:`predictor`.
         """
         scenario = self.scenario
-        return simulate(
-            self.requests,
-            self.schedulers(),
-            predictor or self.predictor,
-            self.layers,
-            router=scenario.cluster.router,
-            lazy=scenario.batching.formation == "lazy",
-            blocking_send=scenario.engine.send == "blocking",
-            turnaround_s=scenario.engine.turnaround_s,
-            jitter=scenario.engine.jitter,
-            seed=scenario.seed,
-            progress=progress,
-        )
+        with blamed(scenario.policy):
+            return simulate(
+                self.requests,
+                self.schedulers(),
+                predictor or self.predictor,
+                self.layers,
+                router=scenario.cluster.router,
+                lazy=scenario.batching.formation == "lazy",
+                blocking_send=scenario.engine.send == "blocking",
+                turnaround_s=scenario.engine.turnaround_s,
+                jitter=scenario.engine.jitter,
+                seed=scenario.seed,
+                progress=progress,
+            )
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
@@ -136,8 +138,8 @@ def deploy(
     except CapacityError as error:
         raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
     _check_batch(scenario, kv_capacity, max_length, in_flight, source)
-    if batching.micro_batches == "free" and scenario.policy.name == "request_level":
-        problem = "must be bound: request-level batches leave together"
+    if batching.micro_batches == "free" and scenario.policy.build().holds_finished:
+        problem = f"must be bound: the batches of {scenario.policy.name} leave together"
         raise source.error("batching.micro_batches", "free", problem)
     if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
         problem = (

@@ -47,7 +47,7 @@ class Cell:
     @property
     def policy(self) -> dict[str, Any]:
         """The policy's name and arguments, as ``policies.catalogue.build`` takes them."""
-        return self.scenario.policy.model_dump()
+        return self.scenario.policy.described()
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from experiments.errors import ConfigError
 from experiments.key_paths import KeyPath, assign, get, has, meet, merge, without
 from experiments.messages import mistakes, show, suggest
 from experiments.metric_paths import SHAPE, metric
+from experiments.policy_file import read_policy
 from experiments.yaml_reader import parse_yaml, read_mapping
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -38,15 +39,27 @@ class Source:
 
     def name(self, key: KeyPath) -> str:
         """``FILE: key``, as the user wrote it."""
+        assigned = self._assigned(key)
+        if assigned is not None:
+            return f"--set {'.'.join(assigned)}"
+        if has(self.override, key):
+            key = ("scenarios", self.scenario, *key)
+        return f"{self.file}: {'.'.join(key)}" if key else self.file
+
+    def folder(self, key: KeyPath) -> Path:
+        """What a path at ``key`` that goes with the file is relative to: the file's folder, and
+        for ``--set`` the one in which the command runs."""
+        return Path(self.file).parent if self._assigned(key) is None else Path()
+
+    def _assigned(self, key: KeyPath) -> KeyPath | None:
+        """The ``--set`` that ``key`` comes from."""
         own = ("scenarios", self.scenario, *key)
         given = has(self.override, key)
         if any(meet(path, own) and (given or len(path) > 2) for path in self.assigned):
-            return f"--set {'.'.join(own)}"
+            return own
         if not given and any(meet(path, key) for path in self.assigned):
-            return f"--set {'.'.join(key)}"
-        if given:
-            key = own
-        return f"{self.file}: {'.'.join(key)}" if key else self.file
+            return key
+        return None
 
     def error(self, key: str, value: object, problem: str) -> ConfigError:
         """What to raise when a value cannot be used although its type is right."""
@@ -142,6 +155,9 @@ def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
 
 def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
     """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
+    policy = merged.get("policy")
+    if isinstance(policy, Mapping) and "file" in policy:
+        merged = {**merged, "policy": read_policy(policy, source)}
     try:
         return Scenario.model_validate(merged)
     except ValidationError as error:

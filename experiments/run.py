@@ -15,6 +15,7 @@ from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from experiments.metric_paths import metric
+from experiments.policy_file import stored
 from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
 from experiments.uncertainty import Uncertainty, ratio_band, uncertainty
 from simulator.metrics import Analysis
@@ -181,12 +182,14 @@ def _ratio(
 
 def _write_tables(outcome: Outcome, folder: Path) -> None:
     experiment = outcome.experiment
+    scenarios, policies = {}, dict[str, bytes]()
+    for name, run in outcome.runs.items():
+        scenarios[name], files = stored(run.deployment.scenario, name)
+        policies |= files
     resolved = {
         "name": experiment.name,
         "description": experiment.description,
-        "scenarios": {
-            name: run.deployment.scenario.model_dump() for name, run in outcome.runs.items()
-        },
+        "scenarios": scenarios,
         "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
     }
     _write(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
@@ -199,6 +202,8 @@ def _write_tables(outcome: Outcome, folder: Path) -> None:
         run.analysis.requests.to_parquet(folder / name / "requests.parquet", index=False)
         run.analysis.iterations.to_parquet(folder / name / "iterations.parquet", index=False)
         run.analysis.ledger.to_csv(folder / name / "ledger.csv", index=False)
+    for name, content_of in policies.items():
+        (folder / name).write_bytes(content_of)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,34 +1,83 @@
-"""Policies by name: whatever a module of this package marks with ``@named``."""
+"""Policies by name: whatever a module of this package, or a file of the user's, marks with
+``@named``."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cache
+import sys
+from functools import cache, lru_cache
+from hashlib import sha256
+from traceback import walk_tb
+from types import ModuleType
 from typing import Any
 
 import policies
 from policies.policy import Builder, Policy
 
 
+class PolicyFileError(ValueError):
+    """What is wrong with a file of policies, in one line."""
+
+
 @cache
 def builders() -> dict[str, Builder]:
-    """Every named policy, sorted: a class, or a function that returns a policy.
+    """Every shipped policy, sorted by name: a class, or a function that returns a policy.
 
-    Raises ValueError where two have the same name.
+    Raises PolicyFileError where two have the same name.
     """
     found: dict[str, Builder] = {}
     for module in pkgutil.iter_modules(policies.__path__, "policies."):
-        for item in vars(importlib.import_module(module.name)).values():
-            name = getattr(item, "policy_name", None)
-            if name is None or item.__module__ != module.name or not callable(item):
-                continue
-            if name in found:
-                raise ValueError(f"{module.name}: there are two policies called {name!r}")
-            found[name] = item
+        _collect(importlib.import_module(module.name), found)
     return dict(sorted(found.items()))
 
 
-def build(name: str, **arguments: Any) -> Policy:
-    """The named policy with its arguments. Raises KeyError for an unknown name."""
-    return builders()[name](**arguments)
+@lru_cache(maxsize=64)
+def builders_in(code: str, file: str) -> dict[str, Builder]:
+    """Every policy of a file of the user's own, by name. **This executes ``code``.**
+
+    ``file`` is what tracebacks and messages call it. Raises PolicyFileError where it cannot be
+    executed, or where two policies have the same name.
+    """
+    module = ModuleType(f"policy_file_{sha256(code.encode()).hexdigest()[:16]}", None)
+    module.__file__ = file
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    found: dict[str, Builder] = {}
+    try:
+        exec(compile(code.encode(), file, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise PolicyFileError(blame(error, file)) from error
+    _collect(module, found)
+    return dict(sorted(found.items()))
+
+
+def blame(error: BaseException, file: str) -> str:
+    """An exception in one line, with the last line of ``file`` that it came through."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return f"line {error.lineno}: {error.msg}"
+    where = ""
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == file:
+            where = f"line {line}: "
+    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+
+
+def build(name: str, code: str | None = None, file: str = "", **arguments: Any) -> Policy:
+    """The named policy with its arguments: a shipped one, or that of a file which holds ``code``.
+
+    Raises KeyError for an unknown name.
+    """
+    found = builders() if code is None else builders_in(code, file)
+    return found[name](**arguments)
+
+
+def _collect(module: ModuleType, found: dict[str, Builder]) -> None:
+    """Add what ``module`` itself marks; what it imports is another one's."""
+    for item in vars(module).values():
+        name = getattr(item, "policy_name", None)
+        if not (isinstance(name, str) and callable(item)) or item.__module__ != module.__name__:
+            continue
+        if found.get(name, item) is not item:
+            raise PolicyFileError(f"there are two policies called {name!r}")
+        found[name] = item

@@ -21,7 +21,7 @@ _CODE = (
     ),
     *(
         f"experiments/{name}.py"
-        for name in ("config*", "deployment", "inputs", "requests", "results")
+        for name in ("config*", "deployment", "inputs", "policy_file", "requests", "results")
     ),
     "experiments/sweeps/work.py",
 )
@@ -46,7 +46,7 @@ def code_fingerprint() -> str:
 
 def run_key(deployment: Deployment, name: str) -> str:
     """16 hexadecimal digits: the resolved scenario and its ``name``, the content of what it names
-    (model, device, profile bundle, trace), and the code.
+    (model, device, profile bundle, trace, a policy's file), and the code.
 
     Where those files lie does not matter.
     """
@@ -55,6 +55,7 @@ def run_key(deployment: Deployment, name: str) -> str:
     device = asdict(replace(deployment.device, fitted=None))
     scenario |= {"model": asdict(deployment.model), "device": device}
     scenario["profiles"] = deployment.bundle_sha256
+    scenario["policy"].pop("file", None)  # its sha256 stays
     lengths = scenario["workload"]["lengths"]
     if lengths["kind"] == "trace":
         path = Path(lengths["path"]).expanduser()

@@ -17,6 +17,7 @@ import yaml
 from experiments.config import Scenario
 from experiments.deployment import deploy
 from experiments.loading import Source
+from experiments.policy_file import stored
 from experiments.results import FORMAT, SUMMARY, to_json
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests
@@ -93,7 +94,8 @@ def run_files(job: Job) -> dict[str, bytes]:
     analysis = Analysis(deployment.simulate())
     scenario = run.scenario
     summary = analysis.summary(deployment.model, deployment.device, scenario.cluster.tp)
-    config = {"name": name, "scenarios": {name: scenario.model_dump()}}
+    resolved, policy_files = stored(scenario, name)
+    config = {"name": name, "scenarios": {name: resolved}}
     content = {"format": FORMAT, "name": name, "key": run.key}
     content |= to_json({"scenarios": {name: summary}, "ratios": {}, "reference": {}})
     return {
@@ -105,6 +107,7 @@ def run_files(job: Job) -> dict[str, bytes]:
         ),
         f"{name}/ledger.csv": analysis.ledger.to_csv(index=False).encode(),
         SUMMARY: (json.dumps(content, indent=2) + "\n").encode(),
+        **policy_files,
     }
 
 

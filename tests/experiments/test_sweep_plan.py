@@ -11,8 +11,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments import config
 from experiments.cli import app
+from experiments.config_policy import POLICIES
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.sweeps.estimate import seconds_of_work
@@ -199,5 +199,5 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
 
 def test_policies_travel_to_workers_by_name() -> None:
     """Copies of the classes would make workers warn of values of the wrong class."""
-    for model in config.POLICIES.values():
+    for model in POLICIES.values():
         assert getattr(sys.modules[model.__module__], model.__qualname__) is model

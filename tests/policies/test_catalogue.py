@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import POLICIES
+from experiments.config_policy import POLICIES
 from policies import catalogue
 from policies.orca import Orca, OrcaWorstCase
 from policies.request_level import RequestLevel
@@ -38,7 +38,7 @@ class AtMost:
 
 
 def test_the_shipped_policies_are_found() -> None:
-    assert list(catalogue.builders()) == ["orca", "request_level", "sarathi"]
+    assert {"orca", "request_level", "sarathi"} <= set(catalogue.builders())  # and the reader's
     assert isinstance(catalogue.build("orca", case="worst"), OrcaWorstCase)
     best, free = catalogue.build("orca"), catalogue.build("orca", case="unconstrained")
     assert isinstance(best, Orca)

@@ -1,0 +1,325 @@
+"""A policy of the user's own: from a file, into a run, a sweep, a result and a comparison."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from experiments.config_policy import FilePolicy
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.run import run_experiment, simulate_all
+from experiments.sweeps.backends import InProcess, LocalProcesses
+from experiments.sweeps.execute import execute
+from experiments.sweeps.plan import plan_sweep
+from experiments.sweeps.store import Store
+from policies.catalogue import build
+from tests.experiments.small_config import SMALL, message
+from tests.experiments.small_sweep import SWEEP, tree
+
+AT_MOST = '''"""Mine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from policies.policy import DECODES, Plan, View, named
+
+
+@named("at_most")
+@dataclass
+class AtMost:
+    """Whole prompts, at most so many an iteration."""
+
+    prompts: int
+    eager: bool = True
+    holds_finished = False
+
+    def plan(self, view: View) -> Plan | None:
+        joining = view.admissible()[: self.prompts]
+        if joining:
+            return Plan(tuple((s, s.prompt_tokens) for s in joining))
+        return DECODES if view.num_decodes else None
+'''
+KEYS = "policy: {name: sarathi, chunk_size: 256}"
+OWN = "policy: {file: mine.py, name: at_most, prompts: 2}"
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def config(write_config: Write, tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(AT_MOST, encoding="utf-8")
+    return write_config(SMALL.replace(KEYS, OWN))
+
+
+def own(path: Path, *assignments: str) -> FilePolicy:
+    policy = load_experiment(path, assignments).scenarios["sarathi"].policy
+    assert isinstance(policy, FilePolicy)
+    return policy
+
+
+def test_it_is_found_beside_the_configuration(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    policy = own(config)
+    assert (policy.build().prompts, policy.build().eager) == (2, True)  # type: ignore[attr-defined]
+    assert policy.sha256 == hashlib.sha256((tmp_path / "mine.py").read_bytes()).hexdigest()
+    finished = simulate_all(load_experiment(config)).runs["sarathi"].summary["finished"]
+    assert finished == 60
+
+
+def test_of_set_it_is_found_where_the_command_runs(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "other.py").write_text(AT_MOST)
+    monkeypatch.chdir(here)
+    change = "scenarios.sarathi.policy={file: other.py, name: at_most, prompts: 3}"
+    assert own(write_config(SMALL), change).build().prompts == 3  # type: ignore[attr-defined]
+
+
+MISTAKES = {
+    "no such file": (AT_MOST, "file: none.py, name: at_most, prompts: 2", "no such file ("),
+    "a folder": (AT_MOST, "file: ., name: at_most, prompts: 2", "is not a file ("),
+    "not a path": (AT_MOST, "file: 3, name: at_most", "must be the path of a Python file"),
+    "no home": (AT_MOST, "file: ~nosuch/mine.py, name: at_most", "cannot be read: "),
+    "a NUL": (AT_MOST, 'file: "a\\0b", name: at_most', "policy.file: value 'a\\x00b': "),
+    "syntax": ("x = (\n", "file: mine.py, name: a", "line 1: '(' was never closed"),
+    "a NUL within": ("x = 1\0\n", "file: mine.py, name: a", "null bytes"),
+    "too deep": ("x = " + "(" * 500, "file: mine.py, name: a", "too many nested parentheses"),
+    "raises": ("\n1 / 0\n", "file: mine.py, name: a", "line 2: ZeroDivisionError: division by"),
+    "exits": ("raise SystemExit(3)\n", "file: mine.py, name: a", "line 1: SystemExit: 3"),
+    "imports": ("import nosuch\n", "file: mine.py, name: a", "line 1: ModuleNotFoundError: No"),
+    "no policy": ("x = 1\n", "file: mine.py, name: a", "marks no policy with @named"),
+    "no such name": (AT_MOST, "file: mine.py, name: at_mots", "one of at_most (did you mean at_"),
+    "a list": (AT_MOST, "file: mine.py, name: [1]", "policy.name: value [1]: one of at_most"),
+    "no name": (AT_MOST, "file: mine.py", "policy.name: this key is missing; one of at_most"),
+    "missing": (AT_MOST, "file: mine.py, name: at_most", "policy.prompts: this key is missing"),
+    "unknown": (
+        AT_MOST,
+        "file: mine.py, name: at_most, prompts: 2, eagre: true",
+        "policy.eagre: unknown key (did you mean eager?); allowed: name, file, sha256, prompts",
+    ),
+    "type": (
+        AT_MOST,
+        "file: mine.py, name: at_most, prompts: x",
+        "policy.prompts: value 'x': must be a whole number",
+    ),
+    "another content": (
+        AT_MOST,
+        "file: mine.py, name: at_most, prompts: 2, sha256: abc",
+        "policy.sha256: value 'abc': ",
+    ),
+    "two of a name": (
+        AT_MOST + "\n\n@named('at_most')\nclass Two:\n    pass\n",
+        "file: mine.py, name: at_most",
+        "there are two policies called 'at_most'",
+    ),
+    "a parameter that is taken": (
+        AT_MOST.replace("prompts: int", "file: int"),
+        "file: mine.py, name: at_most",
+        "a parameter cannot be called file: the key is taken",
+    ),
+    "a parameter of no such type": (
+        AT_MOST.replace("prompts: int", "prompts: View"),
+        "file: mine.py, name: at_most",
+        "its parameters cannot be keys: ",
+    ),
+    "an unknown type": (
+        AT_MOST.replace("prompts: int", "prompts: Nosuch"),
+        "file: mine.py, name: at_most",
+        "its parameters cannot be read: ",
+    ),
+    "not a policy": (
+        AT_MOST.replace("    def plan", "    def plans"),
+        "file: mine.py, name: at_most, prompts: 2",
+        "at_most cannot be built: AttributeError: 'AtMost' object has no attribute 'plan'",
+    ),
+    "its constructor raises": (
+        AT_MOST.replace(
+            "    def plan", "    def __post_init__(self):\n        1 / 0\n    def plan"
+        ),
+        "file: mine.py, name: at_most, prompts: 2",
+        "at_most cannot be built: line 20: ZeroDivisionError: division by zero",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(write_config: Write, tmp_path: Path, mistake: str) -> None:
+    code, keys, expected = MISTAKES[mistake]
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    text = SMALL.replace("policy: {name: orca, case: best}\n", "", 1).replace(
+        "orca: {}", "orca: {policy: {name: orca}}"
+    )
+    config = write_config(text.replace(KEYS, f"policy: {{{keys}}}"))
+    done = CliRunner().invoke(app, ["check", str(config)])
+    assert done.exit_code == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1
+    assert re.match(rf"error: {config}: (scenarios\.sarathi\.)?policy\.", lines[0])
+    assert expected in lines[0]
+
+
+def test_a_file_that_is_not_text_or_too_large(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_bytes(b"x = '\xff'\n")
+    assert "mine.py': is not UTF-8 text" in message(config)
+    (tmp_path / "mine.py").write_bytes(b"#" * 1_000_001)
+    assert "mine.py': must be at most 1,000,000 bytes" in message(config)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return 1 / 0", "policy at_most: line 20: ZeroDivisionError: division by zero"),
+        ("return Plan()", "policy at_most: PolicyError: the plan is empty"),
+        ("return 5", "policy at_most: AttributeError: 'int' object has no attribute"),
+    ],
+)
+def test_a_plan_that_goes_wrong_is_one_line(
+    config: Path, tmp_path: Path, body: str, expected: str
+) -> None:
+    code = AT_MOST.replace("        joining", f"        {body}\n        joining")
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        simulate_all(load_experiment(config))
+    assert str(caught.value).startswith(f"{tmp_path / 'mine.py'}: {expected}")
+    assert "\n" not in str(caught.value)
+
+
+def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Path) -> None:
+    code = AT_MOST.replace("holds_finished = False", "holds_finished = True")
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    expected = "must be bound: the batches of at_most leave together"
+    assert expected in message(config, "batching.micro_batches=free")
+
+
+def test_a_result_can_be_simulated_again_anywhere(config: Path, tmp_path: Path) -> None:
+    run_experiment(load_experiment(config), tmp_path / "first", figures=False)
+    moved = tmp_path / "moved"
+    shutil.move(tmp_path / "first", moved)
+    (tmp_path / "mine.py").unlink()
+    stored = yaml.safe_load((moved / "config.yaml").read_text())["scenarios"]["sarathi"]["policy"]
+    assert stored == {
+        "name": "at_most",
+        "file": "sarathi/policy.py",
+        "sha256": hashlib.sha256(AT_MOST.encode()).hexdigest(),
+        "prompts": 2,
+        "eager": True,
+    }
+    again = tmp_path / "again"
+    run_experiment(load_experiment(moved / "config.yaml"), again, figures=False)
+    assert (again / "config.yaml").read_bytes() == (moved / "config.yaml").read_bytes()
+    name = "sarathi/requests.parquet"
+    assert (again / name).read_bytes() == (moved / name).read_bytes()
+
+    words = ["compare", str(moved / "orca"), str(moved / "sarathi"), "--json"]
+    compared = CliRunner().invoke(app, words)
+    assert compared.exit_code == 0, compared.output
+    assert json.loads(compared.stdout)["notes"] == []
+    plotted = CliRunner().invoke(app, ["plot", str(moved), "--out", str(tmp_path / "plot")])
+    assert plotted.exit_code == 0, plotted.output
+
+    file = moved / "sarathi" / "policy.py"
+    file.write_text(AT_MOST + "# changed\n")
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "policy.sha256: value '" in done.stderr
+    assert "policy.py has another content" in done.stderr
+    file.unlink()
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert f"value 'sarathi/policy.py': no such file ({file})" in done.stderr
+
+
+OWN_SWEEP = SWEEP.replace("policy: {name: sarathi, chunk_size: 128}", OWN).replace(
+    "    batching.max_batch: [2, 4, 8]\n", "    batching.max_batch: [2, 4]\n"
+)
+
+
+def swept(config: Path, out: Path, backend: InProcess | LocalProcesses, meanwhile: Path) -> Path:
+    """A sweep during which the policy's file is away."""
+    plan = plan_sweep(config)
+    code = meanwhile.read_bytes()
+    meanwhile.unlink()
+    store = Store(out)
+    store.open(False)
+    report = execute(plan, store, backend)
+    assert (report.finished, report.failures) == (12, {})
+    meanwhile.write_bytes(code)
+    return out
+
+
+def test_a_sweep_sends_it_along(tmp_path: Path) -> None:
+    first, second = tmp_path / "here", tmp_path / "there"
+    for folder, spelled in ((first, "mine.py"), (second, "called_otherwise.py")):
+        folder.mkdir()
+        (folder / spelled).write_text(AT_MOST)
+        (folder / "sweep.yaml").write_text(OWN_SWEEP.replace("mine.py", spelled))
+    one = swept(first / "sweep.yaml", first / "out", InProcess(), first / "mine.py")
+    other = swept(
+        second / "sweep.yaml", second / "out", LocalProcesses(2), second / "called_otherwise.py"
+    )
+    assert tree(one / "runs") == tree(other / "runs")
+    files = [name for name in tree(one) if name.endswith("policy.py")]
+    assert len(files) == 6
+    again = load_experiment((one / files[0]).parents[1] / "config.yaml")
+    assert simulate_all(again).runs["sarathi"].summary["finished"] == 40
+
+
+def test_its_content_is_in_the_key(tmp_path: Path) -> None:
+    config, file = tmp_path / "sweep.yaml", tmp_path / "mine.py"
+    config.write_text(OWN_SWEEP)
+
+    def keys(code: str) -> dict[str, set[str]]:
+        file.write_text(code)
+        found: dict[str, set[str]] = {"orca": set(), "sarathi": set()}
+        for run in plan_sweep(config).runs:
+            found[run.name].add(run.key)
+        return found
+
+    before, after = keys(AT_MOST), keys(AT_MOST + "# another\n")
+    assert before["orca"] == after["orca"]
+    assert not before["sarathi"] & after["sarathi"]
+    assert keys(AT_MOST) == before
+
+
+def test_it_can_be_swept(tmp_path: Path) -> None:
+    config = tmp_path / "sweep.yaml"
+    (tmp_path / "mine.py").write_text(AT_MOST)
+    listed = "    policy: [{name: orca}, {file: mine.py, name: at_most, prompts: 2}]\n"
+    config.write_text(SWEEP.partition("scenarios:")[0] + "sweep:\n  grid:\n" + listed)
+    assert [run.scenario.policy.name for run in plan_sweep(config).runs] == ["orca", "at_most"]
+    text = "    policy.file: [mine.py, none.py]\n"
+    policy = "policy: {file: x.py, name: at_most, prompts: 2}\n"
+    config.write_text(SWEEP.partition("scenarios:")[0] + policy + "sweep:\n  grid:\n" + text)
+    with pytest.raises(ConfigError, match=r"sweep: policy\.file: value 'none\.py': no such file"):
+        plan_sweep(config)
+
+
+def test_it_travels_as_its_code(config: Path, tmp_path: Path) -> None:
+    policy = own(config)
+    sent = pickle.dumps(policy)
+    (tmp_path / "mine.py").unlink()
+    assert pickle.loads(sent) == policy  # noqa: S301
+
+
+def test_the_real_engine_gets_its_code(config: Path, tmp_path: Path) -> None:
+    (scenario,) = (load_experiment(config).scenarios["sarathi"],)
+    described = json.loads(json.dumps(scenario.policy.described()))
+    (tmp_path / "mine.py").unlink()
+    assert build(**described).prompts == 2  # type: ignore[attr-defined]
