@@ -94,7 +94,9 @@ def run(
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
 ) -> None:
-    """Simulate every scenario of CONFIG; write tables and figures to a folder.
+    """Simulate every scenario of CONFIG.
+
+    Tables and figures go to a folder.
 
     \b
     Examples:
@@ -145,7 +147,9 @@ def run(
 
 @app.command()
 def check(config: ConfigArgument, assignments: SetOption = None) -> None:
-    """Check CONFIG against models, devices, profiles and memory, and say what would run.
+    """Check CONFIG, and say what would run.
+
+    Models, devices, profiles and memory are checked too. Nothing is simulated.
 
     \b
     Examples:
@@ -172,7 +176,9 @@ def bench(
     assignments: SetOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
 ) -> None:
-    """Time the event loop against a textbook SimPy simulation in the same process.
+    """Time the event loop against a textbook simulation.
+
+    Both run in the same process. The textbook uses SimPy.
 
     \b
     Examples:

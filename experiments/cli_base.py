@@ -24,8 +24,33 @@ SetOption = Annotated[
 ]
 
 
+GROUPS = {
+    "Simulate": ("check", "run", "plot", "compare", "validate", "bench"),
+    "Sweep": ("plan", "sweep"),
+    "Profile": (
+        *("make-bundle", "import", "profile", "profile-check", "profile-diff"),
+        *("fit", "accuracy", "calibrate"),
+    ),
+    "Data": ("models", "devices", "policies"),
+    "Paper": ("reproduce", "advise"),
+}
+"""The commands by what they are about, in the order of ``--help``."""
+
+
 class Commands(TyperGroup):
-    """Commands whose user errors end in one message on stderr and exit code 2."""
+    """Commands in groups, whose user errors end in one message on stderr and exit code 2."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands group by group, each with the first sentence of its help."""
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                limit = formatter.width - width - 4
+                rows = [
+                    (name.ljust(width), self.commands[name].get_short_help_str(limit))
+                    for name in names
+                ]
+                formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:

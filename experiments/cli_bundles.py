@@ -39,7 +39,9 @@ def import_profile(
         typer.Option(help="The device it was measured on.  [default: the source's first]"),
     ] = None,
 ) -> None:
-    """Turn published measurements into a profile bundle, and say what they lacked.
+    """Make a profile bundle from published measurements.
+
+    The measurements do not ship with the package: data/README.md says where to get them.
 
     GEMM shapes that the source lacks are interpolated, other head counts scaled, and what it did
     not measure at all is predicted by the device's calibrated model; meta.yaml marks each.
@@ -71,13 +73,13 @@ def import_profile(
 
 
 def profile_check(folder: BundleFolder) -> None:
-    """Check bundles: files, units, and what physics demands of their times.
+    """Check bundles: files, units, and impossible times.
 
     Exit code 2 where one cannot be used or is faster than its device can be. A time that falls as
     work grows, and outliers, are warnings: real kernels do both.
 
     \b
-    Example:
+    Examples:
       sarathi-sim profile-check profiles
       sarathi-sim profile-check profiles/a100-80g-sxm/llama-2-70b/tp4
     """
@@ -108,10 +110,12 @@ def profile_diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A bundle.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="A bundle of the same model and tp.")],
 ) -> None:
-    """Compare two bundles op by op: the ratio of B's times to A's.
+    """Compare two bundles op by op.
+
+    Prints the ratio of B's times to A's.
 
     \b
-    Example:
+    Examples:
       sarathi-sim profile-diff data/profiles/a100-80g-sxm/llama-2-70b/tp4 \\
         profiles/a100-80g-sxm/llama-2-70b/tp4
     """

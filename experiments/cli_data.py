@@ -27,7 +27,7 @@ def models() -> None:
     """List the models that ship with the package.
 
     \b
-    Example:
+    Examples:
       sarathi-sim models
     """
     from profiler.model import list_models, load_model
@@ -62,7 +62,7 @@ def devices() -> None:
     """List the devices that ship with the package.
 
     \b
-    Example:
+    Examples:
       sarathi-sim devices
     """
     from profiler.device import list_devices, load_device
@@ -84,10 +84,13 @@ def devices() -> None:
 
 
 def policies() -> None:
-    """List the scheduling policies and their keys, as a config's `policy` section takes them.
+    """List the scheduling policies and their keys.
+
+    These are the keys of a configuration's `policy` section. A policy of your own comes from a
+    file: `policy: {file: mine.py, name: ...}`.
 
     \b
-    Example:
+    Examples:
       sarathi-sim policies
     """
     from experiments.config_policy import POLICIES
@@ -122,10 +125,12 @@ def make_bundle(
         Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
     ] = Path("profiles"),
 ) -> None:
-    """Make a profile bundle from a device's calibrated model, without the GPU.
+    """Make a profile bundle from a device model.
+
+    No GPU is needed: the op times are those of the device's calibrated model.
 
     \b
-    Example:
+    Examples:
       sarathi-sim make-bundle --device a100-80g-sxm --model llama-2-70b --tp 2 --out profiles
       sarathi-sim run my.yaml --set profiles=profiles
     """
@@ -161,7 +166,10 @@ def calibrate(
         bool, typer.Option("--write", help="Store the fit in the shipped device files.")
     ] = False,
 ) -> None:
-    """Fit device models to public measurements; print the error on rows held out of the fit.
+    """Fit device models to public measurements (needs them).
+
+    Prints the error on rows held out of the fit. data/README.md says where the files come from.
+    --report needs no files.
 
     \b
     Examples:

@@ -28,7 +28,7 @@ def fit(
         typer.Option(help="Also write the table (CSV, JSON) and a figure per op to this folder."),
     ] = None,
 ) -> None:
-    """Say how far the regressions of a bundle are off on points they did not see.
+    """Say how far a bundle's regressions are off.
 
     Percent of the bundle's times: between the points, at the edges of tiles, beyond the range
     (fitted up to a quarter of it), and for a GEMM's shape from the other GEMMs (unseen), beside
@@ -116,7 +116,9 @@ def accuracy(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores as JSON.")
     ] = None,
 ) -> None:
-    """Score the regressions on public measurements, on rows not fitted, beside the aims.
+    """Score the regressions on public measurements (needs them).
+
+    Only rows that were not fitted count. The aims stand beside the scores.
 
     data/README.md says which files are meant and where they come from.
 

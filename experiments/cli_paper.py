@@ -44,7 +44,7 @@ def reproduce(
         bool, typer.Option("--list", help="List the claims and how each is read.")
     ] = False,
 ) -> None:
-    """Compute the Sarathi paper's numbers, each beside the paper's own.
+    """Compute the paper's numbers, each beside the paper's own.
 
     \b
     Examples:
@@ -116,7 +116,9 @@ def advise(
         Path | None, typer.Option(help="Folder of profile bundles.  [default: the shipped ones]")
     ] = None,
 ) -> None:
-    """Advise on Sarathi's chunk size and batch cap; five lines, and what they rest on.
+    """Advise on Sarathi's chunk size and batch cap.
+
+    Prints five lines, and what they rest on.
 
     \b
     Examples:

@@ -102,7 +102,9 @@ def profile(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
     extra_tp: Annotated[list[int] | None, typer.Argument(metavar="--tp N", hidden=True)] = None,
 ) -> None:
-    """Measure the op times of one layer's shard on this machine's GPU or CPU; needs torch.
+    """Measure op times on this GPU or CPU (needs torch).
+
+    One layer's shard with random weights is measured at a time.
 
     Killed or stopped, the same command goes on where it was.
 

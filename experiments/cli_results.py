@@ -34,7 +34,7 @@ def plot(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
-    """Draw the scenarios of several runs into the same figures, or a sweep's results.
+    """Draw runs into the same figures, or draw a sweep.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Also draw the parts, into this folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Explain the difference of two results: which part of the time makes it.
+    """Say which part of the time makes two results differ.
 
     Both are simulated again from their config.yaml. The parts add up to the difference exactly.
 

@@ -38,7 +38,7 @@ def add_sweep_commands(app: typer.Typer) -> None:
 def plan(
     config: ConfigArgument, assignments: SetOption = None, workers: WorkersOption = None
 ) -> None:
-    """Check every run that CONFIG's sweep describes; say how many there are and how long they take.
+    """Check the runs of a sweep, and say how long they take.
 
     \b
     Examples:
@@ -80,9 +80,10 @@ def sweep(
         bool, typer.Option("--quiet", help="Print neither progress nor table.")
     ] = False,
 ) -> None:
-    """Simulate every run that CONFIG's sweep describes; write a table with a row per run.
+    """Simulate every run of a sweep.
 
-    Interrupted or with failed runs, complete it with --resume.
+    The result is a table with a row per run. Where runs failed, or the sweep was interrupted,
+    --resume completes it.
 
     \b
     Examples:

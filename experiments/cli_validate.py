@@ -44,7 +44,7 @@ def validate(
     ] = False,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
 ) -> None:
-    """Run a real torch engine and the simulator on the same workloads, and compare; needs torch.
+    """Run a real engine beside the simulator (needs torch).
 
     Three things apart: whether both form the same batches, how well each iteration's time is
     predicted, and how far whole runs differ. On a machine that is not quiet nothing is claimed of

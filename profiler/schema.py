@@ -14,6 +14,7 @@ import secrets
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any, ClassVar, Literal
 
 import pandas as pd
@@ -23,6 +24,7 @@ from profiler.device import list_devices, load_device
 from profiler.files import make_folders, remove_empty, restore
 from profiler.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.model import ModelSpec
+from profiler.paths import data_dir
 from profiler.strict import STRICT, SpecError, parse, read_yaml
 from profiler.table_files import read_table, write_table
 from profiler.tables import EDGE_OPS, LAYER_OPS, SCOPES, TABLES, BundleError, empty_table
@@ -139,9 +141,12 @@ def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
     if device in list_devices() and load_device(device).fitted is None:
         way = f"{device} has specifications only, so a bundle must be measured on one"
     else:
+        shipped = root.resolve().is_relative_to(data_dir().resolve())
+        own = "profiles" if shipped else quote(str(root))
+        then = f", then --set profiles={own}" if shipped else ""
         way = (
-            f"to model one: sarathi-sim make-bundle --device {device} --model {model} --tp {tp} "
-            f"--out {root}"
+            f"to model one: sarathi-sim make-bundle --device {quote(device)} --model "
+            f"{quote(model)} --tp {tp} --out {own}{then}"
         )
     raise BundleError(
         f"no profile bundle for device {device}, model {model}, tp {tp} under {root}; "

@@ -52,7 +52,8 @@ def assemble(
         raise BundleError(
             f"{source.name}: no GEMM of {model.name} at tp {tp} on {device.name} is in this folder "
             f"or near one that is; (n, k) wanted: {shapes}; to model all of it instead: "
-            f"sarathi-sim make-bundle --device {device.name} --model {model.name} --tp {tp}"
+            f"sarathi-sim make-bundle --device {device.name} --model {model.name} --tp {tp} "
+            "--out profiles"
         )
     whole = dict(parts)
     missing = [op for op in wanted_ops(tp) if op not in parts]

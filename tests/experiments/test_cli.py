@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from experiments.cli import app
+from experiments.cli_base import GROUPS
 from tests.experiments.small_config import SMALL
 
 COMMANDS = sorted(typer.main.get_command(app).commands)
@@ -141,8 +143,24 @@ def test_every_command_has_help_with_an_example() -> None:
     for command in COMMANDS:
         done = CliRunner().invoke(app, [command, "--help"])
         assert done.exit_code == 0
-        assert "Example" in done.stdout, command
+        assert "Examples:" in done.stdout, command
         assert f"sarathi-sim {command}" in done.stdout, command
+
+
+def test_the_commands_stand_in_groups_and_none_is_cut_off() -> None:
+    done = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found: dict[str, list[str]] = {}
+    for block in done.stdout.split("\n\n"):
+        title, *lines = block.splitlines()
+        found[title] = [line.split()[0] for line in lines]
+        if title.removesuffix(":") in GROUPS:
+            assert all(re.search(r"[^.]\.$", line) for line in lines)
+    for title, names in GROUPS.items():
+        assert found[f"{title}:"] == list(names)
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(COMMANDS)
 
 
 def test_a_list_of_degrees_is_shown_as_one_gives_it() -> None:

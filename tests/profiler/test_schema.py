@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from profiler.model import load_model
+from profiler.paths import data_dir
 from profiler.schema import (
     EDGE_OPS,
     LAYER_OPS,
@@ -357,7 +358,20 @@ def test_find_bundle_names_what_there_is_and_the_command(tmp_path: Path) -> None
         find_bundle(tmp_path, "some-gpu", "tiny-llama-40m", 4)
     assert "some-gpu/tiny-llama-40m/tp2" in str(caught.value)
     command = "sarathi-sim make-bundle --device some-gpu --model tiny-llama-40m --tp 4"
-    assert command in str(caught.value)
+    assert str(caught.value).endswith(f"{command} --out {tmp_path}")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_where_to_make_a_bundle_is_never_the_package(tmp_path: Path, linked: bool) -> None:
+    root = data_dir() / "profiles"
+    if linked:
+        (tmp_path / "link").symlink_to(root)
+        root = tmp_path / "link"
+    with pytest.raises(BundleError) as caught:
+        find_bundle(root, "a100-80g-sxm", "qwen-72b", 8)
+    command = "sarathi-sim make-bundle --device a100-80g-sxm --model qwen-72b --tp 8"
+    expected = f"{command} --out profiles, then --set profiles=profiles"
+    assert str(caught.value).endswith(expected)
 
 
 def test_a_root_of_bundles_is_no_bundle_but_names_them(tmp_path: Path) -> None:
