@@ -132,7 +132,7 @@ def run(
     if quiet:
         return
     print_notes(run.deployment for run in outcome.runs.values())
-    for note in load_notes(outcome.summary()["scenarios"]):
+    for note in load_notes(outcome.summary()["scenarios"], folder):
         typer.echo(f"note: {note}", err=True)
     console = stderr if json else stdout
     if experiment.description:

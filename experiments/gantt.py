@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from experiments.slices import KINDS, StageSlices, Window, stage_slices
-from experiments.style import KIND_COLOURS, VERMILION
+from experiments.style import BLACK, KIND_COLOURS, VERMILION, policy_colour
 from simulator.metrics import Analysis
 from simulator.records import Floats
 
@@ -25,8 +25,13 @@ _BUBBLE: dict[str, Any] = {
 }
 
 
-def stage_timeline(runs: Mapping[str, Analysis], window: Window) -> Figure:
-    """One panel per scenario, one row per stage (or replica); time runs to the right."""
+def stage_timeline(
+    runs: Mapping[str, Analysis], window: Window, policies: Mapping[str, str] | None = None
+) -> Figure:
+    """One panel per scenario, one row per stage (or replica); time runs to the right.
+
+    A title has the colour of the scenario's policy, where ``policies`` names that.
+    """
     panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}
     rows = [min(len(stages), _MOST_ROWS) for stages in panels.values()]
     heights = [max(count, 2) for count in rows]
@@ -34,7 +39,7 @@ def stage_timeline(runs: Mapping[str, Analysis], window: Window) -> Figure:
     figure = Figure(figsize=(10, height), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
     for axes, (name, stages) in zip(grid, panels.items(), strict=True):
-        _panel(axes, name, stages)
+        _panel(axes, name, stages, BLACK if policies is None else policy_colour(policies[name]))
     grid[-1].set_xlim(window.start_s, window.end_s)
     grid[-1].set_xlabel("time (s)")
     grid[-1].ticklabel_format(axis="x", useOffset=False)
@@ -44,7 +49,7 @@ def stage_timeline(runs: Mapping[str, Analysis], window: Window) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, name: str, stages: list[StageSlices]) -> None:
+def _panel(axes: Axes, name: str, stages: list[StageSlices], colour: str) -> None:
     shown = stages[:_MOST_ROWS]
     for kind, label in enumerate(KINDS):
         boxes = [
@@ -76,7 +81,7 @@ def _panel(axes: Axes, name: str, stages: list[StageSlices]) -> None:
         row_name, labels = "replica", [str(s.replica) for s in shown]
     hidden = len(stages) - len(shown)
     more = f" (first {len(shown)} of {len(stages)} rows)" if hidden else ""
-    axes.set_title(name + more)
+    axes.set_title(name + more, color=colour)
     axes.set_ylabel(row_name)
     axes.set_yticks(range(len(shown)), labels, fontsize=10)
     axes.tick_params(axis="y", length=0)

@@ -7,41 +7,27 @@ from typing import Any
 
 from experiments.errors import ConfigError
 from experiments.messages import suggest
-from simulator.ledger import ACCOUNTS
-from simulator.metrics import QUANTILES, STEADY
+from simulator.metric_registry import METRICS
 
-_QUANTILES = {f"p{round(100 * q)}": 0.0 for q in QUANTILES}
-_SPREAD = {"mean": 0.0, **_QUANTILES}
 
-SHAPE: dict[str, Any] = {
-    "requests": 0,
-    "finished": 0,
-    "rejected": 0,
-    "makespan_s": 0.0,
-    "requests_per_s": 0.0,
-    "tokens_per_s": 0.0,
-    "output_tokens_per_s": 0.0,
-    "mfu": 0.0,
-    "gpus": 0,
-    "iterations": 0,
-    "stage_executions": 0,
-    "mean_batch": 0.0,
-    "kv_peak_share": 0.0,
-    "tbt_s": _QUANTILES,
-    "queueing_s": _SPREAD,
-    "ttft_s": _SPREAD,
-    "tpot_s": _SPREAD,
-    "latency_s": _SPREAD,
-    "bubble_s": _SPREAD,
-    "bubble_share": 0.0,
-    "ledger_s": dict.fromkeys(("wall", *ACCOUNTS), 0.0),
-    "steady": {
-        "state": "",
-        "kendall_s": 0,
-        "warmup_requests": 0,
-        **dict.fromkeys(STEADY, _SPREAD),
-    },
-}
+def _shape() -> dict[str, Any]:
+    """Zeros where a summary has numbers."""
+    shape: dict[str, Any] = {}
+    steady: dict[str, Any] = {"state": ""}
+    for metric in METRICS.values():
+        value: Any = 0 if metric.whole else 0.0
+        if metric.statistics:
+            value = dict.fromkeys(metric.statistics, 0.0)
+        if metric.key.startswith("steady."):
+            steady[metric.key.removeprefix("steady.")] = value
+        elif metric.in_summary:
+            shape[metric.key] = value
+        if metric.grows:
+            steady[metric.key] = value
+    return shape | {"steady": steady}
+
+
+SHAPE: dict[str, Any] = _shape()
 """The keys of :meth:`simulator.metrics.Analysis.summary`: what can be asked for before a run.
 
 Bands and warnings, which a run adds, are no numbers to compare."""

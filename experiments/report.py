@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,50 +22,58 @@ from rich.table import Table
 
 from experiments.config import Cluster
 from experiments.deployment import Deployment
+from experiments.results import SUMMARY
 from experiments.run import Outcome
-from simulator.metrics import STEADY
+from simulator.metric_registry import STEADY, Quantity, known, number_text
 
 Number = float | list[float] | None
 """A cell: a number, the two ends of a band, or nothing."""
 
-# Row of the table -> unit, and where the number is in the summary.
-_ROWS: dict[str, tuple[str, Callable[[Mapping[str, Any]], Number]]] = {
-    "makespan": ("s", lambda s: s["makespan_s"]),
-    "makespan, 90 % band": ("s", lambda s: s.get("makespan_s_band")),
-    "requests a second": ("1/s", lambda s: s["requests_per_s"]),
-    "tokens a second": ("1/s", lambda s: s["tokens_per_s"]),
-    "tokens a second, 90 % band": ("1/s", lambda s: s.get("tokens_per_s_band")),
-    "model FLOPs utilisation": ("%", lambda s: _percent(s["mfu"])),
-    "mean batch": ("", lambda s: s["mean_batch"]),
-    "time to first token, median": ("s", lambda s: _steady(s, "ttft_s")),
-    "time between tokens, median": ("s", lambda s: s["tbt_s"]["p50"]),
-    "time between tokens, p99": ("s", lambda s: s["tbt_s"]["p99"]),
-    "latency, median": ("s", lambda s: _steady(s, "latency_s")),
-    "bubble time of a request, median": ("s", lambda s: s["bubble_s"]["p50"]),
-    "bubbles, share of the stages' time": ("%", lambda s: _percent(s["bubble_share"])),
-    "rejected requests": ("", lambda s: s["rejected"] or None),
-}
+_ROWS = (
+    *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
+    *("mfu", "mean_batch", "ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
+    *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
+)
+"""Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
+_WHERE_ANY = ("bubble_s.p50", "bubble_share", "rejected")
+"""Those that are shown where some scenario has any."""
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _steady(summary: Mapping[str, Any], name: str) -> float | None:
-    """A median: of the steady part of a run that has one, and none of one that is overloaded."""
-    state = summary["steady"]["state"]
-    if state == "overloaded":
+def _row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | None:
+    """Name, unit and the scenarios' numbers. None where no scenario has any."""
+    metric = known(path.removesuffix("_band"))
+    values = [_value(summary, path, metric) for summary in summaries]
+    nothing = (None, "0") if path in _WHERE_ANY else (None,)
+    if all(value in nothing for value in values):
         return None
-    found: float = (summary["steady"] if state == "steady" else summary)[name]["p50"]
-    return found
+    band = ", 90 % band" if path.endswith("_band") else ""
+    cells = ("-" if value is None else value for value in values)
+    return [metric.label + band, metric.metric.unit, *cells]
 
 
-def load_notes(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What to know of runs that are overloaded: a line each."""
+def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
+    """A cell. Latencies are of the steady part of a run that has one, none of an overloaded one."""
+    metric, state = quantity.metric, summary["steady"]["state"]
+    if metric.grows and state == "overloaded":
+        return None
+    found: Any = summary["steady"] if metric.grows and state == "steady" else summary
+    for part in path.split("."):
+        found = found.get(part)
+    if isinstance(found, list):
+        return " to ".join(map(quantity.text, found))
+    return None if found is None else quantity.text(found)
+
+
+def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> list[str]:
+    """What to know of runs that are overloaded: a line each, with where their numbers are.
+
+    ``written`` is the folder of the result.
+    """
     return [
         f"{name} is overloaded: its queue grows for as long as requests arrive (Kendall's S "
         f"{summary['steady']['kendall_s']} of 45 over ten blocks), so its latencies depend on how "
-        "long the run is, and are not printed"
+        f"long the run is, and are not printed; those over all of its {summary['finished']:,} "
+        f"requests are in {written / SUMMARY} (scenarios.{name}: {', '.join(STEADY)})"
         for name, summary in summaries.items()
         if summary["steady"]["state"] == "overloaded"
     ]
@@ -73,15 +82,19 @@ def load_notes(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def results_table(outcome: Outcome) -> Table:
     """The scenarios side by side."""
     summaries = outcome.summary()["scenarios"]
-    table = Table(title=outcome.experiment.name, title_justify="left", title_style="bold")
+    table = Table(
+        title=outcome.experiment.name,
+        title_justify="left",
+        title_style="bold",
+        caption="Every number is defined in docs/metrics.md.",
+        caption_justify="left",
+    )
     table.add_column("", overflow="fold")
     table.add_column("unit", overflow="fold")
     for name in summaries:
         table.add_column(name, justify="right", overflow="fold")
-    for label, (unit, pick) in _ROWS.items():
-        values = [pick(summary) for summary in summaries.values()]
-        if any(value is not None for value in values):
-            table.add_row(label, unit, *map(_number, values))
+    for row in filter(None, (_row(path, summaries.values()) for path in _ROWS)):
+        table.add_row(*row)
     return table
 
 
@@ -104,7 +117,7 @@ def ratios_table(outcome: Outcome) -> Table | None:
             scenarios[over]["steady"]["state"] == "overloaded" for over in ratio.over
         )
         value: float | None = None if growing else ratios[name]
-        label = ratio.label or f"{ratio.metric}, {ratio.over[0]} / {ratio.over[1]}"
+        label = ratio.label or f"{known(ratio.metric).label}, {' / '.join(ratio.over)}"
         simulated = "overloaded" if growing else _number(value)
         cells = [name, label, simulated, _number(bands.get(name))]
         if stated:
@@ -129,14 +142,7 @@ def print_warnings(outcome: Outcome) -> None:
 def _number(value: Number) -> str:
     if value is None:
         return "-"
-    if isinstance(value, list):
-        return f"{_number(value[0])} to {_number(value[1])}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if value and abs(value) < 0.01:
-        return f"{value:.2g}"
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
-    return f"{value:,.{digits}f}"
+    return " to ".join(map(number_text, value if isinstance(value, list) else [value]))
 
 
 class ProgressBar:

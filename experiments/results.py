@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import ConfigError
+from experiments.yaml_reader import read_mapping
 from profiler.files import make_folders, remove_empty, restore
 from profiler.manifest import NotOursError, check_ours, replace_folder
 
@@ -26,6 +27,7 @@ VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
 SWEEP_FORMAT = "sarathi-sim sweep 1"
 ITERATIONS = "iterations.parquet"
+TOKEN_GAPS = "token_gaps.parquet"
 
 
 @contextmanager
@@ -105,10 +107,17 @@ def to_json(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Tables:
-    """One scenario's tables, as the figures take them."""
+    """One scenario's tables, as the figures take them, and the policy it ran.
+
+    ``token_gaps`` is that of :class:`simulator.metrics.Analysis`, None where it was not kept;
+    ``steady`` that of the summary: whether the run is overloaded, and how long it warmed up.
+    """
 
     requests: pd.DataFrame
     ledger: pd.DataFrame
+    token_gaps: pd.DataFrame | None
+    policy: str
+    steady: dict[str, Any]
 
 
 def read_tables(folder: Path) -> dict[str, Tables]:
@@ -122,25 +131,53 @@ def read_tables(folder: Path) -> dict[str, Tables]:
         raise ConfigError(f"{folder}: is a sweep: name it alone, or the folders of its runs")
     if summary.get("format") != FORMAT:
         raise ConfigError(f"{folder}: not the result of a run (no {SUMMARY} of ours)")
-    names = summary.get("scenarios")
-    if not isinstance(names, dict) or not names:
+    scenarios = summary.get("scenarios")
+    if not isinstance(scenarios, dict) or not scenarios:
         raise ConfigError(f"{folder}: the result is damaged: {SUMMARY} names no scenarios")
-    return {name: _tables(folder / name) for name in names}
+    found = {}
+    for name, numbers in scenarios.items():
+        steady = numbers.get("steady") if isinstance(numbers, dict) else None
+        warmup = steady.get("warmup_requests") if isinstance(steady, dict) else None
+        if not isinstance(steady, dict) or not isinstance(warmup, int) or warmup < 0:
+            raise ConfigError(f"{folder}: the result is damaged: {SUMMARY}: {name}: no steady")
+        found[name] = _tables(folder / name, policy_of(folder, name), steady)
+    return found
 
 
-def _tables(folder: Path) -> Tables:
-    from experiments.figures import LEDGER_COLUMNS, REQUEST_COLUMNS
+def policy_of(folder: Path, scenario: str) -> str:
+    """The name of the policy that a result's scenario ran. Raises ConfigError where none is."""
+    path = folder / "config.yaml"
+    config: Any = read_mapping(path)
+    for key in ("scenarios", scenario, "policy", "name"):
+        config = config.get(key) if isinstance(config, dict) else None
+    if not isinstance(config, str):
+        raise ConfigError(f"{path}: the result is damaged: no policy of {scenario}")
+    return config
+
+
+def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
+    from experiments.figures import GAP_COLUMNS, LEDGER_COLUMNS, REQUEST_COLUMNS
 
     requests, ledger = folder / "requests.parquet", folder / "ledger.csv"
+    gaps = folder / TOKEN_GAPS  # which the runs of a sweep do not keep
     try:
-        tables = Tables(pd.read_parquet(requests), pd.read_csv(ledger))
+        token_gaps = pd.read_parquet(gaps) if gaps.exists() else None
+        tables = Tables(pd.read_parquet(requests), pd.read_csv(ledger), token_gaps, policy, steady)
     except (OSError, ValueError, LookupError, NotImplementedError) as error:
         raise ConfigError(f"{folder}: the result is damaged: {error}") from None
     needed = {requests: (tables.requests, REQUEST_COLUMNS), ledger: (tables.ledger, LEDGER_COLUMNS)}
     for path, (table, columns) in needed.items():
-        for column in columns:
-            if column not in table:
-                raise ConfigError(f"{path}: the result is damaged: no column {column}")
-            if table.empty or not pd.api.types.is_numeric_dtype(table[column]):
-                raise ConfigError(f"{path}: the result is damaged: no numbers in {column}")
+        if table.empty:
+            raise ConfigError(f"{path}: the result is damaged: no rows")
+        _check_numbers(path, table, columns)
+    if token_gaps is not None:
+        _check_numbers(gaps, token_gaps, GAP_COLUMNS)
     return tables
+
+
+def _check_numbers(path: Path, table: pd.DataFrame, columns: Iterable[str]) -> None:
+    for column in columns:
+        if column not in table:
+            raise ConfigError(f"{path}: the result is damaged: no column {column}")
+        if not pd.api.types.is_numeric_dtype(table[column]):
+            raise ConfigError(f"{path}: the result is damaged: no numbers in {column}")

@@ -16,7 +16,15 @@ from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from experiments.metric_paths import metric
 from experiments.policy_file import stored
-from experiments.results import FORMAT, SUMMARY, Tables, check_replaceable, result_folder, to_json
+from experiments.results import (
+    FORMAT,
+    SUMMARY,
+    TOKEN_GAPS,
+    Tables,
+    check_replaceable,
+    result_folder,
+    to_json,
+)
 from experiments.uncertainty import Uncertainty, ratio_band, uncertainty
 from simulator.metrics import Analysis
 
@@ -147,15 +155,23 @@ def _checked(window: Window | None, outcome: Outcome) -> Window:
 
 def draw_tables(tables: Mapping[str, Tables], folder: Path) -> list[Path]:
     """The figures that need no more than the tables; returns what was written."""
-    from experiments import figures
+    from experiments.figures import run_figures
 
-    requests = {name: table.requests for name, table in tables.items()}
-    drawn = {
-        "bubble_cdf": lambda: figures.bubble_cdf(requests),
-        "completions": lambda: figures.completions(requests),
-        "ledger": lambda: figures.ledger_bars({n: t.ledger for n, t in tables.items()}),
+    return _draw(run_figures(tables), folder, None)
+
+
+def tables_of(outcome: Outcome) -> dict[str, Tables]:
+    """Every scenario's tables, as the figures take them."""
+    return {
+        name: Tables(
+            run.analysis.requests,
+            run.analysis.ledger,
+            run.analysis.token_gaps,
+            run.deployment.scenario.policy.name,
+            run.summary["steady"],
+        )
+        for name, run in outcome.runs.items()
     }
-    return _draw(drawn, folder, None)
 
 
 def _run(name: str, deployment: Deployment, progress: Progress | None) -> ScenarioRun:
@@ -200,6 +216,7 @@ def _write_tables(outcome: Outcome, folder: Path) -> None:
     for name, run in outcome.runs.items():
         (folder / name).mkdir()
         run.analysis.requests.to_parquet(folder / name / "requests.parquet", index=False)
+        run.analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
         run.analysis.iterations.to_parquet(folder / name / "iterations.parquet", index=False)
         run.analysis.ledger.to_csv(folder / name / "ledger.csv", index=False)
     for name, content_of in policies.items():
@@ -213,16 +230,15 @@ def _write(path: Path, text: str) -> None:
 def _write_figures(
     outcome: Outcome, window: Window, folder: Path, progress: Progress | None
 ) -> None:
-    from experiments import figures
+    from experiments.figures import run_figures
     from experiments.gantt import stage_timeline
 
+    tables = tables_of(outcome)
     runs = {name: run.analysis for name, run in outcome.runs.items()}
-    requests = {name: analysis.requests for name, analysis in runs.items()}
+    policies = {name: table.policy for name, table in tables.items()}
     drawn = {
-        "bubble_cdf": lambda: figures.bubble_cdf(requests),
-        "completions": lambda: figures.completions(requests),
-        "timeline": lambda: stage_timeline(runs, window),
-        "ledger": lambda: figures.ledger_bars({name: a.ledger for name, a in runs.items()}),
+        **run_figures(tables),
+        "timeline": lambda: stage_timeline(runs, window, policies),
     }
     _draw(drawn, folder, progress)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import matplotlib
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, distinguishable with every common kind of colour blindness.
@@ -18,6 +21,9 @@ GREY = "#7f7f7f"
 
 # A prompt is blue, a decode yellow; a batch of both is what blue and yellow mix to.
 KIND_COLOURS = {"prefill": BLUE, "mixed": GREEN, "decode": YELLOW}
+
+_POLICY_COLOURS = {"sarathi": BLUE, "orca": VERMILION, "request_level": GREEN}
+_OTHER_POLICIES = (PURPLE, ORANGE, SKY, BLACK)
 
 # Line styles differ too, for grey-scale prints.
 _LINES = (
@@ -63,6 +69,44 @@ def line_styles() -> Iterator[dict[str, Any]]:
         turn, place = divmod(number, len(_LINES))
         dash = _LINES[(place + turn) % len(_LINES)][1]
         yield {"color": _LINES[place][0], "linestyle": dash}
+
+
+def policy_colour(policy: str) -> str:
+    """The colour that a policy has in every figure, whatever else is in it; of no policy, grey.
+
+    That of a policy which does not ship follows from its name alone.
+    """
+    if not policy:
+        return GREY
+    other = _OTHER_POLICIES[crc32(policy.encode()) % len(_OTHER_POLICIES)]
+    return _POLICY_COLOURS.get(policy, other)
+
+
+def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
+    """Colour and dash of a line for each of ``policies``, which may name one several times.
+
+    The lines of one policy are shades of its colour, from dark to light. All differ in dash, so
+    that lines that coincide are seen.
+    """
+    colours = [policy_colour(policy) for policy in policies]
+    alike, seen = Counter(colours), Counter[str]()
+    styles = []
+    for colour, (_, dash) in zip(colours, cycle(_LINES), strict=False):
+        shade = _shade(colour, seen[colour], alike[colour])
+        styles.append({"color": shade, "linestyle": dash})
+        seen[colour] += 1
+    return styles
+
+
+def _shade(colour: str, place: int, total: int) -> str:
+    """One of ``total`` shades of a colour. The first of two is the colour itself."""
+    darkest = 0.0 if total <= 2 else -0.45
+    towards = darkest + (0.45 - darkest) * place / max(total - 1, 1)
+    if not towards:
+        return colour
+    end = 1.0 if towards > 0 else 0.0
+    red, green, blue = ((1 - abs(towards)) * part + abs(towards) * end for part in to_rgb(colour))
+    return str(to_hex((red, green, blue)))
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

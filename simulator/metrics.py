@@ -12,14 +12,13 @@ import pandas as pd
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
 from simulator.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
+from simulator.metric_registry import QUANTILES, STEADY
 from simulator.per_replica import PerReplica
 from simulator.records import Floats, Records
 from simulator.rides import Rides
 from simulator.steady import steady_state
 
-QUANTILES = (0.5, 0.9, 0.99)
-STEADY = ("queueing_s", "ttft_s", "tpot_s", "latency_s")
-"""What a run that is not steady has no quantiles of that mean anything."""
+GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
 
@@ -145,6 +144,15 @@ class Analysis:
         until = np.cumsum(weights[order], dtype=np.int64)
         places = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
         return [float(values[i]) for i in order[np.minimum(places, len(values) - 1)]]
+
+    @cached_property
+    def token_gaps(self) -> pd.DataFrame:
+        """The distribution of the time between tokens: that time, tbt_s, at shares 0 to 1 of all.
+
+        The first row is the shortest gap, the last one the longest. Empty without any.
+        """
+        found = self.tbt_quantiles(GAP_SHARES)
+        return pd.DataFrame({"share": GAP_SHARES, "tbt_s": found}).dropna()
 
     def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
         """KV tokens written on one replica: times in seconds, and the tokens from then on.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from experiments.style import line_styles
-from simulator.metrics import STEADY
+from simulator.metric_registry import STEADY
 from simulator.records import Floats
 
 LOWER, UPPER = 0.1, 0.9

@@ -15,7 +15,7 @@ from experiments.errors import ConfigError
 from experiments.messages import suggest
 from experiments.results import SUMMARY, SWEEP_FORMAT
 from experiments.sweeps.store import RESULTS
-from simulator.metrics import STEADY
+from simulator.metric_registry import STEADY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

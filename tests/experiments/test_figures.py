@@ -2,32 +2,139 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
+import pytest
 
-from experiments.figures import bubble_cdf, completions
+from experiments import run
+from experiments.figures import cdf, completions, ledger_bars, run_figures
+from experiments.gantt import stage_timeline
+from experiments.loading import load_experiment
+from experiments.results import Tables
+from experiments.run import simulate_all
+from experiments.slices import Window
+from experiments.style import BLUE, VERMILION, policy_colour, policy_styles
+from simulator.ledger import ACCOUNTS
 
 
-def _requests(count: int, bubble_s: float) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"bubble_s": np.full(count, bubble_s), "finish_s": np.linspace(0.1, 0.31234, count)}
+def _tables(
+    count: int, value: float, stages: int = 2, policy: str = "orca", state: str = "closed"
+) -> Tables:
+    requests = pd.DataFrame(
+        dict.fromkeys(("ttft_s", "latency_s", "bubble_s"), np.full(count, value))
+        | {"arrival_s": np.arange(float(count)), "finish_s": np.linspace(0.1, 0.31234, count)}
     )
+    accounts = dict.fromkeys((f"{account}_s" for account in ACCOUNTS), 0.0) | {"busy_s": 1.0}
+    rows = [{"replica": 0, "stage": stage, "wall_s": 1.0} | accounts for stage in range(stages)]
+    share = np.linspace(0, 1, 1001)
+    gaps = pd.DataFrame({"share": share, "tbt_s": 0.05 + 0.1 * share})
+    steady = {"state": state, "warmup_requests": 0}
+    return Tables(requests, pd.DataFrame(rows), gaps, policy, steady)
 
 
 def test_counts_of_requests_are_whole() -> None:
-    axes = completions({"orca": _requests(3, 1.0)}).axes[0]
+    axes = completions({"orca": _tables(3, 1.0)}).axes[0]
     assert all(tick == round(tick) for tick in axes.get_yticks())
-    assert axes.lines[0].get_label() == "orca: all after 0.312 s"
+    assert [line.get_label() for line in axes.lines] == ["arrived", "orca: all after 0.312 s"]
+
+
+def test_requests_that_are_all_there_at_once_have_no_line_of_arrivals() -> None:
+    table = _tables(3, 1.0)
+    table.requests["arrival_s"] = 0.0
+    assert len(completions({"orca": table}).axes[0].lines) == 1
 
 
 def test_no_bubbles_are_said_in_words() -> None:
-    axes = bubble_cdf({"orca": _requests(3, 0.0)}).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["No request met a bubble."]
-    assert not bubble_cdf({"orca": _requests(3, 1.0)}).axes[0].texts
+    axes = cdf("bubble_s", {"orca": _tables(3, 0.0)}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["Nothing to show: all are zero."]
+    assert not cdf("bubble_s", {"orca": _tables(3, 1.0)}).axes[0].texts
 
 
-def test_a_long_legend_lies_outside() -> None:
-    for count, outside in ((6, False), (7, True)):
-        figure = bubble_cdf({f"run_{i}": _requests(3, 1.0 + i) for i in range(count)})
-        assert bool(figure.legends) == outside
-        assert (figure.axes[0].get_legend() is None) == outside
+def test_the_legend_lies_outside_and_the_axes_keep_their_height() -> None:
+    for count in (1, 12):
+        figure = cdf("bubble_s", {f"run_{i}": _tables(3, 1.0 + i) for i in range(count)})
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box, axes = legend.get_window_extent(), figure.axes[0].get_window_extent()
+        assert box.y1 < axes.y0
+        assert axes.height > 0.6 * 100 * 4.6
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_bubbles_are_drawn_where_there_is_a_pipeline(stages: int) -> None:
+    drawn = set(run_figures({"one": _tables(3, 1.0, 1), "other": _tables(3, 1.0, stages)}))
+    usual = {"ttft_cdf", "tbt_cdf", "latency_cdf", "completions", "ledger"}
+    assert drawn == (usual | {"bubble_cdf"} if stages > 1 else usual)
+
+
+def test_the_curves_show_the_numbers_of_the_table() -> None:
+    """Medians and tails as in the summary, for requests after the warm-up of a steady run."""
+    changes = ["workload.arrivals.rate=0.5", "workload.requests=200"]
+    outcome = simulate_all(load_experiment("first_experiment", changes))
+    tables = run.tables_of(outcome)
+    for key in ("ttft_s", "latency_s", "tbt_s"):
+        for line, (name, ran) in zip(
+            cdf(key, tables).axes[0].lines, outcome.runs.items(), strict=True
+        ):
+            assert ran.summary["steady"]["state"] == "steady"
+            numbers = ran.summary["tbt_s"] if key == "tbt_s" else ran.summary["steady"][key]
+            median, tail = re.findall(r"[\d.]+(?=,| s$)", str(line.get_label()))
+            assert str(line.get_label()).startswith(f"{name}: median ")
+            assert float(median) == pytest.approx(numbers["p50"], rel=5e-3)
+            assert float(tail) == pytest.approx(numbers["p99"], rel=5e-3)
+            x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+            assert np.interp(0.5, y, x) == pytest.approx(numbers["p50"], rel=0.02)
+
+
+def test_an_overloaded_run_is_marked_in_its_latencies_only() -> None:
+    tables = {"orca": _tables(9, 1.0, state="overloaded")}
+    for key, marked in (
+        ("ttft_s", True),
+        ("latency_s", True),
+        ("tbt_s", False),
+        ("bubble_s", False),
+    ):
+        (line,) = cdf(key, tables).axes[0].lines
+        assert str(line.get_label()).endswith(" (overloaded)") == marked
+
+
+def test_axes_say_what_and_in_which_unit() -> None:
+    tables = {"orca": _tables(3, 1.0)}
+    for key, words in (
+        ("ttft_s", "time to first token (s)"),
+        ("tbt_s", "time between tokens (s)"),
+        ("latency_s", "latency (s)"),
+    ):
+        assert cdf(key, tables).axes[0].get_xlabel() == words
+
+
+def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
+    """By name, not by place: in the CDFs, in the ledger and in the timeline."""
+    assert policy_colour("mine") == policy_colour("mine") not in (BLUE, VERMILION)
+    one = {"a": _tables(3, 1.0, policy="sarathi"), "b": _tables(3, 1.0, policy="orca")}
+    other = {"c": _tables(3, 1.0, policy="orca")}
+    assert [line.get_color() for line in cdf("ttft_s", one).axes[0].lines] == [BLUE, VERMILION]
+    assert [line.get_color() for line in cdf("ttft_s", other).axes[0].lines] == [VERMILION]
+    assert completions(one).axes[0].lines[1].get_color() == BLUE
+    assert [axes.title.get_color() for axes in ledger_bars(one).axes] == [BLUE, VERMILION]
+    changes = ["workload.requests=20"]
+    outcome = simulate_all(load_experiment("first_experiment", changes))
+    runs = {name: ran.analysis for name, ran in outcome.runs.items()}
+    policies = {name: table.policy for name, table in run.tables_of(outcome).items()}
+    figure = stage_timeline(runs, Window(0.0, 1.0), policies)
+    colours = [axes.title.get_color() for axes in figure.axes]
+    assert colours == [VERMILION, BLUE]
+
+
+def test_lines_of_one_policy_are_shades_that_differ() -> None:
+    styles = policy_styles(["sarathi"] * 7 + ["orca"])
+    assert len({style["color"] for style in styles}) == 8
+    for style in styles[:7]:
+        red, _, blue = (int(style["color"][i : i + 2], 16) for i in (1, 3, 5))
+        assert blue > red, "all are blue"
+    assert styles[7]["color"] == VERMILION
+    two = policy_styles(["orca", "orca"])
+    assert two[0]["color"] == VERMILION
+    assert two[0]["linestyle"] != two[1]["linestyle"]

@@ -22,13 +22,15 @@ from experiments.slices import Window, parse_window, stage_slices
 from simulator.ledger import ACCOUNTS
 from tests.experiments.small_config import SMALL
 
-FIGURES = ("bubble_cdf", "completions", "ledger", "timeline")
+CDFS = ("ttft_cdf", "tbt_cdf", "latency_cdf", "bubble_cdf")
+FIGURES = (*CDFS, "completions", "ledger", "timeline")
 Write = Callable[[str], Path]
 
 
 def test_the_folder_is_complete(result: Path) -> None:
     found = {str(path.relative_to(result)) for path in result.rglob("*") if path.is_file()}
-    tables = ("requests.parquet", "iterations.parquet", "ledger.csv", "timeline.json.gz")
+    parquets = ("requests.parquet", "iterations.parquet", "token_gaps.parquet")
+    tables = (*parquets, "ledger.csv", "timeline.json.gz")
     assert found == {
         "config.yaml",
         "summary.json",
@@ -221,7 +223,7 @@ def test_plot_joins_runs(result: Path, tmp_path: Path) -> None:
     plot_results([result], tmp_path / "one")
     plot_results([result, result], tmp_path / "one")  # its own result may be replaced
     names = {path.name for path in (tmp_path / "one" / "figures").iterdir()}
-    assert names == {f"{n}.{k}" for n in FIGURES[:3] for k in ("png", "svg")}
+    assert names == {f"{n}.{k}" for n in FIGURES[:-1] for k in ("png", "svg")}
 
 
 def test_plot_errors(result: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,9 +109,10 @@ def test_of_a_simulated_cluster(rate: float, state: str) -> None:
 def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     changes = ["workload.arrivals.rate=4", "workload.requests=300"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
-    notes = load_notes(outcome.summary()["scenarios"])
+    notes = load_notes(outcome.summary()["scenarios"], Path("runs/mine"))
     assert len(notes) == 2
     assert "orca is overloaded: its queue grows" in notes[0]
+    assert "over all of its 300 requests are in runs/mine/summary.json (scenarios.orca:" in notes[0]
     table = results_table(outcome)
     rows = list(table.columns[0].cells)
     assert "latency, median" not in rows
