@@ -158,13 +158,21 @@ def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) 
     return parity
 
 
-def replay(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
-    """The simulator's loop with the measured service times alone; links take their medians."""
+def replay(
+    run: EngineRun,
+    requests: Sequence[Request],
+    scheduler: Scheduler,
+    less: Floats | float = 0.0,
+) -> Records:
+    """The simulator's loop with the measured service times alone; links take their medians.
+
+    ``less``: seconds by which each stage's work is shortened.
+    """
     times = stage_times(run)
     sends, turnaround = links(run)
     count = len(times.start)
     recorded = Recorded(
-        times.finish - times.start,
+        times.finish - times.start - less,
         np.broadcast_to(sends, (count, len(sends))),
         np.full(count, turnaround),
     )

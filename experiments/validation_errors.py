@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiments.disturbance import Lost, lost
 from experiments.engine_cells import Cell
 from experiments.measured import (
     KINDS,
@@ -21,57 +22,18 @@ from experiments.measured import (
     stage_times,
 )
 from experiments.prediction import Links, Prediction, bundle_predictor
+from experiments.totals import Whole
 from experiments.validation import Repeat, Session
 from profiler.engine_processes import EngineRun, StageLog
-from profiler.engine_spec import EngineSpec
 from profiler.in_situ import in_situ_bundle
 from profiler.work import TIMED_OPS
-from simulator.ledger import WAITS
-from simulator.metrics import Analysis
 from simulator.records import Floats, Records
 from simulator.regression import OpTimes
 
-# Decided beforehand: a repeat outside of these says something of the machine, not of the model.
-MOST_WALL_PER_CPU = 1.03
-MOST_PREEMPTED = 0.05
 MOST_DRIFT = 0.05
-#: Preempted: a stage's time for a micro-batch beyond this factor of its CPU time, and 0.1 ms.
-_PREEMPTED = 1.03
+"""Decided beforehand: a repeat beyond it says something of the machine, not of the model."""
 
 PREDICTIONS = ("calibrated", "grid")
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A run in totals. Bubbles are those of the ledger, communication and turn-around included."""
-
-    makespan_s: float
-    tokens_per_s: float
-    ttft_p50_s: float
-    ttft_p90_s: float
-    bubble_s: float
-    bubble_by_stage_s: tuple[float, ...]
-    bubble_per_request_s: float
-
-    @staticmethod
-    def of(records: Records) -> Whole:
-        """Of a simulated or a measured run."""
-        analysis = Analysis(records)
-        table = analysis.requests
-        stages = [
-            sum(float(row[f"{name}_s"]) for name in WAITS) for _, row in analysis.ledger.iterrows()
-        ]
-        tokens = int(records.prompt_tokens.sum() + records.output_tokens.sum())
-        makespan = records.end_s - float(records.arrival_s.min())
-        return Whole(
-            makespan,
-            tokens / makespan,
-            float(table["ttft_s"].quantile(0.5)),
-            float(table["ttft_s"].quantile(0.9)),
-            sum(stages),
-            tuple(stages),
-            float(table["bubble_s"].mean()),
-        )
 
 
 @dataclass(frozen=True)
@@ -89,8 +51,7 @@ class Outcome:
     measured: Whole
     whole: dict[str, Whole]
     replayed: Whole
-    wall_per_cpu: float
-    preempted: float
+    lost: Lost
     op_share: float
     records: dict[str, Records]
 
@@ -107,10 +68,8 @@ def rejection(repeat: Repeat, outcomes: list[Outcome]) -> str | None:
     if abs(moved - 1) > MOST_DRIFT:
         return f"the grid took {moved:.2f} times as long after as before"
     for outcome in outcomes:
-        if outcome.wall_per_cpu > MOST_WALL_PER_CPU:
-            return f"wall time was {outcome.wall_per_cpu:.3f} times the CPU time"
-        if outcome.preempted > MOST_PREEMPTED:
-            return f"{outcome.preempted:.0%} of the stages' work was preempted"
+        if (why := outcome.lost.too_much()) is not None:
+            return why
     return None
 
 
@@ -128,7 +87,6 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
     simulated = {name: p.simulate(requests) for name, p in predictions.items()}
     again = replay(run, requests, cell.scheduler())
     times = stage_times(run)
-    wall, preempted = _disturbance(session.spec, run.stages)
     return Outcome(
         parity=lockstep(run, requests, cell.scheduler()),
         kinds=kinds(decisions),
@@ -139,8 +97,7 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
         measured=Whole.of(measured),
         whole={name: Whole.of(records) for name, records in simulated.items()},
         replayed=Whole.of(again),
-        wall_per_cpu=wall,
-        preempted=preempted,
+        lost=lost(session.spec, run, requests, cell.scheduler),
         op_share=_op_share(run.stages),
         records={"measured": measured, **simulated},
     )
@@ -160,19 +117,6 @@ def _joined(grids: tuple[StageLog, StageLog]) -> StageLog:
     before, after = grids
     columns = ("arrived", "start", "finish", "cpu", "ops")
     return StageLog(*(np.concatenate([getattr(before, c), getattr(after, c)]) for c in columns))
-
-
-def _disturbance(spec: EngineSpec, log: StageLog) -> tuple[float, float]:
-    """Wall over CPU time of the stages' work, and the share of it that was preempted.
-
-    Without all-reduces, in which a rank waits for others and has no need of its core. NaN on a GPU,
-    whose work takes none of the host's time.
-    """
-    if spec.device == "cuda":
-        return float("nan"), float("nan")
-    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index("all_reduce")]
-    preempted = wall > _PREEMPTED * log.cpu + 1e-4
-    return float(wall.sum() / log.cpu.sum()), float(preempted.mean())
 
 
 def _op_share(log: StageLog) -> float:

@@ -87,7 +87,7 @@ def _ratio_text(value: float | None) -> str:
 
 
 def verdict(result: Mapping[str, Any]) -> list[str]:
-    """What may be claimed, in sentences."""
+    """What may be claimed, in sentences, layout by layout."""
     lines = []
     for layout, entry in result["repeats"].items():
         lines += [f"{layout}: repeat {r['repeat']} rejected: {r['why']}" for r in entry["rejected"]]
@@ -97,11 +97,13 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
         f"and was to be within {row['limit']:.0%}"
         for row in missed
     ]
-    if not result["quiet"]:
-        lines.append(
-            f"the machine was not quiet: fewer than {FEWEST_REPEATS} repeats were accepted, so "
-            "nothing is claimed of predicted times"
-        )
-    elif not missed:
-        lines.append("all targets met")
+    lines += [
+        f"{layout}: the machine was not quiet: {entry['accepted']} of {entry['run']} repeats were "
+        f"accepted, fewer than {FEWEST_REPEATS}, so nothing is claimed of predicted times"
+        for layout, entry in result["repeats"].items()
+        if not entry["quiet"]
+    ]
+    unjudged = any(row["met"] is None for row in result["targets"])
+    if not missed:
+        lines.append("all targets that could be judged met" if unjudged else "all targets met")
     return lines

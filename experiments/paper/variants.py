@@ -7,12 +7,15 @@ handful of the paper's numbers (``data/paper/calibration.yaml``; ``calibrate.py`
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from experiments.machine import Machine, with_attention
 from profiler.model import LAYER_GEMMS
@@ -24,6 +27,9 @@ from simulator.regression import OpTimes
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")
+
+RowTime = Callable[[ArrayLike], Floats]
+"""Seconds of an op in one layer, by token rows."""
 
 TILE = 128
 _LARGE = 4096  # tokens at which a GEMM runs at its full rate
@@ -85,10 +91,17 @@ class Lab:
     """The machines of one variant, each made when first asked for.
 
     ``constants`` are those fitted to the paper, by device; a device without is as shipped.
+    ``change`` makes other op times of a machine's, for controls.
     """
 
-    def __init__(self, variant: Variant, constants: dict[str, Constants] | None = None) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        constants: dict[str, Constants] | None = None,
+        change: Callable[[OpTimes], OpTimes] | None = None,
+    ) -> None:
         self.variant = variant
+        self._change = change
         self.fitted: frozenset[str] = frozenset()
         self._constants = constants or {}
         if variant == "paper-calibrated" and constants is None:
@@ -105,8 +118,15 @@ class Lab:
             constants = self._constants.get(device)
             if constants is not None:
                 ops, mixed_s = calibrated(ops, constants), constants.mixed_us * 1e-6
+            if self._change is not None:
+                ops = self._change(ops)
             self._machines[key] = Machine(ops, device, mixed_s)
         return self._machines[key]
+
+    @cached_property
+    def untiled(self) -> Lab:
+        """The same with no step past a multiple of the tile."""
+        return Lab(self.variant, self._constants, untiled)
 
     @property
     def a6000(self) -> Machine:
@@ -146,6 +166,34 @@ def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
     read = c.read * time_us[0]
     compute = c.compute * full_rate * padded
     return np.asarray((read**p + compute**p) ** (1 / p))
+
+
+def untiled(ops: OpTimes) -> OpTimes:
+    """Op times whose GEMMs grow evenly from one whole tile to the next, without its step."""
+    return with_rows(
+        ops,
+        {op: partial(_between_tiles, ops.linear[op]) for op in LAYER_GEMMS},
+        ops.lm_head,
+        "untiled",
+    )
+
+
+def with_rows(ops: OpTimes, linear: dict[str, RowTime], lm_head: RowTime, mark: str) -> OpTimes:
+    """The op times with other times by rows for the ops of ``linear`` and for the LM head.
+
+    ``mark`` tells its kept tables from those of others.
+    """
+    new = copy.copy(ops)
+    vars(new).update(linear={**ops.linear, **linear}, lm_head=lm_head, key=f"{ops.key} {mark}")
+    return new
+
+
+def _between_tiles(time: RowTime, rows: ArrayLike) -> Floats:
+    rows = np.asarray(rows, np.float64)
+    below = np.maximum(TILE, np.floor(rows / TILE) * TILE)
+    part = (rows - below) / TILE
+    between = (1 - part) * time(below) + part * time(below + TILE)
+    return np.where(rows <= TILE, time(rows), between)
 
 
 @cache

@@ -1,0 +1,132 @@
+"""What other work took of a run: by hand, and on runs recorded on a quiet and a busy machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.disturbance import MOST_OF_TARGET, TARGETS, Lost, lost, lost_seconds
+from experiments.engine_cells import Cell, engine_spec, make_cells
+from policies.catalogue import build
+from policies.request import Request
+from policies.scheduler import Scheduler
+from profiler.driver import Decision, Served
+from profiler.engine_processes import EngineRun, StageLog
+from profiler.engine_spec import EngineSpec
+from profiler.work import TIMED_OPS
+from tests.experiments.fake_engine import FakeEngine
+from tests.experiments.test_validation import cell_of, load
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    return cell_of(load(tmp_path))
+
+
+def found(cell: Cell, run: EngineRun, **spec: Any) -> Lost:
+    engine = replace(engine_spec([cell]), **spec)
+    return lost(engine, run, cell.requests(), cell.scheduler)
+
+
+def test_an_undisturbed_run_lost_nothing(cell: Cell) -> None:
+    run, _ = FakeEngine(cell).serve(cell.requests())
+    assert lost_seconds(run.stages).max() == 0.0
+    assert found(cell, run) == Lost(0.0, 0.0, 0.0, 0.0)
+
+
+def test_lost_time_is_wall_time_less_cpu_time(cell: Cell) -> None:
+    run, _ = FakeEngine(cell).serve(cell.requests())
+    log = run.stages
+    log.cpu[:] = 0.9 * (log.finish - log.start)
+    shares = found(cell, run)
+    assert shares.iteration_error_median == pytest.approx(0.1)
+    assert shares.iteration_error_p90 == pytest.approx(0.1)
+    # All stages alike: the whole pipeline would have been faster, links and returns apart.
+    assert -0.1 < shares.makespan_error < -0.09
+    assert shares.too_much() == (
+        "work that was preempted makes 10.0% of iteration_error_median, and 2.50% is allowed"
+    )
+
+
+def test_few_micro_batches_that_lost_much_count_by_their_time(cell: Cell) -> None:
+    """Neither the median nor the 90th percentile shows the largest 8 %, but the makespan does."""
+    run, _ = FakeEngine(cell).serve(cell.requests())
+    log = run.stages
+    took = (log.finish - log.start).sum(axis=1)
+    largest = np.argsort(took)[-int(0.08 * len(took)) :]
+    log.cpu[largest] = 0.0
+    shares = found(cell, run)
+    assert shares.iteration_error_median == shares.iteration_error_p90 == 0.0
+    why = shares.too_much()
+    assert why is not None and " of makespan_error, " in why
+
+
+def test_waiting_for_other_ranks_is_not_lost(cell: Cell) -> None:
+    """Half of the stages' time is all-reduce, in which the core has nothing to do."""
+    run, _ = FakeEngine(cell).serve(cell.requests())
+    log = run.stages
+    wall = log.finish - log.start
+    log.ops[:, :, TIMED_OPS.index("all_reduce")] = wall / 2
+    log.cpu[:] = wall / 2
+    assert found(cell, run).too_much() is None
+
+
+def test_of_a_gpus_work_the_hosts_clock_says_nothing(cell: Cell) -> None:
+    run, _ = FakeEngine(cell).serve(cell.requests())
+    run.stages.cpu[:] = 1e-9
+    assert found(cell, run).too_much() is not None
+    on_gpu = found(cell, run, device="cuda")
+    assert np.isnan(on_gpu.makespan_error) and on_gpu.too_much() is None
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_half_of_each_target_may_be_lost(name: str) -> None:
+    nothing = Lost(0.0, 0.0, 0.0, 0.0)
+    limit = MOST_OF_TARGET * TARGETS[name]
+    assert replace(nothing, **{name: 0.99 * limit}).too_much() is None
+    for share in (1.01 * limit, -1.01 * limit):
+        why = replace(nothing, **{name: share}).too_much()
+        assert why is not None and f" of {name}, and {limit:.2%} is allowed" in why
+
+
+def recorded(name: str) -> tuple[EngineRun, list[Request], Any, EngineSpec]:
+    """A run of ``validate_cpu`` on two cores, as the engine logged it."""
+    entry = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    times = {key: np.array(entry[key]) for key in ("arrived", "start", "finish", "cpu")}
+    ops = np.zeros((*times["cpu"].shape, len(TIMED_OPS) + 2))
+    decisions = [Decision(**one) for one in entry["decisions"]]
+    run = EngineRun(Served(decisions=decisions), StageLog(**times, ops=ops))
+    requests = [Request(*one) for one in entry["requests"]]
+
+    def scheduler() -> Scheduler:
+        return Scheduler(build(**entry["policy"]), **entry["settings"])
+
+    return run, requests, scheduler, make_spec()
+
+
+def make_spec() -> EngineSpec:
+    """Two stages on a CPU; nothing else of it matters here."""
+    from experiments.loading import load_experiment
+
+    cells = make_cells(load_experiment("validate_cpu"))
+    return engine_spec([cell for cell in cells if cell.layout == (2, 1)])
+
+
+@pytest.mark.parametrize("policy", ["orca", "sarathi"])
+def test_a_run_on_two_quiet_cores_is_accepted(policy: str) -> None:
+    run, requests, scheduler, spec = recorded(f"{policy}_quiet")
+    assert lost(spec, run, requests, scheduler).too_much() is None
+
+
+@pytest.mark.parametrize("policy", ["orca", "sarathi"])
+def test_a_run_beside_other_work_is_rejected(policy: str) -> None:
+    run, requests, scheduler, spec = recorded(f"{policy}_busy")
+    why = lost(spec, run, requests, scheduler).too_much()
+    assert why is not None and why.startswith("work that was preempted")
