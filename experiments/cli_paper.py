@@ -57,7 +57,7 @@ def reproduce(
     from experiments.messages import suggest
     from experiments.paper.claims import pick_claims
     from experiments.paper.reproduce import reproduce as compute
-    from experiments.paper.reproduce import write_json
+    from experiments.paper.reproduce import said, write_json
     from experiments.paper.variants import VARIANTS, Lab
     from experiments.report import ProgressBar
 
@@ -84,8 +84,8 @@ def reproduce(
 
             write_gallery(out, labs, None if ids else results, progress)
     stdout.print(claims_table(results))
-    for name, (good, total) in _summary(results).items():
-        stdout.print(f"{name}: {good} of {total} reproduced", highlight=False, markup=False)
+    for line in said(results):
+        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
     if json is not None:
         write_json(results, json)
         stdout.print(f"written: {json}", highlight=False, markup=False, soft_wrap=True)
@@ -153,22 +153,19 @@ def advise(
         stdout.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _summary(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
-    from experiments.paper.reproduce import summary
-
-    return {str(name): counts for name, counts in summary(results).items()}
-
-
 def claims_table(results: Sequence[Result]) -> Table:
     """One row a claim, the variants side by side."""
     from rich.table import Table
 
+    from experiments.paper.scrutiny import MARKS, marks
+
     variants = list(dict.fromkeys(result.variant for result in results))
     table = Table(
-        caption="*: fitted. Reproduced: within 15 %, or on the right side of a bound.",
+        caption="*: fitted. Reproduced: within 15 %, or on the right side of a bound. " + MARKS,
         caption_justify="left",
     )
     table.add_column("claim", overflow="fold")
+    table.add_column("")
     table.add_column("section")
     table.add_column("unit")
     table.add_column("paper", justify="right")
@@ -186,7 +183,7 @@ def claims_table(results: Sequence[Result]) -> Table:
             good = "yes" if result.ok else "[bold]no[/bold]"
             cells += [f"{result.ours:.4g}{mark}", f"{result.ratio:.2f}", good]
         stated = f"{bounds.get(claim.kind, '')}{claim.paper:g}"
-        table.add_row(claim.id, claim.section, claim.unit, stated, *cells)
+        table.add_row(claim.id, marks(row), claim.section, claim.unit, stated, *cells)
     return table
 
 

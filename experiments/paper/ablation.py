@@ -50,6 +50,12 @@ for _chunk in (64, 128):
     reads(f"ablation_e2e_{_chunk}", _GAIN)(partial(end_to_end, chunk=_chunk))
 
 
-@reads("ablation_256_over_320", _GAIN + " for each of the two")
 def _256_over_320(lab: Lab) -> float:
     return float(end_to_end(lab, 256) > end_to_end(lab, 320))
+
+
+reads(
+    "ablation_256_over_320",
+    _GAIN + " for each of the two; control: GEMMs without the step past a multiple of the tile",
+    control=lambda lab: _256_over_320(lab.untiled),
+)(_256_over_320)

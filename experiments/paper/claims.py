@@ -48,13 +48,27 @@ class Claim:
             return ours == self.paper
         return abs(ours - self.paper) <= TOLERANCE * self.paper
 
+    @property
+    def is_gain(self) -> bool:
+        """Whether it is a gain in throughput over the baseline."""
+        return "throughput gain" in self.metric and self.paper > 1
+
+    def gain_holds(self, ours: float) -> bool:
+        """Whether our gain less 1 is within :data:`TOLERANCE` of the paper's gain less 1."""
+        return abs(ours - self.paper) <= TOLERANCE * (self.paper - 1)
+
 
 @dataclass(frozen=True)
 class Reading:
-    """How a claim is read: the text that says so, and the function that computes our value."""
+    """How a claim is read: the text that says so, and the function that computes our value.
+
+    ``control`` computes it without what the paper says is the reason: a claim that holds then too
+    is no evidence of that.
+    """
 
     text: str
     compute: Callable[[Lab], float]
+    control: Callable[[Lab], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,11 +80,17 @@ class Result:
     ours: float
     reading: str
     fitted: bool
+    control: float | None = None
 
     @property
     def ok(self) -> bool:
         """Whether the claim is reproduced."""
         return self.claim.holds(self.ours)
+
+    @property
+    def control_holds(self) -> bool:
+        """Whether it is reproduced without the reason that the paper gives, too."""
+        return self.control is not None and self.claim.holds(self.control)
 
     @property
     def ratio(self) -> float:
@@ -93,19 +113,22 @@ class Result:
             "setting": f"{self.claim.model}, {self.claim.device}, {self.claim.parallelism}: "
             f"{self.claim.setting}",
             "reading": self.reading,
+            "control": self.control,
         }
 
 
 _READINGS: dict[str, Reading] = {}
 
 
-def reads(id: str, text: str) -> Callable[[Callable[[Lab], float]], Callable[[Lab], float]]:
+def reads(
+    id: str, text: str, *, control: Callable[[Lab], float] | None = None
+) -> Callable[[Callable[[Lab], float]], Callable[[Lab], float]]:
     """Register the function below as what computes our value of claim ``id``."""
 
     def register(compute: Callable[[Lab], float]) -> Callable[[Lab], float]:
         if id in _READINGS:
             raise ValueError(f"claim {id!r} is computed twice")
-        _READINGS[id] = Reading(text, compute)
+        _READINGS[id] = Reading(text, compute, control)
         return compute
 
     return register
@@ -149,4 +172,5 @@ def evaluate(claim: Claim, lab: Lab) -> Result:
     """Our value of one claim."""
     reading = readings()[claim.id]
     ours = float(reading.compute(lab))
-    return Result(claim, lab.variant, ours, reading.text, claim.id in lab.fitted)
+    control = None if reading.control is None else float(reading.control(lab))
+    return Result(claim, lab.variant, ours, reading.text, claim.id in lab.fitted, control)

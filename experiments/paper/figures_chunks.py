@@ -11,7 +11,9 @@ from experiments.paper.figures_costs import (
     CALIBRATED,
     LENGTHS,
     PREDICTED,
+    SMALL,
     STATED,
+    WIDTH,
     Labs,
     paper,
     variant_legend,
@@ -21,8 +23,8 @@ from experiments.style import BLUE, GREY, SKY
 
 def chunking_ablation(labs: Labs) -> Figure:
     """What chunks cost in attention, in the whole prefill, and what is gained end to end."""
-    figure = Figure(figsize=(13, 4.4), layout="constrained")
-    attention, prefill, total = figure.subplots(1, 3)
+    figure = Figure(figsize=(WIDTH, 8.4), layout="constrained")
+    (attention, prefill), (total, key) = figure.subplots(2, 2)
     for lab, line in zip(labs, (PREDICTED, CALIBRATED), strict=True):
         for length, (colour, name) in LENGTHS.items():
             label = f"L = {name}" if line == PREDICTED else None
@@ -42,15 +44,16 @@ def chunking_ablation(labs: Labs) -> Figure:
     for axes in (attention, prefill, total):
         axes.set_xlabel("chunk size")
         axes.set_xticks(CHUNKS, [str(c) if c % 128 == 0 or c in (64, 320) else "" for c in CHUNKS])
+    key.axis("off")
     attention.legend()
-    variant_legend(prefill, loc="upper right")
+    variant_legend(key, loc="upper left")
     return figure
 
 
 def attention_mask(_: Labs) -> Figure:
     """Which keys each query of a chunk sees: chunks of four tokens, three iterations."""
     chunk, chunks = 4, 3
-    figure = Figure(figsize=(10, 2.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     panels = figure.subplots(1, chunks, width_ratios=range(1, chunks + 1))
     for number, axes in enumerate(panels):
         keys = chunk * (number + 1)
@@ -64,8 +67,8 @@ def attention_mask(_: Labs) -> Figure:
         axes.set_xlim(-0.03, keys + 0.03)
         axes.set_ylim(chunk + 0.03, -0.03)
         axes.set_aspect("equal")
-        axes.set_xticks(np.arange(keys) + 0.5, [f"k{i}" for i in range(keys)], fontsize=9)
-        axes.set_yticks(np.arange(chunk) + 0.5, [f"q{i}" for i in query], fontsize=9)
+        axes.set_xticks(np.arange(keys) + 0.5, [f"k{i}" for i in range(keys)], fontsize=SMALL)
+        axes.set_yticks(np.arange(chunk) + 0.5, [f"q{i}" for i in query], fontsize=SMALL)
         axes.xaxis.tick_top()
         axes.tick_params(length=0)
         axes.grid(False)
@@ -77,7 +80,7 @@ def attention_mask(_: Labs) -> Figure:
         Patch(facecolor=SKY, label="cached key, read again"),
         Patch(facecolor="white", edgecolor=GREY, label="masked"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=11)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     return figure
 
 

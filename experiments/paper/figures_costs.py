@@ -21,6 +21,12 @@ from profiler.model import GemmShape
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""
 
+WIDTH = 9.4
+"""Inches of every figure."""
+
+SMALL = 12
+"""Points of the small print. All sizes are legible at half a figure's width (``gallery.py``)."""
+
 LENGTHS = {1024: (BLUE, "1K"), 2048: (VERMILION, "2K"), 3072: (GREEN, "3K")}
 OP_COLOURS = {
     "preproj": BLUE,
@@ -46,23 +52,29 @@ def paper(id: str) -> float:
     return load_claims()[id].paper
 
 
-def variant_legend(axes: Axes, *, stated: bool = True, **place: Any) -> None:
+def variant_handles(*, stated: bool = True) -> list[Line2D]:
     """Which line style is which variant, and what the diamonds are."""
-    handles: list[Line2D] = [
+    handles = [
         Line2D([], [], color=GREY, linestyle=PREDICTED, label="predicted"),
         Line2D([], [], color=GREY, linestyle=CALIBRATED, label="paper-calibrated"),
     ]
     if stated:
         handles.append(Line2D([], [], label="the paper states", **STATED))
+    return handles
+
+
+def variant_legend(axes: Axes, *, stated: bool = True, **place: Any) -> None:
+    """A legend of the variants, beside the one that is there."""
     keep = axes.get_legend()
-    axes.legend(handles=handles, **{"loc": "best", "fontsize": 10, **place})
+    handles = variant_handles(stated=stated)
+    axes.legend(handles=handles, **{"loc": "best", "fontsize": SMALL, **place})
     if keep is not None:
         axes.add_artist(keep)
 
 
 def per_token_cost(labs: Labs) -> Figure:
     """Per-token time by op and batch size, prefill and decode, sequences of 1024."""
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     batches = (1, 2, 4, 8, 12, 18)
     for offset, hatch, lab in zip((-0.21, 0.21), ("", "///"), labs, strict=True):
@@ -86,10 +98,10 @@ def per_token_cost(labs: Labs) -> Figure:
     handles: list[Patch | Line2D] = [Patch(color=c, label=op) for op, c in OP_COLOURS.items()]
     handles += [
         Patch(facecolor=GREY, label="plain: predicted"),
-        Patch(facecolor=GREY, edgecolor="white", hatch="///", label="hatched: paper-calibrated"),
-        Line2D([], [], label="the paper: 0.229 ms (Table 2); times 200, 100, 16.7", **STATED),
+        Patch(facecolor=GREY, edgecolor="white", hatch="///", label="hatched: calibrated"),
+        Line2D([], [], label="the paper: 0.229 ms, x 200, 100, 16.7", **STATED),
     ]
-    figure.legend(handles=handles, loc="outside upper left", fontsize=10, ncols=5)
+    figure.legend(handles=handles, loc="outside upper left", fontsize=SMALL, ncols=3)
     return figure
 
 
@@ -108,7 +120,7 @@ def _stack(axes: Axes, x: float, times: dict[str, float], tokens: int, hatch: st
 
 def single_layer(labs: Labs) -> Figure:
     """Throughput of one layer, and the arithmetic intensity of its ops."""
-    figure = Figure(figsize=(12.5, 8), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 9.4), layout="constrained")
     (prefill, decode), (before, after) = figure.subplots(2, 2)
     batches = np.array([1, 2, 4, 8, 16])
     for lab, line in zip(labs, (PREDICTED, CALIBRATED), strict=True):
@@ -123,22 +135,22 @@ def single_layer(labs: Labs) -> Figure:
             label = f"L = {name}" if line == PREDICTED else None
             decode.plot(sizes, rate, line, color=colour, label=label)
     prefill.axhline(paper("prefill_peak"), color=BLACK, linewidth=1.2, linestyle=":")
-    prefill.text(1, 186, "the paper: about 180 where B x L >= 512", fontsize=10)
+    prefill.text(1, 186, "the paper: about 180", fontsize=SMALL)
     decode.axvline(paper("decode_saturation_batch"), color=BLACK, linewidth=1.2, linestyle=":")
-    decode.text(240, 1, "the paper: 1K saturates at 256", fontsize=10, ha="right")
+    decode.text(240, 1, "the paper: 256", fontsize=SMALL, ha="right")
     for axes, title in ((prefill, "prefill, one layer"), (decode, "decode, one layer")):
         axes.set_xscale("log", base=2)
         axes.set_title(title)
         axes.set_xlabel("batch size B")
         axes.set_ylabel("tokens/ms")
         axes.set_ylim(0, 200 if axes is prefill else None)
-        axes.legend(fontsize=10)
+        axes.legend(fontsize=SMALL)
         axes.xaxis.set_major_formatter("{x:g}")
     variant_legend(prefill, stated=False, loc="center right")
     _intensity(before, labs[0].a6000, 1024)
     _intensity(after, labs[0].a6000, 1)
-    before.set_title("arithmetic intensity, prefill of 1024 tokens")
-    after.set_title("arithmetic intensity, decode at context 1024")
+    before.set_title("intensity, prefill of 1024")
+    after.set_title("intensity, decode at 1024")
     return figure
 
 
@@ -157,14 +169,14 @@ def _intensity(axes: Axes, m: Machine, new: int) -> None:
         x = np.arange(len(names)) + 0.27 * (number - 1)
         colour = (SKY, BLUE, VERMILION)[number]
         axes.bar(x, [values[n] for n in names], 0.25, color=colour, label=f"B = {batch}")
-        axes.set_xticks(range(len(names)), names)
+        axes.set_xticks(range(len(names)), names, fontsize=SMALL, rotation=30)
     axes.axhline(ridge, color=BLACK, linewidth=1.2, linestyle=":")
-    axes.text(-0.4, 5e3, f"dotted: ridge of the A6000, {ridge:.0f}", fontsize=10)
+    axes.text(-0.4, 5e3, f"ridge, {ridge:.0f}", fontsize=SMALL)
     axes.set_yscale("log")
     axes.set_ylim(0.4, 2e4)
     axes.set_ylabel("FLOPs a byte")
     axes.grid(False, axis="x")
-    axes.legend(fontsize=10, ncols=3, loc="upper right")
+    axes.legend(fontsize=SMALL, ncols=3, loc="upper right")
 
 
 def _gemm_intensity(shape: GemmShape, rows: int) -> float:
@@ -174,7 +186,7 @@ def _gemm_intensity(shape: GemmShape, rows: int) -> float:
 
 def tile_quantisation(labs: Labs) -> Figure:
     """Time of one prompt by its tokens, from 1 to 600."""
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     axes = figure.subplots()
     tokens = np.unique([*range(1, 601, 3), *(128 * i + d for i in range(1, 5) for d in (0, 1))])
     for lab, line in zip(labs, (PREDICTED, CALIBRATED), strict=True):
@@ -188,7 +200,7 @@ def tile_quantisation(labs: Labs) -> Figure:
         axes.annotate(
             f"{count}: {stated:g}", (count, stated), shift, textcoords="offset points", ha=side
         )
-    axes.set_xticks(range(0, 601, 64))
+    axes.set_xticks(range(0, 601, 128))
     axes.set_xlim(0, 600)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("prompt tokens")
@@ -199,7 +211,7 @@ def tile_quantisation(labs: Labs) -> Figure:
 
 def decode_speedups(labs: Labs) -> Figure:
     """Decode speedup by batch size and length, chunk 256."""
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.2), layout="constrained")
     axes = figure.subplots()
     for length, (colour, name) in LENGTHS.items():
         batches = range(2, MAX_BATCH[length] + 1)
@@ -211,7 +223,7 @@ def decode_speedups(labs: Labs) -> Figure:
         axes.plot([6], [stated], **{**STATED, "color": colour, "markeredgecolor": BLACK})
     for id in ("decode_speedup_min", "decode_speedup_max"):
         axes.axhline(paper(id), color=BLACK, linewidth=1.2, linestyle=":")
-        axes.text(18, paper(id) + 0.12, f"the paper: {paper(id):g}", ha="right", fontsize=10)
+        axes.text(18, paper(id) + 0.12, f"the paper: {paper(id):g}", ha="right", fontsize=SMALL)
     axes.set_ylim(0, 11)
     axes.set_xlabel("batch size (B - 1 decodes ride on a chunk of 256 - (B - 1))")
     axes.set_ylabel("decode speedup")

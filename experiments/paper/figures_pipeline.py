@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from experiments.paper.figures_costs import Labs
+from experiments.paper.figures_costs import SMALL, WIDTH, Labs
 from experiments.paper.readings import Change
 from experiments.paper.scenarios import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
 from experiments.paper.variants import Lab
@@ -31,7 +31,7 @@ _REQUESTS = {"A": (1400, 7), "B": (500, 7), "C": (900, 7), "D": (300, 7)}
 
 def bubble_schedule(labs: Labs) -> Figure:
     """Four requests on two stages: Orca, where micro-batches differ, and Sarathi."""
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
     panels = figure.subplots(2, 1, sharex=True)
     policies: tuple[tuple[str, Policy], ...] = (
         ("Orca", Orca(max_prefills=1)),
@@ -47,7 +47,7 @@ def bubble_schedule(labs: Labs) -> Figure:
     panels[-1].set_xlabel("time (ms); LLaMA-13B on two A6000s")
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KIND_COLOURS]
     handles.append(_idle_patch((0, 0), 1, "bubble"))
-    figure.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=11)
+    figure.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=SMALL)
     return figure
 
 
@@ -84,11 +84,11 @@ def _schedule(axes: Axes, analysis: Analysis) -> None:
                     (start[row], stage - 0.4), width, 0.8, facecolor=colour, edgecolor="white"
                 )
             )
-            if width > 14:
-                text = members[int(columns["group"][row]), int(columns["iteration"][row])]
+            text = members[int(columns["group"][row]), int(columns["iteration"][row])]
+            if width > 12 * len(text):
                 ink = "white" if kinds[row] == "prefill" else BLACK
                 middle = start[row] + width / 2
-                axes.text(middle, stage, text, ha="center", va="center", fontsize=9, color=ink)
+                axes.text(middle, stage, text, ha="center", va="center", fontsize=SMALL, color=ink)
             idle = 1e3 * split.bubble[row, stage]
             if idle > 0.5:
                 axes.add_patch(_idle_patch((start[row] - idle, stage - 0.4), idle, None))
@@ -115,7 +115,7 @@ def _members(analysis: Analysis) -> dict[tuple[int, int], str]:
 
 
 # Within the axes it would cover a curve.
-_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "fontsize": 10}
+_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "fontsize": SMALL}
 
 
 def pipeline_curves(
@@ -125,7 +125,7 @@ def pipeline_curves(
 
     By reading: requests' bubble seconds, and their finish times, each by scenario.
     """
-    figure = Figure(figsize=(9.4, 7.4), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 9.6), layout="constrained")
     grid = figure.subplots(2, len(shown), squeeze=False)
     names = {
         ORCA: ("Orca TP8 x PP8", VERMILION, "--"),
@@ -148,7 +148,7 @@ def pipeline_curves(
         above.set_ylabel("share of requests")
         ratio = max(medians) / min(medians)
         text = f"medians: {ratio:.3g}x\nthe paper: {PAPER.bubble}x"
-        above.text(0.03, 0.62, text, transform=above.transAxes, fontsize=11)
+        above.text(0.03, 0.62, text, transform=above.transAxes, fontsize=SMALL)
         above.legend(**_ABOVE)
         for scenario, values in finishes.items():
             name, colour, line = names[scenario]
@@ -183,8 +183,9 @@ def tornado(base: Ratios, changes: Sequence[tuple[Change, Ratios | None, Ratios]
         for change, _, up in changes
     }
     ordered = sorted(changes, key=lambda item: size[item[0].name])
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    for axes, (key, title) in zip(figure.subplots(1, 4, sharey=True), titles.items(), strict=True):
+    figure = Figure(figsize=(WIDTH, 12), layout="constrained")
+    panels = figure.subplots(2, 2, sharey=True)
+    for axes, (key, title) in zip(panels.flat, titles.items(), strict=True):
         start, stated = getattr(base, key), getattr(PAPER, key)
         for row, (_, down, up) in enumerate(ordered):
             for result, colour in ((down, ORANGE), (up, BLUE)):
@@ -193,7 +194,7 @@ def tornado(base: Ratios, changes: Sequence[tuple[Change, Ratios | None, Ratios]
         axes.axvline(0, color=BLACK, linewidth=1)
         axes.axvline(100 * (stated / start - 1), color=VERMILION, linestyle="--", linewidth=1.6)
         axes.set_yticks(range(len(ordered)), [change.name for change, _, _ in ordered])
-        axes.set_title(f"{title}: {start:.3g}\n(the paper: {stated:g})", fontsize=12)
+        axes.set_title(f"{title}: {start:.3g}\n(the paper: {stated:g})", fontsize=SMALL)
         axes.margins(x=0.1)
         axes.set_xlabel("change (%)")
         axes.grid(False, axis="y")
@@ -202,5 +203,5 @@ def tornado(base: Ratios, changes: Sequence[tuple[Change, Ratios | None, Ratios]
         Patch(color=BLUE, label="second value, or switched on"),
         Patch(color=VERMILION, label="dashed: the paper"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=11)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     return figure

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from experiments.paper.claims import Claim, Result, evaluate
-from experiments.paper.variants import Lab, Variant
+from experiments.paper.variants import Lab, Variant, load_calibration
 from profiler.files import write_whole
 
 Progress = Callable[[str, int, int], None]
@@ -29,13 +29,43 @@ def reproduce(
     return results
 
 
-def summary(results: Iterable[Result]) -> dict[Variant, tuple[int, int]]:
-    """By variant: claims reproduced, and claims in all."""
+Tally = dict[Variant, tuple[int, int]]
+"""By variant: claims reproduced, and claims in all."""
+
+
+def summary(results: Iterable[Result], ok: Callable[[Result], bool] = lambda r: r.ok) -> Tally:
+    """How many of the results are reproduced."""
     total, good = Counter[Variant](), Counter[Variant]()
     for result in results:
         total[result.variant] += 1
-        good[result.variant] += result.ok
+        good[result.variant] += ok(result)
     return {variant: (good[variant], total[variant]) for variant in total}
+
+
+def independent(results: Iterable[Result]) -> list[Result]:
+    """Those whose claims no constant was fitted to, in either variant."""
+    fitted = load_calibration().fitted
+    return [result for result in results if result.claim.id not in fitted]
+
+
+def gains(results: Iterable[Result]) -> tuple[list[Result], Tally]:
+    """The gains in throughput, and how many are reproduced on (gain - 1)."""
+    some = [result for result in results if result.claim.is_gain]
+    return some, summary(some, lambda r: r.claim.gain_holds(r.ours))
+
+
+def said(results: Sequence[Result]) -> list[str]:
+    """The counts in sentences, one a variant."""
+    apart, gained = summary(independent(results)), gains(results)[1]
+    lines = []
+    for variant, (good, total) in summary(results).items():
+        line = f"{variant}: {good} of {total} reproduced"
+        if variant in apart:
+            line += "; {} of the {} that nothing was fitted to".format(*apart[variant])
+        if variant in gained:
+            line += "; {} of {} gains on (gain - 1)".format(*gained[variant])
+        lines.append(line)
+    return lines
 
 
 def write_json(results: Iterable[Result], file: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 
+from experiments.paper.ablation import end_to_end
 from experiments.paper.claims import Result, load_claims
 from experiments.paper.costs import SCHEMES
 from experiments.paper.decode_speedup import TABLE_4, table_4_decode
 from experiments.paper.readings import Reading
-from experiments.paper.reproduce import summary
+from experiments.paper.reproduce import gains, summary
 from experiments.paper.scenarios import PAPER, Ratios
+from experiments.paper.scrutiny import marks
 from experiments.paper.throughput import table_4_gain
 from experiments.paper.variants import Lab
 
@@ -30,20 +32,47 @@ def claims_table(results: Sequence[Result]) -> str:
     for result in results:
         by_id.setdefault(result.claim.id, []).append(result)
     counts = summary(results)
-    header = ["claim", "§", "unit", "paper"]
+    header = ["claim", "", "§", "unit", "paper"]
     for variant, (good, total) in counts.items():
         header += [f"{variant}: {good} of {total}", "ratio"]
     rows = []
     for found in by_id.values():
         claim = found[0].claim
         stated = f"{_BOUNDS.get(claim.kind, '')}{claim.paper:g}"
-        row = [f"`{claim.id}`", claim.section, claim.unit, stated]
+        row = [f"`{claim.id}`", marks(found), claim.section, claim.unit, stated]
         for result in found:
             ours = f"{result.ours:.4g}{'*' if result.fitted else ''}"
             ratio = f"{result.ratio:.2f}"
             row += [ours, ratio] if result.ok else [f"**{ours}**", f"**{ratio}**"]
         rows.append(row)
     return markdown("Claims", header, rows)
+
+
+def gains_table(results: Sequence[Result]) -> str:
+    """The gains in throughput less 1, in percent; misses in bold."""
+    some, counts = gains(results)
+    header = ["gain", "paper"]
+    for variant, (good, total) in counts.items():
+        header += [f"{variant}: {good} of {total}", "ratio"]
+    rows: dict[str, list[str]] = {}
+    for result in some:
+        claim = result.claim
+        row = rows.setdefault(claim.id, [f"`{claim.id}`", f"{100 * (claim.paper - 1):.0f} %"])
+        ratio = (result.ours - 1) / (claim.paper - 1)
+        cells = [f"{100 * (result.ours - 1):.1f} %", f"{ratio:.2f}"]
+        row += cells if claim.gain_holds(result.ours) else [f"**{cell}**" for cell in cells]
+    return markdown("Gains", header, rows.values())
+
+
+def tile_control(labs: Sequence[Lab]) -> str:
+    """Gain by chunk, with the tile's step and without: the control of 256 over 320."""
+    chunks = (192, 256, 320, 384)
+    rows = [
+        [f"{lab.variant}, {step}", *(f"{end_to_end(machines, chunk):.3f}" for chunk in chunks)]
+        for lab in labs
+        for step, machines in (("as it is", lab), ("without the tile's step", lab.untiled))
+    ]
+    return markdown("Control", ["gain", *(f"chunk {chunk}" for chunk in chunks)], rows)
 
 
 def table_2(labs: Sequence[Lab]) -> str:

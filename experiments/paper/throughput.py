@@ -18,7 +18,7 @@ from experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
 from experiments.paper.variants import Lab
 from policies.orca import Orca, OrcaWorstCase
 from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
+from policies.sarathi import ChunkRule, Sarathi
 
 TILE = 128
 LINEAR = {"ffn": ("ffn_ln1", "ffn_ln2"), "proj": ("preproj", "postproj")}
@@ -44,9 +44,12 @@ BASELINE, ORCA_BEST, ORCA_WORST = RequestLevel(), Orca(max_prefills=1), OrcaWors
 
 
 @cache
-def sarathi(chunk: int) -> Sarathi:
-    """Chunk C - (B - 1). A C that is no multiple of the tile is kept as it is, as in the paper."""
-    return Sarathi(chunk, TILE if chunk % TILE == 0 else 64, "reserve")
+def sarathi(chunk: int, rule: ChunkRule = "reserve") -> Sarathi:
+    """Chunk C - (B - 1), or by another rule.
+
+    A C that is no multiple of the tile is kept as it is, as in the paper.
+    """
+    return Sarathi(chunk, TILE if chunk % TILE == 0 else 64, rule)
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -170,21 +170,15 @@ def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
 
 def untiled(ops: OpTimes) -> OpTimes:
     """Op times whose GEMMs grow evenly from one whole tile to the next, without its step."""
-    return with_rows(
-        ops,
-        {op: partial(_between_tiles, ops.linear[op]) for op in LAYER_GEMMS},
-        ops.lm_head,
-        "untiled",
-    )
+    gemms = {op: partial(_between_tiles, ops.linear[op]) for op in LAYER_GEMMS}
+    return with_rows(ops, gemms, ops.lm_head)
 
 
-def with_rows(ops: OpTimes, linear: dict[str, RowTime], lm_head: RowTime, mark: str) -> OpTimes:
-    """The op times with other times by rows for the ops of ``linear`` and for the LM head.
-
-    ``mark`` tells its kept tables from those of others.
-    """
+def with_rows(ops: OpTimes, linear: Mapping[str, RowTime], lm_head: RowTime) -> OpTimes:
+    """The op times with other times by rows for the ops of ``linear`` and for the LM head."""
     new = copy.copy(ops)
-    vars(new).update(linear={**ops.linear, **linear}, lm_head=lm_head, key=f"{ops.key} {mark}")
+    # Attention and its kept tables stay those of ``ops``, and so does what these depend on.
+    vars(new).update(linear={**ops.linear, **linear}, lm_head=lm_head, whole_layer=ops.whole_layer)
     return new
 
 

@@ -48,8 +48,8 @@ def test_lost_time_is_wall_time_less_cpu_time(cell: Cell) -> None:
     shares = found(cell, run)
     assert shares.iteration_error_median == pytest.approx(0.1)
     assert shares.iteration_error_p90 == pytest.approx(0.1)
-    # All stages alike: the whole pipeline would have been faster, links and returns apart.
-    assert -0.1 < shares.makespan_error < -0.09
+    # All but links and returns would have been faster by that.
+    assert -0.1 < shares.makespan_error < -0.05
     assert shares.too_much() == (
         "work that was preempted makes 10.0% of iteration_error_median, and 2.50% is allowed"
     )

@@ -118,10 +118,15 @@ def test_lockstep_knows_when_a_return_was_handled(experiment: Experiment) -> Non
 
 
 def session(
-    experiment: Experiment, *, repeats: int = 3, factor: float = 1.0, offset_s: float = 0.0
+    experiment: Experiment,
+    *,
+    repeats: int = 3,
+    factor: float = 1.0,
+    offset_s: float = 0.0,
+    pp: int = 2,
 ) -> Session:
     """``factor`` and ``offset_s``: how much slower serving is than the grid says."""
-    cells = make_cells(experiment)
+    cells = [cell for cell in make_cells(experiment) if cell.layout == (pp, 1)]
     offline = [cell for cell in cells if not cell.online]
     spec, works = engine_spec(cells), grid_of(cells)
     grid = FakeEngine(cells[0]).play(works)
@@ -237,23 +242,52 @@ def test_the_report_holds_what_was_promised(experiment: Experiment) -> None:
     json.dumps(result, allow_nan=False)
 
 
+def restless(measured: Session) -> Session:
+    """The first repeat's second grid took far longer than its first."""
+    first, *others = measured.repeats
+    slow = replace(first.grids[0], finish=first.grids[0].start + 2.0)
+    return replace(measured, repeats=[replace(first, grids=(first.grids[0], slow)), *others])
+
+
 def test_on_a_busy_machine_nothing_is_claimed(experiment: Experiment) -> None:
-    measured = session(experiment)
-    busy = [
-        replace(repeat, grids=(repeat.grids[0], replace(
-            repeat.grids[0], finish=repeat.grids[0].start + 2.0)))
-        for repeat in measured.repeats[:1]
-    ]  # fmt: skip
-    spoilt = [replace(measured, repeats=busy + measured.repeats[1:])]
+    spoilt = [restless(session(experiment))]
     result = report(experiment, spoilt, evaluate_all(spoilt, lambda *_: None))
     assert not result["quiet"]
     layout = result["repeats"]["pp2_tp1"]
-    assert (layout["run"], layout["accepted"]) == (3, 2)
+    assert (layout["run"], layout["accepted"], layout["quiet"]) == (3, 2, False)
     assert layout["rejected"][0]["repeat"] == 0
     # Scheduling does not depend on the machine, and is judged all the same.
     judged = {row["what"] for row in result["targets"] if row["met"] is not None}
     assert judged == {"parity"}
-    assert "nothing is claimed" in verdict(result)[-1]
+    assert verdict(result)[-2:] == [
+        "pp2_tp1: the machine was not quiet: 2 of 3 repeats were accepted, fewer than 3, so "
+        "nothing is claimed of predicted times",
+        "all targets that could be judged met",
+    ]
+
+
+def test_a_layout_is_judged_whatever_became_of_the_others(tmp_path: Path) -> None:
+    """One stage: all repeats accepted, and a target missed. Two stages: too few accepted."""
+    scenarios = CONFIG["scenarios"] | {
+        "alone": {"policy": {"name": "orca"}, "cluster": {"max_length": 100, "pp": 1}}
+    }
+    ratio = {"metric": "makespan_s", "over": ["orca", "alone"]}
+    experiment = load(tmp_path, scenarios=scenarios, compare={"stages": ratio})
+    measured = [session(experiment, pp=1), restless(session(experiment))]
+    outcomes = evaluate_all(measured, lambda *_: None)
+    for outcome in outcomes["alone"]:
+        outcome.iterations["calibrated"] *= 1.06
+    result = report(experiment, measured, outcomes)
+    met = {(row["what"], row["cell"]): row["met"] for row in result["targets"]}
+    assert met["iteration_error_median", "alone"] is False
+    assert met["makespan_error", "alone"] is met["replay makespan", "alone"] is True
+    assert met["makespan_error", "orca"] is met["makespan_error", "sarathi"] is None
+    # Of a ratio over both layouts only the repeats count that both accepted.
+    assert (result["ratios"]["stages"]["repeats"], met["ratio", "stages"]) == (2, None)
+    said = verdict(result)
+    assert any(line.startswith("missed: iteration_error_median of alone is +6.") for line in said)
+    assert [line.split(":")[0] for line in said if "not quiet" in line] == ["pp2_tp1"]
+    assert not any("met" in line for line in said)
 
 
 def test_a_missed_target_is_said(experiment: Experiment) -> None:
