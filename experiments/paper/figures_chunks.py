@@ -53,7 +53,7 @@ def chunking_ablation(labs: Labs) -> Figure:
 def attention_mask(_: Labs) -> Figure:
     """Which keys each query of a chunk sees: chunks of four tokens, three iterations."""
     chunk, chunks = 4, 3
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, chunks, width_ratios=range(1, chunks + 1))
     for number, axes in enumerate(panels):
         keys = chunk * (number + 1)

@@ -223,7 +223,14 @@ def decode_speedups(labs: Labs) -> Figure:
         axes.plot([6], [stated], **{**STATED, "color": colour, "markeredgecolor": BLACK})
     for id in ("decode_speedup_min", "decode_speedup_max"):
         axes.axhline(paper(id), color=BLACK, linewidth=1.2, linestyle=":")
-        axes.text(18, paper(id) + 0.12, f"the paper: {paper(id):g}", ha="right", fontsize=SMALL)
+        below = id == "decode_speedup_min"
+        axes.text(
+            2,
+            paper(id) + (-0.12 if below else 0.12),
+            f"the paper: {paper(id):g}",
+            va="top" if below else "bottom",
+            fontsize=SMALL,
+        )
     axes.set_ylim(0, 11)
     axes.set_xlabel("batch size (B - 1 decodes ride on a chunk of 256 - (B - 1))")
     axes.set_ylabel("decode speedup")

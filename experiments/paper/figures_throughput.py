@@ -40,8 +40,8 @@ from experiments.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
 from policies.sarathi import ChunkRule
 
 _RULES: dict[ChunkRule, str] = {
-    "reserve": "chunk C - (B - 1)",
-    "fill": "chunk C - decodes that ride",
+    "reserve": "reserve: C - (B - 1)",
+    "fill": "fill: C - decodes riding",
 }
 """The paper's way to fill two tiles (section 4.4), and this project's default."""
 _CHUNKS = {128: SKY, 256: BLUE, 512: VERMILION}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -40,7 +41,7 @@ from simulator.records import Floats
 from simulator.rides import Rides
 
 DPI = 110
-_LOOK = {"hatch.color": "white", "font.size": 14, "axes.titlesize": 14}
+LOOK: Any = {"hatch.color": "white", "font.size": 14, "axes.titlesize": 14}
 """At half the size of the file, a letter of 12 points is 9 pixels high."""
 NEAREST = "grid-padded"
 """The reading whose curves are drawn beside the plain one's."""
@@ -113,6 +114,6 @@ def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
 
 def _save(draw: Callable[[], Figure], file: Path) -> None:
     image = BytesIO()
-    with styled(), matplotlib.rc_context(_LOOK):
+    with styled(), matplotlib.rc_context(LOOK):
         draw().savefig(image, dpi=DPI, format="png", metadata={"Software": None})
     write_whole(file, image.getvalue())

@@ -40,10 +40,10 @@ Change = Callable[[OpTimes], OpTimes]
 
 def _scaled(op: str, factor: float, ops: OpTimes) -> OpTimes:
     """One group of ops at ``factor`` times its time."""
-    attention = {"prefill": ops.prefill, "decode": ops.decode}
-    if op in attention:
-        attention[op] = _times(attention[op], factor)
-        return with_attention(ops, **attention, mark=f"{op} x {factor:g}")
+    if op == "prefill":
+        return with_attention(ops, _times(ops.prefill, factor), ops.decode, f"{op} x {factor:g}")
+    if op == "decode":
+        return with_attention(ops, ops.prefill, _times(ops.decode, factor), f"{op} x {factor:g}")
     if op == "others":
         return with_rows(ops, {op: _times(ops.linear[op], factor)}, ops.lm_head)
     gemms = {name: _times(ops.linear[name], factor) for name in LAYER_GEMMS}
@@ -65,7 +65,7 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
 
     def pairs(chunk: ArrayLike, context: ArrayLike) -> Floats:
         chunk = np.asarray(chunk, np.float64)
-        return chunk * np.asarray(context, np.float64) + chunk * (chunk + 1) / 2
+        return np.asarray(chunk * np.asarray(context, np.float64) + chunk * (chunk + 1) / 2)
 
     def by_pair(chunk: ArrayLike, context: ArrayLike) -> Floats:
         return pairs(chunk, context) * (ops.prefill(_PROMPT, 0) / pairs(_PROMPT, 0))
