@@ -134,7 +134,7 @@ def pipeline_curves(
     }
     for column, (reading, (bubbles, finishes)) in enumerate(shown.items()):
         above, below = grid[0][column], grid[1][column]
-        above.set_title(f"reading: {reading}", pad=42)
+        above.set_title(f"reading: {reading}", pad=54)
         for scenario, values in bubbles.items():
             name, colour, line = names[scenario]
             ordered = np.sort(values)
@@ -148,7 +148,7 @@ def pipeline_curves(
         above.set_ylabel("share of requests")
         ratio = max(medians) / min(medians)
         text = f"medians: {ratio:.3g}x\nthe paper: {PAPER.bubble}x"
-        above.text(0.03, 0.62, text, transform=above.transAxes, fontsize=SMALL)
+        above.text(0.03, 0.8, text, transform=above.transAxes, fontsize=SMALL)
         above.legend(**_ABOVE)
         for scenario, values in finishes.items():
             name, colour, line = names[scenario]

@@ -58,7 +58,7 @@ def test_what_nothing_was_fitted_to_is_counted_apart() -> None:
 def test_a_gain_is_scored_on_what_is_gained() -> None:
     claim = load_claims()["orca_best_1k"]
     assert claim.is_gain and claim.holds(1.04) and not claim.gain_holds(1.04)
-    assert claim.gain_holds(1.1265) and claim.gain_holds(1.0935)
+    assert claim.gain_holds(1.126) and claim.gain_holds(1.094)
     assert not claim.gain_holds(1.127) and not claim.gain_holds(1.093)
     assert not load_claims()["orca_worst"].is_gain, "there is nothing gained to score"
     some, counts = gains(as_recorded())
@@ -79,7 +79,7 @@ def test_the_counts_are_said_in_the_command_and_in_the_documents() -> None:
     ]
     for file in ("README.md", "docs/paper.md"):
         text = " ".join((ROOT / file).read_text(encoding="utf-8").split())
-        assert re.search(r"\b53\b.{0,400}\b57\b.{0,400}\b41 of .{0,20}\b50\b", text), file
+        assert re.search(r"\b53\b.{0,200}\b57\b.{0,200}\b50 that nothing .{0,99}\b41\b", text), file
 
 
 def test_marks_are_what_is_computed() -> None:
@@ -118,7 +118,7 @@ def test_the_tables_show_the_marks() -> None:
     assert f"| `orca_worst` | {CANNOT_FAIL} {NO_GAIN_PASSES} |" in rows["orca_worst"]
     assert f"| {UNMOVED} |" in rows["pd_peak_256_at"]
     assert rows["tile_257"].startswith("| `tile_257` |  |")
-    assert "| `orca_best_1k` | 11 % | **4.0 %** | **0.36** |" in gains_table(results)
+    assert "| `orca_best_1k` | 11 % | **4.0 %** | **0.37** |" in gains_table(results)
 
 
 def test_256_over_320_does_not_need_the_tile() -> None:
