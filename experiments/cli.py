@@ -66,6 +66,14 @@ def options(
             "--version", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            envvar="SARATHI_SIM_DEBUG",
+            help="Where a command ends in an error, show the traceback.",
+        ),
+    ] = False,
 ) -> None:
     """The options before a command."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,11 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
 ]
 
+# What a wrong option raises; typer handles it, but has no name for it.
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+# A message repeats what the user wrote, and a file may hold a value of megabytes.
+_LONGEST_LINE, _MOST_LINES = 4000, 50
+
 
 GROUPS = {
     "Simulate": ("check", "run", "plot", "compare", "validate", "bench"),
@@ -38,7 +44,10 @@ GROUPS = {
 
 
 class Commands(TyperGroup):
-    """Commands in groups, whose user errors end in one message on stderr and exit code 2."""
+    """Commands in groups, which end in a message on stderr and exit code 2, whatever goes wrong.
+
+    ``--debug`` before the command shows the traceback, too.
+    """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands group by group, each with the first sentence of its help."""
@@ -58,16 +67,37 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(130) from None
+        except (typer.Exit, typer.Abort, _ClickException, BrokenPipeError):
+            raise
         except Exception as error:
-            if not _is_user_error(error):
-                raise
-            typer.echo(f"error: {error}", err=True)
+            if ctx.params.get("debug"):
+                typer.echo(traceback.format_exc(), err=True, nl=False)
+            typer.echo(f"error: {_message(error)}", err=True)
             raise typer.Exit(2) from None
 
 
+def _message(error: Exception) -> str:
+    """A line a mistake, none of them endless; a line in all for what nobody foresaw."""
+    if _is_user_error(error):
+        text = str(error)
+    else:
+        what = "out of memory" if isinstance(error, MemoryError) else type(error).__name__
+        said = " ".join(str(error).split())
+        text = f"{what}{': ' if said else ''}{said} (sarathi-sim --debug COMMAND ... shows where)"
+    lines = [_shortened(line) for line in text.splitlines()]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more"]
+    return "\n".join(lines)
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    half = _LONGEST_LINE // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
 def _is_user_error(error: Exception) -> bool:
-    if isinstance(error, BrokenPipeError):
-        return False
     from experiments.errors import ConfigError
 
     # A full disk, a folder one may not write to, a file that is not there.

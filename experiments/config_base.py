@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 # Names become folder and file names.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+def _nameable(text: str) -> str:
+    if "\0" in text:  # no file is called so
+        raise ValueError("must not hold the character NUL")
+    return text
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096), AfterValidator(_nameable)]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 Degree = Annotated[int, Field(ge=1, le=4096)]

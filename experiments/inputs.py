@@ -14,10 +14,11 @@ from typing import Literal
 from experiments.config import Scenario
 from experiments.errors import ConfigError
 from experiments.loading import Source
+from profiler.check import load_plausible
 from profiler.device import DeviceSpec, load_device
 from profiler.model import ModelSpec, load_model
-from profiler.paths import data_dir
-from profiler.schema import BundleError, bundle_path, find_bundle, load_bundle
+from profiler.paths import data_dir, user_path
+from profiler.schema import BundleError, bundle_path, find_bundle
 from profiler.strict import SpecError
 from simulator.regression import OpTimes
 
@@ -25,7 +26,7 @@ from simulator.regression import OpTimes
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
     """The model. Raises ConfigError where there is none of that name, or where TP cannot cut it."""
     try:
-        path = Path(scenario.model)
+        path = user_path(scenario.model)
         model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
     except SpecError as error:
         raise ConfigError(f"{source.name(('model',))}: {error}") from None
@@ -39,7 +40,7 @@ def model_of(scenario: Scenario, source: Source) -> ModelSpec:
 def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     """The device. Raises ConfigError where it is unknown, or a node of it is too small for TP."""
     try:
-        device = _load_device(scenario.device, _changed(Path(scenario.device)))
+        device = _load_device(scenario.device, _changed(user_path(scenario.device)))
     except SpecError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
     if scenario.cluster.tp > device.gpus_per_node:
@@ -49,7 +50,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
 
 
 def _profiles(scenario: Scenario) -> Path:
-    return Path(scenario.profiles).expanduser() if scenario.profiles else data_dir() / "profiles"
+    return user_path(scenario.profiles) if scenario.profiles else data_dir() / "profiles"
 
 
 def dtype_bytes_of(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> int:
@@ -57,10 +58,10 @@ def dtype_bytes_of(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> 
 
     That there is none is said later, once the memory was found to suffice.
     """
-    path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
     try:
+        path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
         return _load(path, bundle_digest(path))[0].dtype_bytes if path.is_dir() else 2
-    except BundleError:
+    except (BundleError, SpecError):
         return 2
 
 
@@ -72,7 +73,7 @@ def op_times_of(
         path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
         digest = bundle_digest(path)
         ops, longest = _load(path, digest)
-    except BundleError as error:
+    except (BundleError, SpecError) as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
     meta, tp = ops.bundle.meta, scenario.cluster.tp
     if (meta.device, meta.tp) != (device.name, tp):
@@ -129,5 +130,5 @@ def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
 
     ``digest`` is that of the bundle: a worker may live on when the folder's content changes.
     """
-    bundle = load_bundle(path)
+    bundle = load_plausible(path)
     return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())

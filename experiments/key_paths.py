@@ -6,8 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 KeyPath = tuple[str, ...]
+#: No configuration has keys that lie deeper.
+DEEPEST = 100
 # The keys that say which alternative a mapping is.
 _TAGS = ("kind", "name")
+
+
+def key_path(text: str) -> KeyPath | None:
+    """``cluster.pp`` as a key path; None where it is none: an empty key, or far too many."""
+    path = tuple(text.split("."))
+    return path if all(path) and len(path) <= DEEPEST else None
 
 
 def meet(path: KeyPath, key: KeyPath) -> bool:

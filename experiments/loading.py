@@ -12,11 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 from experiments.config import Header, Ratio, Scenario, Validation
 from experiments.config_base import Name
 from experiments.errors import ConfigError
-from experiments.key_paths import KeyPath, assign, get, has, meet, merge, without
+from experiments.key_paths import KeyPath, assign, get, has, key_path, meet, merge, without
 from experiments.messages import mistakes, show, suggest
 from experiments.metric_paths import SHAPE, metric
 from experiments.policy_file import read_policy
-from experiments.yaml_reader import parse_yaml, read_mapping
+from profiler.paths import user_path
+from profiler.plain_yaml import parse_yaml, read_mapping
+from profiler.strict import SpecError
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -139,7 +141,10 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
 def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
     """Read a configuration as :func:`load_experiment` does, up to its scenarios' own keys."""
     path = _find(str(config))
-    raw = read_mapping(path)
+    try:
+        raw = read_mapping(path)
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
     assigned = tuple(_assign(raw, text) for text in assignments)
     overrides = raw.pop("scenarios", None)
     header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
@@ -167,7 +172,10 @@ def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
 
 
 def _find(config: str) -> Path:
-    path = Path(config)
+    try:
+        path = user_path(config)
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
     if path.is_file():
         return path
     shipped = CONFIGS / f"{config}.yaml"
@@ -181,16 +189,20 @@ def _find(config: str) -> Path:
 def _assign(raw: dict[str, Any], text: str) -> KeyPath:
     """Apply one ``key.path=value``; returns the path."""
     where, equals, value = text.partition("=")
-    path = tuple(where.strip().split("."))
-    if not equals or not all(path):
+    path = key_path(where.strip())
+    if not equals or path is None:
         raise ConfigError(f"--set {text}: expected KEY.PATH=VALUE, as in --set seed=3")
-    names = list(raw.get("scenarios") or [str(raw.get("name"))])
+    given = raw.get("scenarios")
+    names = list(given) if given and isinstance(given, dict) else [str(raw.get("name"))]
     if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:
         raise ConfigError(
             f"--set {'.'.join(path)}: no scenario is called {path[1]}{suggest(path[1], names)}; "
             f"there are {', '.join(names)}"
         )
-    change = parse_yaml(value, f"--set {text}")
+    try:
+        change = parse_yaml(value, f"--set {text}")
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
     changed = assign(raw, path, change)
     raw.clear()
     raw.update(changed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 KeyPath = tuple[str, ...]
+#: Mistakes of one scenario that are spelt out; the others are counted.
+MOST = 20
 
 
 def suggest(name: str, allowed: Iterable[str]) -> str:
@@ -24,7 +25,7 @@ def show(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if isinstance(value, date) else repr(value)
+    return repr(value)
 
 
 def mistakes(
@@ -40,7 +41,8 @@ def mistakes(
     may have at the top level beside those of ``model``.
     """
     lines = []
-    for item in error.errors():
+    found = error.errors(include_url=False)
+    for item in found[:MOST]:
         path = _key_path(item["loc"], data)
         if item["type"] == "extra_forbidden":
             allowed = _allowed_keys(model, path[:-1], data)
@@ -51,6 +53,8 @@ def mistakes(
             lines.append(f"{origin(path)}: unknown key{hint}{known}")
         else:
             lines.append(_line(dict(item), path, model, origin))
+    if len(found) > MOST:
+        lines.append(f"{origin(())}: ... and {len(found) - MOST} more mistakes")
     return lines
 
 

@@ -20,6 +20,8 @@ from experiments.config_workload import (
 from experiments.errors import ConfigError
 from experiments.loading import Source
 from policies.request import Request
+from profiler.paths import user_path
+from profiler.strict import SpecError
 from simulator.quantum import HORIZON_S
 from simulator.records import Floats, Ints
 from simulator.trace import Trace, read_trace
@@ -44,8 +46,9 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     lengths = workload.lengths
     trace = None
     if isinstance(lengths, TraceLengths):
+        path = trace_path(lengths, source)
         try:
-            trace = read_trace(Path(lengths.path).expanduser(), workload.requests)
+            trace = read_trace(path, workload.requests)
         except WorkloadError as error:
             raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
         if workload.requests is not None and workload.requests > len(trace.prompt):
@@ -72,6 +75,14 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
         max_length=max_length,
         declare_exact=workload.declared == "exact",
     )
+
+
+def trace_path(lengths: TraceLengths, source: Source) -> Path:
+    """Where the trace lies. Raises ConfigError where ``~`` in it is nobody's home."""
+    try:
+        return user_path(lengths.path)
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
 
 
 def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> ConfigError:

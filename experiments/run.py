@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from experiments.config import Ratio
 from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
@@ -26,6 +24,7 @@ from experiments.results import (
     to_json,
 )
 from experiments.uncertainty import Uncertainty, ratio_band, uncertainty
+from profiler.plain_yaml import dump_yaml
 from simulator.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ def _write_tables(outcome: Outcome, folder: Path) -> None:
         "scenarios": scenarios,
         "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
     }
-    _write(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+    _write(folder / "config.yaml", dump_yaml(resolved))
     reference = {name: r.paper for name, r in experiment.compare.items() if r.paper is not None}
     content = {"format": FORMAT, "name": experiment.name, **outcome.summary()}
     content["reference"] = reference

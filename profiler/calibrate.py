@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from profiler.device import DeviceSpec, ErrorStats, FittedOp, list_devices, load_device
 from profiler.fit import OpModel, columns_of, errors, fit_op, held_out
 from profiler.paths import data_dir
+from profiler.plain_yaml import dump_yaml
 from profiler.residual import Arrays
 from profiler.strict import SpecError
 from profiler.studies import STUDIES
@@ -55,7 +55,7 @@ class CalibrationResult:
         shipped = data_dir() / "devices" / f"{self.device}.yaml"
         head = shipped.read_text(encoding="utf-8").partition(MARKER)[0]
         fitted = {op: dataclasses.asdict(fit) for op, fit in self.fitted.items()}
-        body = yaml.safe_dump({"fitted": fitted}, sort_keys=False, width=96, allow_unicode=True)
+        body = dump_yaml({"fitted": fitted}, width=96)
         spec, arrays = target / f"{self.device}.yaml", target / f"{self.device}.npz"
         spec.write_text(head + MARKER + body, encoding="utf-8")
         with arrays.open("wb") as file:

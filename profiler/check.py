@@ -22,6 +22,9 @@ DROP = 0.10
 OFF = 0.40
 #: Half of a point's samples lie within this share of its median, or it is worth a word.
 SCATTER_PCT = 20.0
+#: From one size to the next a time grows by at most this times the square of what the size does,
+#: and falls to no less than one part in as many: else it was never measured so.
+IMPOSSIBLE = 100.0
 #: Points named in one message; the others are counted.
 _NAMED = 3
 
@@ -58,6 +61,20 @@ def bundle_folders(root: Path) -> list[Path]:
     return found
 
 
+def load_plausible(path: Path) -> Bundle:
+    """The bundle in a folder, with none of the errors that :func:`check_folder` finds.
+
+    Raises BundleError with them otherwise.
+    """
+    checked = check_folder(path)
+    errors = [f"{f.where}: {f.message}" for f in checked.findings if f.level == "error"]
+    if checked.bundle is None:
+        raise BundleError(checked.findings[0].message)
+    if errors:
+        raise BundleError(f"{path} cannot be right: {'; '.join(errors)}")
+    return checked.bundle
+
+
 def check_folder(path: Path) -> Checked:
     """Load a bundle and check it. What load_bundle refuses becomes an error, in its words."""
     try:
@@ -72,6 +89,7 @@ def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:
     """All findings on a loaded bundle. Without a device its limits are not checked (a note)."""
     found: list[Finding] = []
     for series in _series(bundle):
+        found += _impossible(series)
         found += _drops(series)
         found += _outliers(series)
     found += _edges(bundle)
@@ -119,6 +137,18 @@ def _line(op: str, size: str, at: str, rows: pd.DataFrame) -> _Series:
     ordered = rows.sort_values(size)
     sizes, times = (ordered[c].to_numpy(np.float64) for c in (size, "time_us"))
     return _Series(op, size, at, sizes, times)
+
+
+def _impossible(line: _Series) -> Iterator[Finding]:
+    sizes = np.maximum(line.sizes, 1.0)
+    most = IMPOSSIBLE * line.times[:-1] * (sizes[1:] / sizes[:-1]) ** 2
+    least = line.times[:-1] / IMPOSSIBLE
+    for i in np.flatnonzero((line.times[1:] > most) | (line.times[1:] < least)):
+        text = (
+            f"impossible: {line.times[i + 1]:.4g} us at {line.name(i + 1)}, "
+            f"after {line.times[i]:.4g} us at {line.name(i)}; wrong unit?"
+        )
+        yield Finding("error", line.op, text)
 
 
 def _drops(line: _Series) -> Iterator[Finding]:

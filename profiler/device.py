@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from profiler.paths import data_dir
-from profiler.strict import STRICT, SpecError, did_you_mean, parse, read_yaml
+from profiler.paths import data_dir, user_path
+from profiler.plain_yaml import read_mapping
+from profiler.strict import STRICT, SpecError, did_you_mean, parse
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
 
     Raises SpecError for an unknown name (with what exists) and for a file that cannot be used.
     """
-    path = Path(name_or_path)
+    path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)
         if name not in list_devices():
@@ -137,4 +138,4 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
         path = data_dir() / "devices" / f"{name}.yaml"
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
-    return parse(DeviceSpec, read_yaml(path), path)
+    return parse(DeviceSpec, read_mapping(path), path)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-import yaml
 
 from profiler.designed import DESIGNED
 from profiler.device import DeviceSpec, Link
@@ -18,6 +17,7 @@ from profiler.files import write_whole
 from profiler.grid import Key
 from profiler.journal import Journal, Timing
 from profiler.model import LAYER_GEMMS, ModelSpec
+from profiler.plain_yaml import dump_yaml
 from profiler.plan import OPS, TILE
 from profiler.profile_error import ProfileError
 from profiler.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
@@ -203,7 +203,7 @@ def write_device(
         ),
     )
     path = root / f"{name}.yaml"
-    text = yaml.safe_dump(dataclasses.asdict(spec), sort_keys=False, allow_unicode=True)
+    text = dump_yaml(dataclasses.asdict(spec))
     write_whole(path, "# Written by `sarathi-sim profile`.\n" + text)
     return path
 

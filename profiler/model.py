@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from profiler.hf_config import model_fields
-from profiler.paths import data_dir
-from profiler.strict import STRICT, SpecError, did_you_mean, parse, read_yaml
+from profiler.paths import data_dir, user_path
+from profiler.plain_yaml import read_mapping
+from profiler.strict import STRICT, SpecError, did_you_mean, parse
 
 #: The GEMMs of one decoder layer, in the order they run.
 LAYER_GEMMS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
@@ -170,7 +171,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
     Raises SpecError for an unknown name (with what exists) and for a file that cannot be used.
     """
-    path = Path(name_or_path)
+    path = user_path(name_or_path)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
@@ -186,7 +187,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         )
     if not shipped.is_file():
         raise SpecError(f"{shipped}: no such file")
-    return parse(ModelSpec, read_yaml(shipped), shipped)
+    return parse(ModelSpec, read_mapping(shipped), shipped)
 
 
 def _from_hugging_face(path: Path) -> ModelSpec:

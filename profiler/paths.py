@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from profiler.strict import SpecError
+
 DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
 
 
@@ -24,6 +26,18 @@ def data_dir() -> Path:
     raise FileNotFoundError(f"shipped data not found: neither {tried} has a models/ folder")
 
 
+def user_path(text: str | Path) -> Path:
+    """The path that ``text`` names, a leading ``~`` or ``~user`` being a home.
+
+    Raises SpecError where there is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        home = Path(text).parts[0]
+        raise SpecError(f"{text}: {home} is nobody's home; a folder's name is ./{home}") from None
+
+
 def public_datasets(flag: Path | None = None) -> Path:
     """The folder of public measurements: ``flag``, else the environment's SARATHI_SIM_DATASETS.
 
@@ -35,7 +49,7 @@ def public_datasets(flag: Path | None = None) -> Path:
             "the public measurements are needed and their folder is not named: "
             f"give --datasets DIR or set {DATASETS_VARIABLE}"
         )
-    folder = Path(named).expanduser()
+    folder = user_path(named)
     if not folder.is_dir():
         origin = "--datasets" if flag is not None else DATASETS_VARIABLE
         raise FileNotFoundError(f"{origin} names {folder}, which is not a folder")

@@ -18,14 +18,14 @@ from shlex import quote
 from typing import Any, ClassVar, Literal
 
 import pandas as pd
-import yaml
 
 from profiler.device import list_devices, load_device
 from profiler.files import make_folders, remove_empty, restore
 from profiler.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.model import ModelSpec
 from profiler.paths import data_dir
-from profiler.strict import STRICT, SpecError, parse, read_yaml
+from profiler.plain_yaml import dump_yaml, read_mapping
+from profiler.strict import STRICT, SpecError, parse
 from profiler.table_files import read_table, write_table
 from profiler.tables import EDGE_OPS, LAYER_OPS, SCOPES, TABLES, BundleError, empty_table
 
@@ -165,7 +165,7 @@ def load_bundle(path: Path) -> Bundle:
     if not meta_path.is_file():
         raise BundleError(f"{meta_path}: no such file{_bundles_below(path)}")
     try:
-        meta = parse(BundleMeta, read_yaml(meta_path), meta_path)
+        meta = parse(BundleMeta, read_mapping(meta_path), meta_path)
     except SpecError as error:
         raise BundleError(str(error)) from error
     tables = {name: read_table(path / f"{name}.csv", table) for name, table in TABLES.items()}
@@ -227,7 +227,7 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMe
             if len(frame) or not table.optional:
                 write_table(frame, scratch / f"{name}.csv", table)
         meta = dataclasses.replace(bundle.meta, content_sha256=_content_sha256(scratch))
-        text = yaml.safe_dump(dataclasses.asdict(meta), sort_keys=False, allow_unicode=True)
+        text = dump_yaml(dataclasses.asdict(meta))
         (scratch / "meta.yaml").write_text(text, encoding="utf-8")
         load_bundle(scratch)
         kind = MEASURED_KIND if meta.source == "measured" else KIND

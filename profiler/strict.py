@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
@@ -31,17 +30,6 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file (safe loader). Raises SpecError when it is not one."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2026-02-30
-        raise SpecError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise SpecError(f"{path}: expected a mapping of keys to values")
-    return content
-
-
 def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
     """An instance of the dataclass ``cls`` from ``fields``, strictly.
 
@@ -50,9 +38,9 @@ def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
     """
     try:
         # Through JSON, because strict validation of Python objects refuses a mapping for a nested
-        # dataclass; dates are the only YAML values that JSON lacks.
-        text = json.dumps(dict(fields), default=str)
-    except (TypeError, ValueError, RecursionError) as error:  # a date for a key, an alias to itself
+        # dataclass.
+        text = json.dumps(dict(fields))
+    except (TypeError, ValueError, RecursionError) as error:
         raise SpecError(f"{where}: not keys and plain values: {error}") from None
     try:
         return TypeAdapter(cls).validate_json(text)

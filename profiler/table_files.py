@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.strict import did_you_mean
-from profiler.tables import LARGEST, REAL, TEXT, BundleError, Table, empty_table
+from profiler.tables import LARGEST, LONGEST_US, REAL, TEXT, BundleError, Table, empty_table
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
@@ -105,6 +105,12 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
             f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
         )
     if is_real:
+        long = numbers > LONGEST_US
+        if long.any():
+            raise BundleError(
+                f"{path}: row {_row(long)}: {column} must be at most {LONGEST_US:g}, "
+                f"got {cells[long].iloc[0]!r}"
+            )
         return numbers
     vast = numbers > LARGEST
     if vast.any():

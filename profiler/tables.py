@@ -20,6 +20,8 @@ OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
 REAL = {"time_us": False, "spread_pct": True}
 #: Up to here a float holds every whole number.
 LARGEST = 2**53 - 1
+#: The longest time of an op, microseconds: a quarter of an hour for one layer is no measurement.
+LONGEST_US = 1e9
 #: Columns of text: any line of it.
 TEXT = ("backend",)
 

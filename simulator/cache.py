@@ -2,7 +2,8 @@
 
 The folder is ``$SARATHI_SIM_CACHE``, else ``$XDG_CACHE_HOME/sarathi-sim``, else
 ``~/.cache/sarathi-sim``; ``SARATHI_SIM_CACHE=off`` switches it off. It may be deleted at any time.
-A file that cannot be read is computed again, and a folder that cannot be written is no error.
+A file that cannot be read is computed again, and a folder that cannot be written is no error;
+the home of a user that there is not (``~nosuch``) is one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from profiler.paths import user_path
+from profiler.strict import SpecError
 from simulator.records import Floats
 
 VARIABLE = "SARATHI_SIM_CACHE"
@@ -26,7 +29,10 @@ def cache_folder() -> Path | None:
     if chosen.lower() == "off":
         return None
     if chosen:
-        return Path(chosen).expanduser()
+        try:
+            return user_path(chosen)
+        except SpecError as error:
+            raise SpecError(f"{VARIABLE}: {error}") from None
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "sarathi-sim"

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import yaml
 
 from experiments.paper.claims import load_claims, readings
 from experiments.paper.variants import Constants, Lab
 from profiler.paths import data_dir
+from profiler.plain_yaml import dump_yaml
 from simulator.records import Floats
 
 
@@ -112,5 +112,5 @@ def fit() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    text = _HEADER + yaml.safe_dump(fit(), sort_keys=False)
+    text = _HEADER + dump_yaml(fit())
     (data_dir() / "paper" / "calibration.yaml").write_text(text, encoding="utf-8")

@@ -20,8 +20,9 @@ from numpy.typing import ArrayLike
 from experiments.machine import Machine, with_attention
 from profiler.model import LAYER_GEMMS
 from profiler.paths import data_dir
+from profiler.plain_yaml import read_mapping
 from profiler.schema import find_bundle, load_bundle
-from profiler.strict import STRICT, parse, read_yaml
+from profiler.strict import STRICT, parse
 from simulator.records import Floats
 from simulator.regression import OpTimes
 
@@ -84,7 +85,7 @@ class Calibration:
 def load_calibration() -> Calibration:
     """The shipped fit to the paper."""
     path = data_dir() / "paper" / "calibration.yaml"
-    return parse(Calibration, read_yaml(path), path)
+    return parse(Calibration, read_mapping(path), path)
 
 
 class Lab:

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.deployment import Deployment
+from profiler.paths import user_path
 
 _ROOT = Path(__file__).resolve().parents[2]
 # Whose code decides what a run's files hold. The profiler's parts are those that read profiles.
@@ -58,7 +59,7 @@ def run_key(deployment: Deployment, name: str) -> str:
     scenario["policy"].pop("file", None)  # its sha256 stays
     lengths = scenario["workload"]["lengths"]
     if lengths["kind"] == "trace":
-        path = Path(lengths["path"]).expanduser()
+        path = user_path(lengths["path"])
         lengths["path"] = _file_sha256(path, path.stat().st_mtime_ns)
     content = json.dumps([name, scenario, code_fingerprint()], sort_keys=True)
     return sha256(content.encode()).hexdigest()[:16]

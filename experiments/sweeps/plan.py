@@ -18,7 +18,7 @@ from experiments.errors import ConfigError
 from experiments.key_paths import KeyPath, assign, meet, merge
 from experiments.loading import Draft, Source, check_scenario, read_draft
 from experiments.messages import mistakes, suggest
-from experiments.requests import build_requests
+from experiments.requests import build_requests, trace_path
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.points import MOST_RUNS, Point, expand
 from experiments.sweeps.spec import SweepSpec
@@ -79,8 +79,9 @@ class SharedRequests:
     def _shared(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
         lengths = scenario.workload.lengths
         changed = 0
-        if isinstance(lengths, TraceLengths) and Path(lengths.path).is_file():
-            changed = Path(lengths.path).stat().st_mtime_ns
+        if isinstance(lengths, TraceLengths):
+            path = trace_path(lengths, source)
+            changed = path.stat().st_mtime_ns if path.is_file() else 0
         key = (scenario.workload, scenario.seed, max_length, changed)
         if key not in self._kept:
             self._kept[key] = build_requests(scenario, max_length, source)

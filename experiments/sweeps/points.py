@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from experiments.errors import ConfigError
+from experiments.key_paths import key_path
 from experiments.sweeps.spec import Axes, Range, SweepSpec
 
 MOST_RUNS = 200_000
+# As many as a place among them is a 64-bit number.
+_MOST_DRAWN_FROM = 2**63 - 1
 
 Point = dict[str, Any]
 """Key path -> value."""
@@ -32,10 +35,14 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
         raise ConfigError(f"{where}: a range with scale log needs num, and from above 0")
     if axis.num is None:
         assert axis.step is not None
+        steps = (axis.to - axis.start) / axis.step
+        if steps >= MOST_RUNS:  # infinitely many, too
+            raise ConfigError(
+                f"{where}.step: value {axis.step:g}: is too small for a range from "
+                f"{axis.start:g} to {axis.to:g}, which may have at most {MOST_RUNS} values"
+            )
         # A hair more than the quotient: (0.3 - 0.1) / 0.1 is 1.9999999999999998.
-        count = math.floor((axis.to - axis.start) / axis.step + 1e-9) + 1
-        if count > MOST_RUNS:
-            raise ConfigError(f"{where}: the range has {count} values: at most {MOST_RUNS}")
+        count = math.floor(steps + 1e-9) + 1
         numbers = axis.start + axis.step * np.arange(count)
     elif axis.scale == "log":
         numbers = np.geomspace(axis.start, axis.to, axis.num)
@@ -44,6 +51,12 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
     # Twelve digits: 0.30000000000000004 is not what anyone means. Whole numbers are given as such,
     # because keys that count something take nothing else.
     rounded = [float(f"{number:.12g}") for number in numbers]
+    twins = _twins(rounded)
+    if twins:
+        raise ConfigError(
+            f"{where}: the range has {len(rounded)} values, but {twins[0]:g} more than once: "
+            "give fewer, or from and to further apart"
+        )
     if all(number.is_integer() for number in rounded):
         return [int(number) for number in rounded]
     return rounded
@@ -77,7 +90,7 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     total = math.prod(len(part) for part in parts.values())
     wanted = spec.sample.points if spec.sample else total
     if min(total, wanted) > MOST_RUNS:
-        raise ConfigError(f"{where}: describes {total:,} points: at most {MOST_RUNS:,}")
+        raise ConfigError(f"{where}: describes {_many(total)} points: at most {MOST_RUNS:,}")
     _refuse_overlaps(
         [*grid, *zipped, *dict.fromkeys(k for case in spec.cases for k in case)], where
     )
@@ -85,6 +98,10 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
         return [_joined(combination) for combination in product(*parts.values())]
     drawn = {key: part for key, part in parts.items() if key != contrast}
     count = math.prod(len(part) for part in drawn.values())
+    if count > _MOST_DRAWN_FROM:
+        raise ConfigError(
+            f"{where}.sample: draws from {_many(count)} points: at most {_many(_MOST_DRAWN_FROM)}"
+        )
     if wanted > count:
         raise ConfigError(
             f"{where}.sample.points: value {wanted}: must be at most {count}, the points there are"
@@ -96,12 +113,17 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
 
 
 def _values(axes: Axes, where: str) -> dict[str, list[Any]]:
-    return {key: axis_values(axis, f"{where}.{key}") for key, axis in axes.items()}
+    found: dict[str, list[Any]] = {}
+    for key, axis in axes.items():
+        found[key] = axis_values(axis, f"{where}.{key}")
+        if sum(map(len, found.values())) > MOST_RUNS:
+            raise ConfigError(f"{where}: its keys have more than {MOST_RUNS:,} values together")
+    return found
 
 
 def _refuse_overlaps(keys: list[str], where: str) -> None:
     for number, key in enumerate(keys):
-        if not all(key.split(".")):
+        if key_path(key) is None:
             raise ConfigError(f"{where}: {key!r} is not a key path such as cluster.pp")
         if key in keys[:number]:
             raise ConfigError(f"{where}: {key} is swept twice")
@@ -109,9 +131,32 @@ def _refuse_overlaps(keys: list[str], where: str) -> None:
 
 def _refuse_twins(values: list[Any], where: str) -> None:
     """The same run twice would count as two, and make intervals too narrow."""
-    for number, value in enumerate(values):
-        if value in values[:number]:
-            raise ConfigError(f"{where}: value {value!r}: is given twice")
+    twins = _twins(values)
+    if twins:
+        raise ConfigError(f"{where}: value {twins[0]!r}: is given twice")
+
+
+def _twins(values: Iterable[Any]) -> list[Any]:
+    """The values that were there before."""
+    seen: set[Hashable] = set()
+    found = []
+    for value in values:
+        frozen = _frozen(value)
+        if frozen in seen:
+            found.append(value)
+        seen.add(frozen)
+    return found
+
+
+def _frozen(value: Any) -> Hashable:
+    if isinstance(value, dict):
+        return frozenset((key, _frozen(item)) for key, item in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _many(count: int) -> str:
+    """A number of points, in words where its digits would fill the screen."""
+    return f"{count:,}" if count <= 10**21 else "more than 10^21"
 
 
 def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:

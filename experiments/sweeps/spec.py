@@ -8,6 +8,9 @@ from pydantic import Discriminator, Field, Tag
 
 from experiments.config_base import Count, Strict, Text
 
+# The numbers of a range have twelve digits.
+_FURTHEST = 1e12
+
 
 class Range(Strict):
     """Numbers from ``from`` to ``to``, both included: every ``step``, or ``num`` of them.
@@ -15,9 +18,9 @@ class Range(Strict):
     ``scale`` log spaces the ``num`` numbers evenly in their logarithm.
     """
 
-    start: Annotated[float, Field(alias="from")]
-    to: float
-    step: Annotated[float, Field(gt=0)] | None = None
+    start: Annotated[float, Field(alias="from", ge=-_FURTHEST, le=_FURTHEST)]
+    to: Annotated[float, Field(ge=-_FURTHEST, le=_FURTHEST)]
+    step: Annotated[float, Field(gt=0, le=2 * _FURTHEST)] | None = None
     num: Annotated[int, Field(ge=2, le=100_000)] | None = None
     scale: Literal["linear", "log"] = "linear"
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-import yaml
-
 from experiments.config import Scenario
 from experiments.deployment import deploy
 from experiments.loading import Source
@@ -21,10 +19,10 @@ from experiments.policy_file import stored
 from experiments.results import FORMAT, SUMMARY, to_json
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests
+from profiler.paths import user_path
+from profiler.plain_yaml import dump_yaml
 from simulator.metrics import Analysis
 
-# libyaml writes the same text, twenty times as fast.
-_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _requests_of = SharedRequests()
 
 
@@ -99,9 +97,7 @@ def run_files(job: Job) -> dict[str, bytes]:
     content = {"format": FORMAT, "name": name, "key": run.key}
     content |= to_json({"scenarios": {name: summary}, "ratios": {}, "reference": {}})
     return {
-        "config.yaml": yaml.dump(
-            config, Dumper=_Dumper, sort_keys=False, allow_unicode=True
-        ).encode(),
+        "config.yaml": dump_yaml(config).encode(),
         f"{name}/requests.parquet": _bytes(
             lambda file: analysis.requests.to_parquet(file, index=False)
         ),
@@ -115,7 +111,7 @@ def located(scenario: Scenario, base: Path) -> Scenario:
     """The scenario with its relative paths made absolute, where ``base`` has such a file."""
 
     def find(text: str) -> str:
-        path = base / Path(text).expanduser()
+        path = base / user_path(text)
         return str(path) if path.exists() else text
 
     update: dict[str, object] = {key: find(getattr(scenario, key)) for key in ("model", "device")}

@@ -69,9 +69,13 @@ Write = Callable[[str], Path]
         ("seed: 7", "seed: &a 7\nprofiles: *a", "line 4: aliases (*name) are not allowed"),
         ("seed: 7", "seed: [7", "small.yaml: line "),
         ("seed: 7", "7: seed", "small.yaml: line 3: key 7: keys must be text"),
-        ("seed: 7", "seed: !!python/name:os.system", "not valid YAML: could not determine a cons"),
+        (
+            "seed: 7",
+            "seed: !!python/name:os.system",
+            "not valid YAML: the tag !!python/name:os.sy",
+        ),
         (SMALL, "- a\n- b\n", "small.yaml: expected keys and values"),
-        (SMALL, "[" * 5000, "small.yaml: not valid YAML: nested too deeply"),
+        (SMALL, "[" * 5000, "small.yaml: line 1: not valid YAML: nested too deep"),
     ],
 )
 def test_one_message(write_config: Write, old: str, new: str, expected: str) -> None:
@@ -222,7 +226,7 @@ def test_a_bundle_in_the_place_of_another(tmp_path: Path, write_config: Write) -
     ("assignment", "expected"),
     [
         ("workload.arrivals={kind: poisson, rate: 1e-5}", "arrivals.rate: value 1e-05: the last"),
-        ("workload.arrivals={kind: gamma, rate: 1e-320, cv: 1e9}", "must be less than 2097152 s"),
+        ("workload.arrivals={kind: gamma, rate: 1e-320, cv: 10}", "must be less than 2097152 s"),
     ],
 )
 def test_arrivals_after_the_horizon(write_config: Write, assignment: str, expected: str) -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.sweeps.plan import plan_sweep
-from experiments.yaml_reader import parse_yaml
 from profiler.paths import data_dir
+from profiler.plain_yaml import parse_yaml, read_mapping
 from profiler.schema import TABLES, BundleError, load_bundle
-from profiler.strict import SpecError, read_yaml
+from profiler.strict import SpecError
 from profiler.table_files import read_table
 from simulator.trace import read_trace
 from simulator.workload import WorkloadError
@@ -60,7 +60,7 @@ def test_a_damaged_sweep_file(tmp_path: Path, changes: list[tuple[int, int, str]
 
 @given(st.text(max_size=60))
 def test_any_text_as_yaml(text: str) -> None:
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(SpecError):
         parse_yaml(text, "here")
 
 
@@ -110,7 +110,7 @@ def test_no_tag_is_executed(tmp_path: Path, tag: str) -> None:
     with pytest.raises(ConfigError, match="not valid YAML"):
         plan_sweep(path)
     with pytest.raises(SpecError, match="not valid YAML"):
-        read_yaml(path)
+        read_mapping(path)
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     (bundle / "meta.yaml").write_text(path.read_text())

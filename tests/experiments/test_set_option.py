@@ -37,7 +37,7 @@ Write = Callable[[str], Path]
         ("cluster.tp=16", "--set cluster.tp: value 16: must be at most 8, the GPUs a node of a100"),
         ("batching.kv_reservation=declared", "kv_reservation: value 'declared': has no effect: "),
         ("compare.speedup.metric=mpsan", "--set compare.speedup.metric: value 'mpsan': mpsan is"),
-        ("seed=2024-01-01", "--set seed: value 2024-01-01: must be a whole number"),
+        ("seed=2024-01-01", "--set seed: value '2024-01-01': must be a whole number"),
         ("seed=null", "--set seed: value null: must be a whole number"),
     ],
 )
