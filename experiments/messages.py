@@ -129,13 +129,15 @@ def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
     if expected is not None:
         return f"must be {expected}"
     bounds = {
-        "greater_than": "more than {gt}",
-        "greater_than_equal": "at least {ge}",
-        "less_than": "less than {lt}",
-        "less_than_equal": "at most {le}",
+        "greater_than": "more than",
+        "greater_than_equal": "at least",
+        "less_than": "less than",
+        "less_than_equal": "at most",
     }.get(kind)
     if bounds is not None:
-        return f"must be {bounds.format(**context)}"
+        bound = next(iter(context.values()))
+        shown = f"{bound:.12g}" if isinstance(bound, float) else bound
+        return f"must be {bounds} {shown}"
     text = message.removeprefix("Value error, ").removeprefix("Input ")
     return text[0].lower() + text[1:]
 

@@ -18,7 +18,16 @@ _CODE = (
     *("policies/*.py", "simulator/*.py"),
     *(
         f"profiler/{name}.py"
-        for name in ("schema", "tables", "table_files", "model", "device", "residual", "strict")
+        for name in (
+            "schema",
+            "tables",
+            "table_files",
+            "plain_yaml",
+            "strict",
+            "model",
+            "device",
+            "residual",
+        )
     ),
     *(
         f"experiments/{name}.py"

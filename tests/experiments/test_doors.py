@@ -1,0 +1,266 @@
+"""What comes in by the other doors than YAML's grammar: one line and exit code 2, soon."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli import app
+from profiler.paths import data_dir, user_path
+from profiler.schema import _content_sha256
+from profiler.strict import SpecError
+from tests.experiments.small_config import SMALL
+
+Write = Callable[[str], Path]
+ALONE = SMALL[: SMALL.index("scenarios:")]
+
+
+def refused(*arguments: object) -> str:
+    """The one line that a command ends in."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 2, done.output
+    assert isinstance(done.exception, SystemExit)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    "assignment", ["seed=3", "workload.requests=3", "scenarios.a.seed=3", "compare={}"]
+)
+@pytest.mark.parametrize("scenarios", ["5", "true", "[a, b]", "text"])
+def test_scenarios_that_are_none(write_config: Write, scenarios: str, assignment: str) -> None:
+    path = write_config(f"{ALONE}scenarios: {scenarios}\n")
+    assert "scenario" in refused("check", path, "--set", assignment)
+
+
+@pytest.mark.parametrize(
+    ("cv", "bound"),
+    [("1.0e-300", "at least 0.001"), ("1000", "at most 10"), ("0", "at least 0.001")],
+)
+def test_a_burstiness_that_is_none(write_config: Write, cv: str, bound: str) -> None:
+    kind = f"workload.arrivals={{kind: gamma, rate: 1, cv: {cv}}}"
+    line = refused("check", write_config(SMALL), "--set", kind)
+    assert "--set workload.arrivals.cv: value" in line
+    assert f"must be {bound}" in line
+
+
+TRACE = "workload={{lengths: {{kind: trace, path: {}}}}}"
+PATHS = ["model={}", "device={}", "profiles={}", TRACE]
+
+
+@pytest.mark.parametrize("form", PATHS)
+@pytest.mark.parametrize("place", ["~nosuch/x", "~nosuch/x.yaml"])
+def test_the_home_of_nobody(write_config: Write, form: str, place: str) -> None:
+    line = refused("check", write_config(SMALL), "--set", form.format(place))
+    assert f"{place}: ~nosuch is nobody's home" in line
+    assert "--set " in line
+
+
+def test_the_home_of_nobody_as_config_and_as_cache(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "~nosuch is nobody's home" in refused("check", "~nosuch/x.yaml")
+    monkeypatch.setenv("SARATHI_SIM_CACHE", "~nosuch/x")
+    line = refused("run", write_config(ALONE), "--out", tmp_path / "out", "--quiet")
+    assert line.startswith("error: SARATHI_SIM_CACHE: ~nosuch/x: ~nosuch is nobody's home")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_home_of_nobody_in_a_sweep(write_config: Write) -> None:
+    path = write_config(ALONE.replace("  pd_ratio: 5\n", ""))
+    line = refused("plan", path, "--set", TRACE.format("~nosuch/x"))
+    assert "workload.lengths.path: ~nosuch/x: ~nosuch is nobody's home" in line
+
+
+def test_a_home_means_the_same_everywhere(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CONFIG, in CONFIG and in ``--set``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    for kind, name in (("models", "gpt3-175b"), ("devices", "a100-80g-sxm")):
+        shutil.copy(data_dir() / kind / f"{name}.yaml", tmp_path / "mine" / f"{name}.yaml")
+    (tmp_path / "mine" / "profiles").symlink_to(data_dir() / "profiles")
+    home = ALONE.replace("gpt3-175b", "~/mine/gpt3-175b.yaml").replace(
+        "a100-80g-sxm", "~/mine/a100-80g-sxm.yaml\nprofiles: ~/mine/profiles"
+    )
+    shutil.copy(write_config(home), tmp_path / "mine" / "config.yaml")
+    assignments = [
+        *("--set", "model=~/mine/gpt3-175b.yaml", "--set", "device=~/mine/a100-80g-sxm.yaml"),
+        *("--set", "profiles=~/mine/profiles"),
+    ]
+    for more in ([], assignments):
+        done = CliRunner().invoke(app, ["check", "~/mine/config.yaml", *more])
+        assert done.exit_code == 0, done.output
+    assert user_path("~/x") == tmp_path / "x"
+    with pytest.raises(SpecError, match=r"a folder's name is \./~nosuch"):
+        user_path("~nosuch/x")
+
+
+@pytest.mark.parametrize("form", PATHS)
+@pytest.mark.parametrize("name", [r'"a\0b"', r'"a\0b.yaml"'])
+def test_a_name_with_nul(write_config: Write, form: str, name: str) -> None:
+    line = refused("check", write_config(SMALL), "--set", form.format(name))
+    assert "must not hold the character NUL" in line
+
+
+@pytest.mark.parametrize(
+    ("axis", "problem"),
+    [
+        ("{from: 1, to: 2, step: 1.0e-320}", "too small for a range from 1 to 2, which may have"),
+        ("{from: 0, to: 1.0e+12, step: 1}", "which may have at most 200000 values"),
+        ("{from: 0, to: 1.0e+308, step: 1}", "to: value 1e+308: must be at most 1e+12"),
+        ("{from: 0, to: 1.0e+308, num: 3}", "to: value 1e+308: must be at most 1e+12"),
+        ("{from: 0, to: 1, step: 1.0e+308}", "step: value 1e+308: must be at most 2e+12"),
+        ("{from: 5, to: 5, num: 3}", "the range has 3 values, but 5 more than once"),
+        ("{from: 1, to: 1.00000000000001, num: 4}", "the range has 4 values, but 1 more than once"),
+        ("{from: 5, to: 5, num: 3, scale: log}", "the range has 3 values, but 5 more than once"),
+    ],
+)
+def test_ranges_that_are_none(write_config: Write, axis: str, problem: str) -> None:
+    line = refused("plan", write_config(ALONE), "--set", f"sweep={{grid: {{seed: {axis}}}}}")
+    assert problem in line
+    assert "sweep.grid.seed" in line
+
+
+KEYS = ["seed", "cluster.pp", "cluster.tp", "cluster.max_length", "batching.max_batch"]
+KEYS += ["workload.requests", "workload.pd_ratio"]
+
+
+def test_a_sample_of_more_points_than_can_be_counted(write_config: Write) -> None:
+    axes = ", ".join(f"{key}: {{from: 1, to: 2000, step: 1}}" for key in KEYS)
+    line = refused(
+        "plan", write_config(ALONE), "--set", f"sweep={{sample: {{points: 3}}, grid: {{{axes}}}}}"
+    )
+    assert "sweep.sample: draws from more than 10^21 points: at most 9,223,372," in line
+
+
+def test_more_values_than_a_sweep_has_runs(write_config: Write) -> None:
+    axes = ", ".join(f"k{n}: {{from: 1, to: 2, num: 100000}}" for n in range(3000))
+    line = refused("plan", write_config(ALONE), "--set", f"sweep={{grid: {{{axes}}}}}")
+    assert "its keys have more than 200,000 values together" in line
+
+
+def test_a_long_list_of_values_is_compared_soon(write_config: Write) -> None:
+    values = ", ".join(map(str, range(150_000)))
+    path = write_config(f"{ALONE}sweep: {{grid: {{seed: [{values}, 0]}}}}\n")
+    assert "sweep.grid.seed: value 0: is given twice" in refused("plan", path)
+
+
+def test_a_key_path_of_thousands(write_config: Write) -> None:
+    path = ".".join("a" * 5000)
+    assert "expected KEY.PATH=VALUE" in refused("check", write_config(SMALL), "--set", f"{path}=1")
+    sweep = f"sweep={{grid: {{{path[:801]}: [1]}}}}"
+    assert "is not a key path" in refused("plan", write_config(ALONE), "--set", sweep)
+
+
+def test_a_list_of_mistakes_is_counted(write_config: Write) -> None:
+    path = write_config(f"{ALONE}sweep: {{seeds: [{'a, ' * 5000}]}}\n")
+    done = CliRunner().invoke(app, ["plan", str(path)])
+    assert done.exit_code == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 21
+    assert lines[-1].endswith("... and 4980 more mistakes")
+
+
+def test_a_value_of_megabytes_is_not_repeated(write_config: Write) -> None:
+    path = write_config(ALONE.replace("seed: 7", f"seed: {'x' * 2_000_000}"))
+    line = refused("check", path)
+    assert line.endswith("must be a whole number")
+    assert len(line) < 5000
+
+
+def spoilt(tmp_path: Path, time: str) -> Path:
+    """A root of profiles whose bundle is the shipped one, but for one time."""
+    root = tmp_path / "profiles"
+    shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8"
+    bundle = root / "a100-80g-sxm" / "gpt3-175b" / "tp8"
+    shutil.copytree(shipped, bundle)
+    csv, meta = bundle / "linear.csv", bundle / "meta.yaml"
+    before = _content_sha256(bundle)
+    lines = csv.read_text().splitlines(keepends=True)
+    row = next(n for n, line in enumerate(lines) if line.startswith("ffn_ln1,256,"))
+    lines[row] = f"ffn_ln1,256,{time}\n"
+    csv.write_text("".join(lines))
+    text = meta.read_text()
+    assert before in text
+    meta.write_text(text.replace(before, _content_sha256(bundle)))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("time", "problem"),
+    [
+        ("1e308", "time_us must be at most 1e+09, got '1e308'"),
+        ("1e7", "ffn_ln1: impossible: 1e+07 us at num_tokens=256, after 1"),
+        ("1e-3", "ffn_ln1: faster than the device can: 0.001 us at num_tokens=256"),
+    ],
+)
+def test_a_run_applies_the_errors_of_profile_check(
+    write_config: Write, tmp_path: Path, time: str, problem: str
+) -> None:
+    root = spoilt(tmp_path, time)
+    path, out = write_config(ALONE), tmp_path / "out"
+    for command in (["run", path, "--out", out], ["check", path], ["plan", path]):
+        line = refused(*command, "--set", f"profiles={root}")
+        assert "--set profiles: " in line
+        assert problem in line
+    assert not out.exists()
+    done = CliRunner().invoke(app, ["profile-check", str(root)])
+    assert done.exit_code == 2
+    assert problem in done.output
+
+
+def test_warnings_of_profile_check_do_not_keep_a_run_from_starting(
+    write_config: Write, tmp_path: Path
+) -> None:
+    root = spoilt(tmp_path, "900")
+    for command in (["profile-check", root], ["check", write_config(ALONE)]):
+        more = [] if command[0] == "profile-check" else ["--set", f"profiles={root}"]
+        done = CliRunner().invoke(app, [*map(str, command), *more])
+        assert done.exit_code == 0, done.output
+        assert "outlier: 900 us at num_tokens=256" in done.output or more
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        MemoryError(),
+        RecursionError("maximum recursion depth exceeded"),
+        OverflowError("(34, 'Numerical\nresult out of range')"),
+        TypeError("'int' object is not iterable"),
+        ZeroDivisionError("division by zero"),
+        KeyError("tp"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_what_nobody_foresaw_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("experiments.loading.load_experiment", fail)
+    line = refused("check", "gpt3_pp")
+    named = "out of memory" if isinstance(fault, MemoryError) else type(fault).__name__
+    assert line.startswith(f"error: {named}")
+    assert line.endswith("(sarathi-sim --debug COMMAND ... shows where)")
+    for arguments, variable in (
+        (["--debug", "check", "gpt3_pp"], None),
+        (["check", "gpt3_pp"], "1"),
+    ):
+        done = CliRunner().invoke(app, arguments, env={"SARATHI_SIM_DEBUG": variable})
+        assert done.exit_code == 2
+        assert done.stderr.startswith("Traceback (most recent call last)")
+        assert "in fail" in done.stderr
+        assert done.stderr.splitlines()[-1] == line
+
+
+def test_a_wrong_option_is_still_typers(write_config: Write) -> None:
+    done = CliRunner().invoke(app, ["check", str(write_config(SMALL)), "--sett", "a=1"])
+    assert done.exit_code == 2
+    assert "Usage:" in done.stderr and "No such option" in done.stderr
