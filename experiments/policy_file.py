@@ -14,6 +14,7 @@ from experiments.config_policy import FilePolicy, NamedPolicy, code_sha256, file
 from experiments.errors import ConfigError
 from experiments.messages import mistakes, suggest
 from policies.catalogue import PolicyFileError, blame, builders_in
+from profiler.paths import user_path
 from simulator.simulation import SimulationError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _checked(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> 
 
 def _read(file: str, source: Source) -> tuple[Path, str]:
     try:
-        path = source.folder(("policy", "file")) / Path(file).expanduser()
+        path = source.folder(("policy", "file")) / user_path(file)
         if not path.is_file():
             problem = f"is not a file ({path})" if path.exists() else f"no such file ({path})"
         elif path.stat().st_size > _MOST_BYTES:
