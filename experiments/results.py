@@ -15,9 +15,10 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import ConfigError
-from experiments.yaml_reader import read_mapping
 from profiler.files import make_folders, remove_empty, restore
 from profiler.manifest import NotOursError, check_ours, replace_folder
+from profiler.plain_yaml import read_mapping
+from profiler.strict import SpecError
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -147,7 +148,10 @@ def read_tables(folder: Path) -> dict[str, Tables]:
 def policy_of(folder: Path, scenario: str) -> str:
     """The name of the policy that a result's scenario ran. Raises ConfigError where none is."""
     path = folder / "config.yaml"
-    config: Any = read_mapping(path)
+    try:
+        config: Any = read_mapping(path)
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
     for key in ("scenarios", scenario, "policy", "name"):
         config = config.get(key) if isinstance(config, dict) else None
     if not isinstance(config, str):
