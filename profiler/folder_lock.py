@@ -7,6 +7,9 @@ import os
 import socket
 from pathlib import Path
 
+_HOLDER = "process "
+"""What a lock of ours begins with."""
+
 
 class FolderBusyError(Exception):
     """Another process holds the folder; the message says which, and since when."""
@@ -15,7 +18,8 @@ class FolderBusyError(Exception):
 class FolderLock:
     """Holds ``folder`` for this process, by a lock on the file ``lock`` in it; makes the folder.
 
-    The system drops the lock with the process, however that ends. Raises FolderBusyError.
+    The system drops the lock with the process, however that ends. Raises FolderBusyError;
+    FileExistsError where ``lock`` is somebody else's file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,9 +34,13 @@ class FolderLock:
             if self._is_in_place():
                 break
             self._file.close()  # a lock on a file that was removed meanwhile keeps nobody out
+        self._file.seek(0)
+        if self._file.read(len(_HOLDER)) not in ("", _HOLDER):
+            self._file.close()
+            raise FileExistsError(f"{self._path}: is not a lock of ours: move it away")
         self._file.truncate(0)
         now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+        self._file.write(f"{_HOLDER}{os.getpid()} on {socket.gethostname()} since {now}")
         self._file.flush()
 
     def _lock(self) -> None:

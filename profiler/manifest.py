@@ -12,8 +12,9 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -74,7 +75,12 @@ class Differences:
     missing: list[str]
 
     def __str__(self) -> str:
-        kinds = (("changed", self.changed), ("not ours", self.foreign), ("missing", self.missing))
+        missing = [f"missing: {listed(self.missing)}"] if self.missing else []
+        return "; ".join([*filter(None, [self.in_the_way()]), *missing])
+
+    def in_the_way(self) -> str:
+        """What would be lost if the folder were replaced."""
+        kinds = (("changed", self.changed), ("not ours", self.foreign))
         return "; ".join(f"{what}: {listed(names)}" for what, names in kinds if names)
 
 
@@ -129,17 +135,20 @@ def _digests(tree: dict[str, dict[str, object]]) -> dict[str, Digest]:
     return found
 
 
-def differences(folder: Path, manifest: Manifest) -> Differences:
+def differences(
+    folder: Path, manifest: Manifest, apart: Callable[[str], object] = lambda name: False
+) -> Differences:
     """Compare all of ``folder`` with its manifest, recursively, links not followed.
 
-    Raises OSError where it cannot be read.
+    What ``apart`` is true of (a file's name, a folder's, or that of an empty one with ``/`` behind
+    it) is not looked at. Raises OSError where the folder cannot be read.
     """
     known = {*manifest.files, *manifest.earlier}
     folders = {str(above) for name in known for above in PurePosixPath(name).parents}
     changed: list[str] = []
     foreign: list[str] = []
     found = set()
-    for name in _entries(folder, ours=folders):
+    for name in _entries(folder, folders, apart):
         found.add(name)
         if name in (MANIFEST, partial(Path(MANIFEST)).name):
             continue
@@ -154,10 +163,15 @@ def differences(folder: Path, manifest: Manifest) -> Differences:
     return Differences(sorted(changed), sorted(foreign), missing)
 
 
-def _entries(folder: Path, ours: set[str] | None = None) -> Iterator[str]:
+def _entries(
+    folder: Path,
+    ours: Collection[str] | None = None,
+    apart: Callable[[str], object] = lambda name: False,
+) -> Iterator[str]:
     """Names of all files below, and of folders with none in them that are not ``ours``.
 
-    A loop rather than a recursion: the user's folders may be nested without bound.
+    ``ours`` None is all folders. A loop rather than a recursion: the user's folders may be nested
+    without bound.
     """
     waiting = [""]
     while waiting:
@@ -170,10 +184,13 @@ def _entries(folder: Path, ours: set[str] | None = None) -> Iterator[str]:
                 raise
             yield f"{here}/"  # one may not look into it, or its path is too long
             continue
-        if not entries and here and ours is not None and here not in ours:
+        empty = not entries and here and ours is not None and here not in ours
+        if empty and not apart(f"{here}/"):
             yield f"{here}/"
         for entry in entries:
             name = f"{here}/{entry.name}" if here else entry.name
+            if apart(name):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(name)
             else:
@@ -206,10 +223,9 @@ def check_ours(folder: Path, *kinds: str) -> None:
         return
     manifest = read_manifest(folder)
     if manifest is None:
-        names = sorted(_some(_entries(folder, ours=set())))
         raise NotOursError(
             f"exists and is not an earlier result of ours (it has no {MANIFEST} of ours, but "
-            f"{listed(names)}), so it is not replaced: name another folder"
+            f"{held(folder)}), so it is not replaced: name another folder"
         )
     if manifest.kind not in kinds:
         raise NotOursError(
@@ -218,15 +234,15 @@ def check_ours(folder: Path, *kinds: str) -> None:
         )
     found = differences(folder, manifest)
     if found.changed or found.foreign:
-        lost = Differences(found.changed, found.foreign, [])
         raise NotOursError(
-            f"holds what is not part of an earlier result ({lost}), so it is not replaced: move "
-            "that away, or name another folder"
+            f"holds what is not part of an earlier result ({found.in_the_way()}), so it is not "
+            "replaced: move that away, or name another folder"
         )
 
 
-def _some(names: Iterator[str]) -> list[str]:
-    return [name for name, _ in zip(names, range(_COUNTED), strict=False)]
+def held(folder: Path) -> str:
+    """Some of the files that a folder holds, and how many more there are, on one line."""
+    return listed(sorted(islice(_entries(folder, ours=()), _COUNTED)))
 
 
 def replace_folder(scratch: Path, place: Path, kind: str, *, over: tuple[str, ...] = ()) -> None:
@@ -296,4 +312,14 @@ def replace_files(folder: Path, kind: str, contents: Mapping[str, bytes]) -> Non
     write_whole(folder / MANIFEST, Manifest(kind, files, {**before.earlier, **present}).dump())
     for name, content in contents.items():
         write_whole(folder / name, content)
+    write_whole(folder / MANIFEST, Manifest(kind, files).dump())
+
+
+def remove_files(folder: Path, kind: str, names: Collection[str]) -> None:
+    """Remove files that :func:`replace_files` wrote. Raises NotOursError where one was changed."""
+    check_files(folder, *names)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    before = read_manifest(folder) or Manifest(kind)
+    files = {name: there for name, there in before.files.items() if name not in names}
     write_whole(folder / MANIFEST, Manifest(kind, files).dump())

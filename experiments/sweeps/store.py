@@ -5,6 +5,7 @@
         runs/KEY/          a result like that of `sarathi-sim run`, under its run's key
         failed/KEY.txt     the traceback of a run that raised
         lock               while a sweep is at work here, or was killed
+        manifest.json      the mark of a sweep, and what else is in it but runs/
 
 A run's folder appears whole or not at all, so what is there is done.
 """
@@ -13,21 +14,36 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from experiments.errors import ConfigError
-from experiments.results import FORMAT, SUMMARY
+from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, resolved
 from experiments.sweeps.work import Result
-from profiler.files import partial, write_whole
+from profiler.files import make_folders, partial, write_whole
 from profiler.folder_lock import FolderBusyError, FolderLock
-from profiler.manifest import replace_folder
+from profiler.manifest import (
+    MANIFEST,
+    Manifest,
+    NotOursError,
+    differences,
+    held,
+    read_manifest,
+    remove_files,
+    replace_files,
+    replace_folder,
+)
 
 RESULTS = "results.parquet"
-_OURS = {SUMMARY, RESULTS, "runs", "failed", "figures", "paired.csv", "lock"}
+_APART = re.compile(
+    r"lock|figures|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"
+    r"|\.(summary\.json|results\.parquet)\.partial|failed/\.[0-9a-f]{16}\.txt\.partial"
+)
+"""What a sweep's own manifest does not name: what has one of its own, and what a kill may leave."""
 
 
 class Store:
@@ -39,21 +55,32 @@ class Store:
 
     def open(self, resume: bool) -> None:
         """Make the folder, or check that it is a sweep's to go on with. Raises ConfigError."""
-        folder = self.folder
-        if folder.is_dir() and any(folder.iterdir()):
-            left = {partial(folder / name).name for name in (SUMMARY, RESULTS)}  # by a kill
-            foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OURS | left)
-            if foreign or not self.runs.is_dir():
-                what = f"it holds {', '.join(foreign[:3])}" if foreign else "it has no runs/"
-                raise ConfigError(
-                    f"--out {folder}: exists and is no sweep's folder ({what}): name another one"
-                )
-            if not resume:
-                raise ConfigError(
-                    f"--out {folder}: holds a sweep: give --resume to complete it (finished "
-                    "runs are not repeated), or name another folder"
-                )
-        self.runs.mkdir(parents=True, exist_ok=True)
+        folder = resolved(self.folder)
+        make_folders(folder)
+        if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
+            write_whole(folder / MANIFEST, Manifest(SWEEP_FORMAT).dump())
+        elif self._is_a_sweep() and not resume:
+            raise ConfigError(
+                f"--out {self.folder}: holds a sweep: give --resume to complete it (finished "
+                "runs are not repeated), or name another folder"
+            )
+        make_folders(self.runs)
+
+    def _is_a_sweep(self) -> bool:
+        """Whether the folder is a sweep's, and all in it ours. Raises ConfigError where not."""
+        manifest = read_manifest(self.folder)
+        if manifest is None or manifest.kind != SWEEP_FORMAT:
+            raise ConfigError(
+                f"--out {self.folder}: exists and is no sweep's folder (it has no {MANIFEST} of a "
+                f"sweep, but {held(self.folder)}): name another one"
+            )
+        found = differences(self.folder, manifest, _APART.fullmatch)
+        if found.changed or found.foreign:
+            raise ConfigError(
+                f"--out {self.folder}: holds what is not the sweep's "
+                f"({found.in_the_way()}): move that away, or name another folder"
+            )
+        return True
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -70,7 +97,8 @@ class Store:
             ) from None
         try:
             for scratch in self.runs.glob(".*"):
-                shutil.rmtree(scratch, ignore_errors=True)
+                if _APART.fullmatch(f"runs/{scratch.name}"):
+                    shutil.rmtree(scratch, ignore_errors=True)
             yield
         finally:
             lock.remove()
@@ -99,13 +127,17 @@ class Store:
 
     def write_failure(self, key: str, details: str) -> None:
         """Keep the traceback of a run that raised."""
-        path = self.failure(key)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(details, encoding="utf-8")
+        self.failure(key).parent.mkdir(exist_ok=True)
+        self.replace(f"failed/{key}.txt", details.encode(errors="backslashreplace"))
 
     def drop_failures(self) -> None:
         """Forget earlier tracebacks: their runs are tried again."""
-        shutil.rmtree(self.folder / "failed", ignore_errors=True)
+        manifest = read_manifest(self.folder) or Manifest(SWEEP_FORMAT)
+        names = [name for name in manifest.files if name.startswith("failed/")]
+        with _refusals():
+            remove_files(self.folder, SWEEP_FORMAT, names)
+        with suppress(OSError):
+            (self.folder / "failed").rmdir()
 
     def summary(self, key: str, name: str) -> dict[str, Any]:
         """The numbers of a finished run. Raises ConfigError where its folder is damaged."""
@@ -122,4 +154,13 @@ class Store:
 
     def replace(self, name: str, content: bytes) -> None:
         """Write one file of the folder, whole or not at all."""
-        write_whole(self.folder / name, content)
+        with _refusals():
+            replace_files(self.folder, SWEEP_FORMAT, {name: content})
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except NotOursError as error:
+        raise ConfigError(str(error)) from None

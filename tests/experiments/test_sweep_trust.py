@@ -249,7 +249,7 @@ def test_a_full_disk(
         patch.setattr(Path, "write_bytes", fill_up)
         with pytest.raises(OSError, match="No space left"):
             swept(plan, folder, InProcess())
-    for run in (folder / "runs").iterdir():
+    for run in (folder / "runs").glob("*"):
         assert tree(run) == {
             name.removeprefix(f"runs/{run.name}/"): content
             for name, content in undisturbed.items()
@@ -301,7 +301,9 @@ def test_a_folder_is_not_overwritten(plan: SweepPlan, config: Path, tmp_path: Pa
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
     done = CliRunner().invoke(app, ["sweep", str(config), "--out", str(tmp_path / "precious")])
     assert done.exit_code == 2
-    assert "is no sweep's folder (it holds thesis.tex)" in done.stderr
+    assert (
+        "is no sweep's folder (it has no manifest.json of a sweep, but thesis.tex)" in done.stderr
+    )
 
 
 def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> None:
@@ -339,7 +341,7 @@ def test_what_a_killed_sweep_was_writing_is_no_obstacle(tmp_path: Path) -> None:
         partial(store.folder / name).write_bytes(b"half")
     store.open(True)
     partial(store.folder / "thesis.tex").write_bytes(b"half")
-    with pytest.raises(ConfigError, match=r"is no sweep's folder \(it holds \.thesis\.tex"):
+    with pytest.raises(ConfigError, match=r"is not the sweep's \(not ours: \.thesis\.tex"):
         store.open(True)
 
 
@@ -351,7 +353,7 @@ def test_everything_is_on_the_disk_before_it_counts(
     monkeypatch.setattr(os, "fsync", lambda fd: inodes.add(os.fstat(fd).st_ino) or sync(fd))
     swept(plan, tmp_path / "sweep", InProcess())
     files = [path for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
-    assert len(files) == 5 * RUNS + 2, "four files and a manifest a run, and two tables"
+    assert len(files) == 5 * RUNS + 3, "four files and a manifest a run; two tables, a manifest"
     assert [path for path in files if path.stat().st_ino not in inodes] == []
 
 
