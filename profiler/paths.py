@@ -26,6 +26,10 @@ def data_dir() -> Path:
     raise FileNotFoundError(f"shipped data not found: neither {tried} has a models/ folder")
 
 
+WHERE = "data/README.md says where the measurements come from"
+"""For messages about public measurements that are not there."""
+
+
 def user_path(text: str | Path) -> Path:
     """The path that ``text`` names, a leading ``~`` or ``~user`` being a home.
 
@@ -47,10 +51,10 @@ def public_datasets(flag: Path | None = None) -> Path:
     if not named:
         raise FileNotFoundError(
             "the public measurements are needed and their folder is not named: "
-            f"give --datasets DIR or set {DATASETS_VARIABLE}"
+            f"give --datasets DIR or set {DATASETS_VARIABLE}; {WHERE}"
         )
     folder = user_path(named)
     if not folder.is_dir():
         origin = "--datasets" if flag is not None else DATASETS_VARIABLE
-        raise FileNotFoundError(f"{origin} names {folder}, which is not a folder")
+        raise FileNotFoundError(f"{origin} names {folder}, which is not a folder; {WHERE}")
     return folder

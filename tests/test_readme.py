@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 import yaml
 
 from experiments.loading import load_experiment, shipped_configs
+from experiments.run import simulate_all
 from tests.simulator import oracle
 from tests.simulator.test_textbook import assert_bitwise_equal
+from tests.test_architecture import allowed, imports
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -46,6 +49,30 @@ def test_the_example_configuration(tmp_path: Path) -> None:
     assert set(load_experiment(path).scenarios) == {"orca", "sarathi"}
     shipped = yaml.safe_load(blocks("yaml")[0])
     assert shipped["name"] in shipped_configs()
+
+
+def test_the_example_policy_in_a_file_of_ones_own(tmp_path: Path) -> None:
+    """As the README says: beside the configuration, and named in a scenario."""
+    code = blocks("python")[0]
+    (tmp_path / "prefill_first.py").write_text(code, encoding="utf-8")
+    first, fragment = blocks("yaml")[:2]
+    config = first[: first.index("scenarios:")] + fragment
+    (tmp_path / "mine.yaml").write_text(config, encoding="utf-8")
+    experiment = load_experiment(tmp_path / "mine.yaml", ["workload.requests=50"])
+    assert simulate_all(experiment).runs["mine"].summary["finished"] == 50
+
+
+def test_the_example_policy_may_stand_in_the_package(tmp_path: Path) -> None:
+    """``make test`` goes on passing: the file says what it is for, and imports what it may."""
+    file = tmp_path / "policies" / "prefill_first.py"
+    file.parent.mkdir()
+    file.write_text(blocks("python")[0], encoding="utf-8")
+    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    assert all(allowed("policies", name) for name in imports(file))
+
+
+def test_no_count_of_tests_goes_stale() -> None:
+    assert not re.search(r"\d+ (passed|skipped)", README)
 
 
 def test_links_lead_somewhere() -> None:

@@ -11,6 +11,7 @@ from profiler.importers.aiconfigurator import import_aiconfigurator
 from profiler.importers.llmservingsim import import_llmservingsim
 from profiler.importers.vidur import import_vidur
 from profiler.model import ModelSpec, load_model
+from profiler.paths import WHERE
 from profiler.schema import Bundle, BundleError
 from profiler.strict import did_you_mean
 
@@ -63,7 +64,7 @@ def import_bundle(
             f"allowed: {', '.join(SOURCES)}"
         )
     if not folder.is_dir():
-        raise BundleError(f"{folder}: no such folder")
+        raise BundleError(f"{folder}: no such folder; {WHERE}")
     entry, spec = SOURCES[source], load_model(model)
     try:
         spec.check_tp(tp)
