@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -136,13 +137,14 @@ def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPl
 
 
 def _processors() -> int:
-    from joblib import cpu_count
+    from joblib import cpu_count  # heeds affinity and a container's share
 
     return int(cpu_count())
 
 
 def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
-    from experiments.sweeps.backends import InProcess, LocalProcesses
+    from experiments.sweeps.backends import InProcess
+    from experiments.sweeps.local_processes import LocalProcesses
 
     if where is Where.dask:
         from experiments.sweeps.dask_backend import DaskWorkers
@@ -157,7 +159,7 @@ def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, q
     from experiments.sweeps.execute import execute
 
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
-        execute(planned, store, where, progress, report)
+        execute(planned, store, where, progress, report, partial(typer.echo, err=True))
 
 
 def _tell(store: Store, report: Report, workers: int, quiet: bool) -> None:

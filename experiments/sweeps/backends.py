@@ -1,4 +1,5 @@
-"""Where a sweep's runs are simulated: in this process, in processes beside it, or on Dask workers.
+"""Where a sweep's runs are simulated: in this process, in processes beside it
+(``local_processes.py``), or on Dask workers (``dask_backend.py``).
 
 A backend turns bundles of jobs into results, in whatever order they come. A bundle whose worker
 died comes back as lost; what to do about that is decided elsewhere (``execute.py``).
@@ -9,14 +10,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.sweeps.work import Job, Result, in_process, work
+from experiments.sweeps.work import Job, Result, work
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""
+
+PATIENCE_S = 60.0
+"""Seconds without any result after which a backend says what is under way; then twice as many."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,15 @@ class Lost:
     jobs: list[Job]
 
 
-Outcomes = Generator["list[Result] | Lost", None, None]
+@dataclass(frozen=True)
+class Waiting:
+    """Nothing has come back for ``seconds``: what is under way, by who has it."""
+
+    under_way: dict[str, list[Job]]
+    seconds: float
+
+
+Outcomes = Generator["list[Result] | Lost | Waiting", None, None]
 
 
 class Bundles:
@@ -80,50 +91,7 @@ class InProcess:
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         for jobs in bundles:
-            yield in_process(jobs)
+            yield work(jobs)
 
     def close(self) -> None:
         """Nothing to let go of."""
-
-
-class LocalProcesses:
-    """A pool of processes on this machine (joblib's loky)."""
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        from joblib import Parallel, delayed
-        from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-        under_way: dict[str, list[Job]] = {}
-        left = iter(bundles)
-
-        def tasks() -> Iterator[object]:
-            for jobs in left:
-                under_way[jobs[0].run.key] = jobs
-                yield delayed(work)(jobs)
-
-        while True:
-            # Two at least: with one, joblib would run the jobs in this very process.
-            pool = Parallel(
-                n_jobs=max(2, self.workers),
-                backend="loky",
-                return_as="generator_unordered",
-                pre_dispatch=ahead,
-                batch_size=1,
-            )
-            try:
-                with closing(pool(tasks())) as outcomes:  # closed early, joblib kills its workers
-                    for results in outcomes:
-                        del under_way[results[0].key]
-                        yield results
-                return
-            except TerminatedWorkerError:
-                # The pool is broken, and with it all that was under way; the next one is not.
-                lost, under_way = list(under_way.values()), {}
-                for jobs in lost:
-                    yield Lost(jobs)
-
-    def close(self) -> None:
-        """Nothing to let go of: an interrupted pool was killed, an idle one ends by itself."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Generator
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from experiments.errors import ConfigError
-from experiments.sweeps.backends import Bundles, Lost, Outcomes
+from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
 from experiments.sweeps.identity import code_fingerprint
 from experiments.sweeps.work import Job, work
 
@@ -15,6 +17,10 @@ CONNECT_S = 10
 WITHOUT_WORKERS_S = 60
 """How long a sweep waits for a cluster that has lost its last worker to get another one."""
 _LOOK_S = 1.0
+# A Client that refuses an address leaves a thread behind, which complains at length.
+_ADDRESS = re.compile(
+    r"((tcp|tls|ws|wss)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})"
+)
 RETRIES = 2
 """How often the scheduler itself sends a bundle again whose worker went away."""
 
@@ -26,7 +32,7 @@ _CHECK = "__import__('experiments.sweeps.identity', fromlist=['x']).code_fingerp
 class DaskWorkers:
     """All workers of the cluster at ``address``.
 
-    Raises ConfigError where there is no scheduler or no worker, and where a worker lacks this
+    Raises ConfigError where there is no such address, no scheduler or no worker, and where a worker lacks this
     package or has another version of it.
     """
 
@@ -37,6 +43,12 @@ class DaskWorkers:
             raise ConfigError(
                 "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65_536:
+            raise ConfigError(
+                f"--address {address}: not the address of a Dask scheduler: give one as in "
+                "tcp://127.0.0.1:8786, or tls://HOST:PORT"
+            )
         try:
             connect: Any = Client  # distributed is typed in part only
             self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
@@ -101,7 +113,7 @@ class DaskWorkers:
         for _ in range(ahead):
             submit()
         while handed_out:
-            future = self._next(finished)
+            future = yield from self._next(finished, handed_out)
             jobs = handed_out.pop(future)
             try:
                 yield self._taken(future)
@@ -110,12 +122,15 @@ class DaskWorkers:
             future.release()
             submit()
 
-    def _next(self, finished: SimpleQueue[Any]) -> Any:
+    def _next(
+        self, finished: SimpleQueue[Any], handed_out: dict[Any, list[Job]]
+    ) -> Generator[Waiting, None, Any]:
         """The next future that is done, as long as there are workers to wait for.
 
         Without this, runs sent to a cluster that lost all of its workers would never end.
         """
-        worker_seen = time.monotonic()
+        began = worker_seen = time.monotonic()
+        patience = PATIENCE_S
         while True:
             try:
                 return finished.get(timeout=_LOOK_S)
@@ -125,6 +140,10 @@ class DaskWorkers:
                 worker_seen = now
             elif now - worker_seen >= WITHOUT_WORKERS_S:
                 raise self._without_workers()
+            if now - began >= patience:
+                patience *= 2
+                jobs = [job for jobs in handed_out.values() for job in jobs]
+                yield Waiting({"the cluster": jobs}, now - began)
 
     def _taken(self, future: Any) -> Any:
         """What a bundle that was done came to, from the worker that has it.

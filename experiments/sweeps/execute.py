@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.results import SUMMARY, SWEEP_FORMAT, to_json
-from experiments.sweeps.backends import Backend, Bundles, Lost
+from experiments.sweeps.backends import Backend, Bundles, Lost, Waiting
 from experiments.sweeps.paired import paired_differences
 from experiments.sweeps.plan import Run, SweepPlan, coordinates
 from experiments.sweeps.store import RESULTS, Store
@@ -25,6 +25,7 @@ ATTEMPTS = 3
 a run that kills its worker is told from those that only were there."""
 
 Progress = Callable[[str, int, int], None]
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -51,11 +52,13 @@ def execute(
     backend: Backend,
     progress: Progress | None = None,
     report: Report | None = None,
+    say: Say = lambda text: None,
 ) -> Report:
     """Simulate what the folder lacks and write its tables.
 
-    ``report`` is filled in on the way, so that it says how far an interrupted sweep came. The
-    tables are written however the sweep ends, of what is there.
+    ``report`` is filled in on the way, so that it says how far an interrupted sweep came. ``say``
+    is told what the user should know meanwhile. The tables are written however the sweep ends, of
+    what is there.
     """
     unique = {run.key: run for run in plan.runs}
     done = store.finished() & unique.keys()
@@ -74,6 +77,9 @@ def execute(
         ahead = 1 if attempt == ATTEMPTS - 1 else 2 * backend.workers
         with closing(backend.run(bundles, ahead=ahead)) as outcomes:
             for results in outcomes:
+                if isinstance(results, Waiting):
+                    say(waited_for(results))
+                    continue
                 if isinstance(results, Lost):
                     lost += results.jobs
                     report.lost_workers += 1
@@ -101,6 +107,15 @@ def execute(
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
         write_tables(plan, store, report.failures)
     return report
+
+
+def waited_for(waiting: Waiting) -> str:
+    """A message: nothing came for a while, and these runs are what is missing."""
+    parts = []
+    for who, jobs in waiting.under_way.items():
+        more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
+        parts.append(f"run {jobs[0].run.key} ({jobs[0].run.name}){more} with {who}")
+    return f"nothing came back for {waiting.seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
 def _keep(result: Result, store: Store, report: Report) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -50,14 +48,6 @@ class Result:
 
 def work(jobs: list[Job]) -> list[Result]:
     """Simulate runs one after the other. One that raises does not keep the others from going on."""
-    if threading.current_thread() is threading.main_thread():
-        # Ctrl-C reaches every process of the terminal; the parent alone decides what it means.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return [_one(job) for job in jobs]
-
-
-def in_process(jobs: list[Job]) -> list[Result]:
-    """The same within the calling process, which goes on heeding Ctrl-C."""
     return [_one(job) for job in jobs]
 
 

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from experiments.cli import app
 from experiments.deployment import Deployment
 from experiments.errors import ConfigError
-from experiments.sweeps.backends import Bundles, InProcess, LocalProcesses, Lost, Outcomes
+from experiments.sweeps.backends import Bundles, InProcess, Lost, Outcomes
 from experiments.sweeps.execute import ATTEMPTS, Report, execute
+from experiments.sweeps.local_processes import LocalProcesses
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from experiments.sweeps.store import Store
-from experiments.sweeps.work import in_process
+from experiments.sweeps.work import work
 from profiler.files import partial
 from simulator.records import Records
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
@@ -82,20 +83,6 @@ def wait_for_runs(out: Path, count: int) -> None:
     raise AssertionError(f"{count} runs did not finish within a minute")
 
 
-def workers_of(pid: int) -> list[int]:
-    """The processes of joblib's pool among a process's children."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            command = (path.parent / "cmdline").read_bytes()
-        except (OSError, ValueError, IndexError):
-            continue
-        if parent == pid and b"popen_loky" in command:
-            found.append(int(path.parent.name))
-    return found
-
-
 def test_the_table_has_a_row_per_run_in_order(
     undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -121,15 +108,16 @@ def test_a_killed_worker_costs_nothing(
     plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     killed: list[int] = []
+    backend = LocalProcesses(2)
 
     def kill_one() -> None:
         wait_for_runs(tmp_path / "sweep", 3)
-        killed.append(workers_of(os.getpid())[0])
+        killed.append(backend.processes[0])
         os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    report = swept(plan, tmp_path / "sweep", LocalProcesses(2))
+    report = swept(plan, tmp_path / "sweep", backend)
     killer.join()
     assert killed
     assert report.finished == RUNS
@@ -152,7 +140,7 @@ class Deadly(InProcess):
                 self.left[key] -= 1
             for jobs in under_way:
                 self.ran += [job.run.key for job in jobs]
-                yield Lost(jobs) if guilty else in_process(jobs)
+                yield Lost(jobs) if guilty else work(jobs)
 
 
 def test_what_was_lost_is_sent_again(
@@ -189,7 +177,7 @@ class Flaky(InProcess):
         lose = len(self.bundles) <= self.losses
         for jobs in bundles:
             self.bundles[-1].append(len(jobs))
-            yield Lost(jobs) if lose else in_process(jobs)
+            yield Lost(jobs) if lose else work(jobs)
 
 
 def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(

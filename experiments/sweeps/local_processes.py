@@ -1,0 +1,165 @@
+"""Runs in processes on this machine, each with a channel of its own to this one.
+
+The common executors (joblib, loky, ``concurrent.futures``) have all workers answer through one
+pipe, and keep its writing end open themselves: a worker killed in the middle of an answer leaves a
+reader that waits for the rest for ever. Here only the worker holds the other end, so that its death
+closes the channel, whenever it comes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from experiments.errors import ConfigError
+from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
+from experiments.sweeps.work import Job, Result
+
+STARTS = 3
+"""Workers that may die one after the other before they are ready."""
+_MODULE = "experiments.sweeps.worker"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class LocalProcesses:
+    """Up to ``workers`` processes running ``module``, started when they are needed."""
+
+    def __init__(self, workers: int, module: str = _MODULE) -> None:
+        self.workers = workers
+        self._module = module
+        self._idle: list[_Worker] = []
+        self._busy: dict[_Worker, list[Job]] = {}
+        self._answers: SimpleQueue[tuple[_Worker, list[Result] | None]] = SimpleQueue()
+        self._dead_at_start = 0
+
+    @property
+    def processes(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in (*self._busy, *self._idle)]
+
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
+        """Yield what came of each bundle; what is under way when nothing comes for a while.
+
+        Raises ConfigError where worker processes cannot be started.
+        """
+        left = iter(bundles)
+        at_once = min(ahead, self.workers)
+        patience = PATIENCE_S
+        while True:
+            while len(self._busy) < at_once and (jobs := next(left, None)) is not None:
+                worker = self._idle.pop() if self._idle else _Worker(self._module, self._answers)
+                self._busy[worker] = jobs
+                worker.begin(jobs)
+            if not self._busy:
+                return
+            try:
+                worker, results = self._answers.get(timeout=patience)
+            except Empty:
+                now = time.monotonic()
+                yield Waiting(
+                    {
+                        f"process {worker.process.pid} for {now - worker.since:.0f} s": jobs
+                        for worker, jobs in self._busy.items()
+                    },
+                    patience,
+                )
+                patience *= 2
+                continue
+            jobs = self._busy.pop(worker, [])
+            if not jobs:
+                continue  # it was ended earlier
+            patience = PATIENCE_S
+            if results is not None:
+                self._idle.append(worker)
+                self._dead_at_start = 0
+                yield results
+            else:
+                self._check_start(worker)
+                yield Lost(jobs)
+
+    def _check_start(self, worker: _Worker) -> None:
+        code = worker.end()
+        self._dead_at_start = 0 if worker.ready else self._dead_at_start + 1
+        if self._dead_at_start == STARTS:
+            raise ConfigError(
+                f"worker processes cannot be started: {STARTS} in a row ended (the last with code "
+                f"{code}) before they could begin"
+            )
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in (*self._busy, *self._idle):
+            worker.end()
+        self._busy.clear()
+        self._idle.clear()
+
+
+class _Worker:
+    """One process, and the thread that talks with it.
+
+    The thread, not the sweep, is what waits where a process stops in the middle of an answer.
+    ``since`` is when it was given its jobs, ``ready`` whether it was seen to be able to work.
+    """
+
+    def __init__(
+        self, module: str, answers: SimpleQueue[tuple[_Worker, list[Result] | None]]
+    ) -> None:
+        self.ready = False
+        self.since = time.monotonic()
+        self._answers = answers
+        self._bundles: SimpleQueue[list[Job] | None] = SimpleQueue()
+        self._channel, theirs = Pipe()
+        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        with theirs, _ctrl_c_blocked():
+            self.process = subprocess.Popen(
+                # -P: a user's folder may hold a module with the name of one of ours.
+                [sys.executable, "-P", "-m", module, str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        threading.Thread(target=self._talk, daemon=True).start()
+
+    def begin(self, jobs: list[Job]) -> None:
+        """Hand over a bundle."""
+        self.since = time.monotonic()
+        self._bundles.put(jobs)
+
+    def _talk(self) -> None:
+        # Whatever goes wrong here, also in reading an answer, the worker is of no further use.
+        with suppress(Exception):
+            self._channel.recv()
+            self.ready = True
+            while jobs := self._bundles.get():
+                self._channel.send(jobs)
+                self._answers.put((self, self._channel.recv()))
+        self._answers.put((self, None))
+        self._channel.close()
+
+    def end(self) -> int:
+        """Kill the process; returns its exit code."""
+        self.process.kill()
+        self._bundles.put(None)
+        return self.process.wait()
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
+
+    What it means is for the parent to decide. What is blocked is inherited, and from the start.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,60 @@
+"""A worker process of a local sweep: ``python -m experiments.sweeps.worker PARENT``.
+
+Standard input is a socket that it shares with its parent alone: bundles of jobs come in by it, and
+their results go back. The worker ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+READY = "ready"
+"""What a worker sends first, once everything is imported."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Answer bundles until the parent is gone."""
+    _end_with(int(sys.argv[1]))
+    from experiments.sweeps.work import Job, work
+
+    channel = Connection(os.dup(0))
+    bundles: SimpleQueue[list[Job]] = SimpleQueue()
+    with suppress(OSError):  # the parent is gone
+        channel.send(READY)
+        # It also is the watch on the parent: while the main thread is at work, this one waits for
+        # the next bundle, or for the end of the channel.
+        threading.Thread(target=_take_in, args=(channel, bundles), daemon=True).start()
+        while True:
+            channel.send(work(bundles.get()))
+
+
+def _end_with(parent: int) -> None:
+    """Have Linux end this process with its parent, at once and whatever it is doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before that
+        os._exit(0)
+
+
+def _take_in(channel: Connection, bundles: SimpleQueue[list[object]]) -> None:
+    try:
+        while True:
+            bundles.put(channel.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:  # what was sent cannot be read: the parent sees that this process ends
+        traceback.print_exc()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
