@@ -19,7 +19,7 @@ WITHOUT_WORKERS_S = 60
 _LOOK_S = 1.0
 # A Client that refuses an address leaves a thread behind, which complains at length.
 _ADDRESS = re.compile(
-    r"((tcp|tls|ws|wss)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})"
+    r"((?P<scheme>tcp|tls|ws|wss)://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):(?P<port>\d{1,5})"
 )
 RETRIES = 2
 """How often the scheduler itself sends a bundle again whose worker went away."""
@@ -32,8 +32,8 @@ _CHECK = "__import__('experiments.sweeps.identity', fromlist=['x']).code_fingerp
 class DaskWorkers:
     """All workers of the cluster at ``address``.
 
-    Raises ConfigError where there is no such address, no scheduler or no worker, and where a worker lacks this
-    package or has another version of it.
+    Raises ConfigError where the address is none, where there is no scheduler or no worker, and
+    where a worker lacks this package or has another version of it.
     """
 
     def __init__(self, address: str) -> None:
@@ -43,12 +43,7 @@ class DaskWorkers:
             raise ConfigError(
                 "--backend dask needs dask and distributed: pip install 'sarathi-sim[cluster]'"
             ) from None
-        match = _ADDRESS.fullmatch(address)
-        if match is None or not 0 < int(match["port"]) < 65_536:
-            raise ConfigError(
-                f"--address {address}: not the address of a Dask scheduler: give one as in "
-                "tcp://127.0.0.1:8786, or tls://HOST:PORT"
-            )
+        _check_address(address)
         try:
             connect: Any = Client  # distributed is typed in part only
             self._client = connect(address, timeout=CONNECT_S, set_as_default=False)
@@ -188,3 +183,29 @@ class DaskWorkers:
     def close(self) -> None:
         """Disconnect; what was handed out is cancelled. The cluster stays."""
         self._client.close()
+
+
+def _check_address(address: str) -> None:
+    """Refuse, in one line, what a Client would refuse at length. Raises ConfigError."""
+    from distributed.security import Security
+
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65_536:
+        raise ConfigError(
+            f"--address {address}: not the address of a Dask scheduler: give one as in "
+            "tcp://127.0.0.1:8786, or tls://HOST:PORT"
+        )
+    of_client: Any = Security  # distributed is typed in part only
+    try:
+        settings = of_client().get_connection_args("client")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"--backend dask: Dask's TLS settings cannot be used: {error}") from None
+    encrypted = match["scheme"] in ("tls", "wss")
+    if encrypted and settings["ssl_context"] is None:
+        raise ConfigError(
+            f"--address {address}: Dask's settings name no certificates (docs/sweeps.md shows how)"
+        )
+    if settings["require_encryption"] and not encrypted:
+        raise ConfigError(
+            f"--address {address}: Dask's settings require encryption: give a tls:// address"
+        )

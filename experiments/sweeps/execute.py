@@ -25,7 +25,7 @@ ATTEMPTS = 3
 a run that kills its worker is told from those that only were there."""
 
 Progress = Callable[[str, int, int], None]
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 
 @dataclass
@@ -61,7 +61,7 @@ def execute(
     what is there.
     """
     unique = {run.key: run for run in plan.runs}
-    done = store.finished() & unique.keys()
+    done = store.intact(unique, say)
     report = report or Report(len(unique))
     report.finished = report.earlier = len(done)
     store.drop_failures()

@@ -4,10 +4,12 @@
         results.parquet    one row per finished run, in the sweep's order
         runs/KEY/          a result like that of `sarathi-sim run`, under its run's key
         failed/KEY.txt     the traceback of a run that raised
+        damaged/KEY/       what lay in runs/KEY and was not as it had been written
         lock               while a sweep is at work here, or was killed
         manifest.json      the mark of a sweep, and what else is in it but runs/
 
-A run's folder appears whole or not at all, so what is there is done.
+A run's folder appears whole or not at all, and its manifest says what it holds. So what is there
+is done, and whether it still is what was written can be told.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,7 @@ from profiler.manifest import (
 
 RESULTS = "results.parquet"
 _APART = re.compile(
-    r"lock|figures|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"
+    r"lock|figures|damaged|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"
     r"|\.(summary\.json|results\.parquet)\.partial|failed/\.[0-9a-f]{16}\.txt\.partial"
 )
 """What a sweep's own manifest does not name: what has one of its own, and what a kill may leave."""
@@ -107,6 +111,31 @@ class Store:
         """Keys of the runs that are done."""
         return {entry.name for entry in os.scandir(self.runs) if not entry.name.startswith(".")}
 
+    def intact(self, keys: Iterable[str], say: Callable[[str], object]) -> set[str]:
+        """Those of the keys whose runs are done, every file as it was written.
+
+        A folder that is damaged is moved away and ``say`` is told, so that its run is done again:
+        what somebody wrote there is not lost. Files added to a folder are left alone. Raises
+        OSError.
+        """
+        found = set()
+        for key in sorted(self.finished().intersection(keys)):
+            damage = _damage(self.runs / key)
+            if damage:
+                place = self._move_away(key)
+                say(f"run {key} is damaged ({damage}): it is done again; what was there is {place}")
+            else:
+                found.add(key)
+        return found
+
+    def _move_away(self, key: str) -> Path:
+        folder = self.folder / "damaged"
+        folder.mkdir(exist_ok=True)
+        names = chain([key], (f"{key}-{number}" for number in count(2)))
+        place = next(folder / name for name in names if not os.path.lexists(folder / name))
+        (self.runs / key).rename(place)
+        return place
+
     def write(self, result: Result) -> None:
         """Put a run's folder in its place: whole, or not at all."""
         scratch, place = self.runs / f".{result.key}", self.runs / result.key
@@ -164,3 +193,12 @@ def _refusals() -> Iterator[None]:
         yield
     except NotOursError as error:
         raise ConfigError(str(error)) from None
+
+
+def _damage(folder: Path) -> str:
+    """How a run's folder is not what was written; empty where it is."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return f"it has no {MANIFEST}, or one that cannot be read"
+    found = differences(folder, manifest)
+    return str(replace(found, foreign=[]))

@@ -208,3 +208,38 @@ def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.Monkey
     cluster.stop()
     with pytest.raises(ConfigError, match="no Dask scheduler answers there"):
         DaskWorkers(cluster.address)
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("foo://127.0.0.1:8786", "not the address of a Dask scheduler: give one as in tcp://"),
+        ("127.0.0.1:abc", "not the address of a Dask scheduler"),
+        ("tcp://127.0.0.1:99999", "not the address of a Dask scheduler"),
+        ("tls://127.0.0.1:8786", "Dask's settings name no certificates"),
+    ],
+)
+def test_a_bad_address_is_one_line(tmp_path: Path, address: str, says: str) -> None:
+    """In a process of its own: a Client complains after the command has ended, too."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text(SWEEP, encoding="utf-8")
+    words = [str(config), "--out", str(tmp_path / "out"), "--backend", "dask", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments", "sweep", *words, "--address", address],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: --address {address}: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_dask_settings_may_require_encryption() -> None:
+    dask = pytest.importorskip("dask")
+    with (
+        dask.config.set({"distributed.comm.require-encryption": True}),
+        pytest.raises(ConfigError, match="require encryption: give a tls:// address"),
+    ):
+        DaskWorkers("tcp://127.0.0.1:8786")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -51,10 +54,16 @@ def undisturbed(plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> di
     return tree(folder)
 
 
-def swept(plan: SweepPlan, folder: Path, backend: object, resume: bool = False) -> Report:
+def swept(
+    plan: SweepPlan,
+    folder: Path,
+    backend: object,
+    resume: bool = False,
+    say: Callable[[str], object] = print,
+) -> Report:
     store = Store(folder)
     store.open(resume)
-    return execute(plan, store, backend)  # type: ignore[arg-type]
+    return execute(plan, store, backend, say=say)  # type: ignore[arg-type]
 
 
 def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
@@ -345,11 +354,55 @@ def test_everything_is_on_the_disk_before_it_counts(
     assert [path for path in files if path.stat().st_ino not in inodes] == []
 
 
-def test_a_damaged_run_is_named(plan: SweepPlan, tmp_path: Path) -> None:
-    swept(plan, tmp_path / "sweep", InProcess())
-    (tmp_path / "sweep" / "runs" / plan.runs[0].key / "summary.json").write_text("{")
-    with pytest.raises(ConfigError, match=rf"{plan.runs[0].key}.*damaged.*--resume"):
-        swept(plan, tmp_path / "sweep", InProcess(), resume=True)
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def edit_a_number(path: Path) -> None:
+    text, times = re.subn(r'("makespan_s": )', r"\g<1>1", path.read_text())
+    assert times == 1
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "says"),
+    [
+        ("SCENARIO/requests.parquet", cut, "changed: SCENARIO/requests.parquet"),
+        ("config.yaml", Path.unlink, "missing: config.yaml"),
+        ("summary.json", edit_a_number, "changed: summary.json"),
+        ("summary.json", lambda path: path.write_text("{"), "changed: summary.json"),
+        ("manifest.json", Path.unlink, "it has no manifest.json"),
+        ("manifest.json", cut, "it has no manifest.json, or one that cannot be read"),
+    ],
+)
+def test_a_damaged_run_is_done_again_and_nothing_is_deleted(
+    plan: SweepPlan,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    name: str,
+    damage: Callable[[Path], object],
+    says: str,
+) -> None:
+    folder, run = tmp_path / "sweep", plan.runs[4]
+    runs, scenario = folder / "runs", run.name.partition(" ")[0]
+    swept(plan, folder, InProcess())
+    (runs / run.key / "mine.ipynb").write_text("hours of work")
+    (runs / plan.runs[5].key / "mine.ipynb").write_text("an added file is no damage")
+    for number in (1, 2):
+        damage(runs / run.key / name.replace("SCENARIO", scenario))
+        was = tree(runs / run.key)
+        said: list[str] = []
+        report = swept(plan, folder, InProcess(), resume=True, say=said.append)
+        kept = folder / "damaged" / (run.key if number == 1 else f"{run.key}-2")
+        says = says.replace("SCENARIO", scenario)
+        assert said == [
+            f"run {run.key} is damaged ({says}): it is done again; what was there is {kept}"
+        ] or (name == "manifest.json" and says in said[0] and len(said) == 1)
+        assert (report.earlier, report.finished) == (RUNS - 1, RUNS)
+        assert tree(kept) == was
+    (runs / plan.runs[5].key / "mine.ipynb").unlink()
+    shutil.rmtree(folder / "damaged")
+    assert tree(folder) == undisturbed
 
 
 def test_an_extended_sweep_repeats_nothing(plan: SweepPlan, config: Path, tmp_path: Path) -> None:
