@@ -14,8 +14,7 @@ demo: $(VENV)/.installed
 	$(BIN)/sarathi-sim run gpt3_pp --out runs/gpt3_pp
 
 test: $(VENV)/.installed-dev
-	@# One thread a worker: four threads on two cores would wait for each other, 8 ms a call.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed-dev
 	@failed=0; \

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from io import TextIOWrapper
@@ -31,6 +30,7 @@ from experiments.cli_profile import add_profile_command
 from experiments.cli_results import add_result_commands
 from experiments.cli_sweep import add_sweep_commands
 from experiments.cli_validate import add_validate_command
+from profiler.threads import default_to_one_thread
 
 if TYPE_CHECKING:
     from experiments.slices import Window
@@ -241,11 +241,7 @@ add_paper_commands(app)
 
 def main() -> None:
     """The ``sarathi-sim`` command."""
-    # One thread for linear algebra and scikit-learn. All matrices here are tiny, and where another
-    # program keeps a core busy, each call would wait milliseconds for its second thread: the demo
-    # took 23 s instead of 6. To be set before numpy is imported; what the user set counts.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")
+    default_to_one_thread()
     # What a terminal or a file in another encoding cannot show must not end the command.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

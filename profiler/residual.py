@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.roofline import Array
+from profiler.threads import one_thread
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -135,7 +136,8 @@ def fit_trees(features: Array, log_ratio: Array, iterations: int, leaves: int) -
         early_stopping=False,
         random_state=0,
     )
-    return Trees.from_sklearn(model.fit(features, log_ratio))
+    with one_thread():
+        return Trees.from_sklearn(model.fit(features, log_ratio))
 
 
 def fit_curve(feature: Array, log_ratio: Array, knots: int) -> Curve:

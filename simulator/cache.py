@@ -2,16 +2,19 @@
 
 The folder is ``$SARATHI_SIM_CACHE``, else ``$XDG_CACHE_HOME/sarathi-sim``, else
 ``~/.cache/sarathi-sim``; ``SARATHI_SIM_CACHE=off`` switches it off. It may be deleted at any time.
-A file that cannot be read is computed again, and a folder that cannot be written is no error;
-the home of a user that there is not (``~nosuch``) is one.
+What is kept carries a hash of its content. Where that does not fit, or a file cannot be read, the
+array is computed again and a message is logged; a folder that cannot be written is no error; the
+home of a user that there is not (``~nosuch``) is one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,9 @@ from profiler.strict import SpecError
 from simulator.records import Floats
 
 VARIABLE = "SARATHI_SIM_CACHE"
+_FORMAT = 2
+"""Part of the files' names: to be raised with every change of what they hold."""
+_LOG = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
@@ -48,31 +54,43 @@ def cached(key: str, make: Callable[[], Floats]) -> Floats:
     folder = cache_folder()
     if folder is None:
         return make()
-    path = folder / f"{key}.npz"
-    found = _read(path)
+    path = folder / f"{key}.{_FORMAT}.npz"
+    found = _read(path, key)
     if found is None:
         found = make()
         with contextlib.suppress(OSError):  # a full or read-only disk costs time, nothing else
-            _write(path, found)
+            _write(path, found, key)
     return found
 
 
-def _read(path: Path) -> Floats | None:
+def _read(path: Path, key: str) -> Floats | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
-            array = stored["array"]
-    except Exception:  # a damaged archive fails in a dozen ways
+            array: Floats = stored["array"]
+            digest = str(stored["sha256"])
+        if array.dtype == np.float64 and digest == _digest(key, array):
+            return array
+        why = "its content is not what was written"
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return array if array.dtype == np.float64 else None
+    except Exception as error:  # a damaged archive fails in a dozen ways
+        why = " ".join(str(error).split()) or type(error).__name__
+    _LOG.warning("%s is damaged (%s): computed anew", path, why)
+    return None
 
 
-def _write(path: Path, array: Floats) -> None:
+def _digest(key: str, array: Floats) -> str:
+    """Covers the key, so that a file with another one's content is found out, and the shape."""
+    return sha256(f"{key} {array.shape} ".encode() + array.tobytes()).hexdigest()
+
+
+def _write(path: Path, array: Floats, key: str) -> None:
     """A reader sees the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(prefix=".", suffix=".npz", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, array=array)
+            np.savez(file, array=array, sha256=np.array(_digest(key, array)))
         Path(scratch).replace(path)
     except BaseException:
         Path(scratch).unlink(missing_ok=True)

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from profiler.threads import default_to_one_thread
+
+# Before numpy is imported, and for the processes that tests start.
+default_to_one_thread()
+
 # An example's time depends on the machine and on what else it does: it says nothing.
 settings.register_profile("sarathi-sim", deadline=None)
 settings.load_profile("sarathi-sim")

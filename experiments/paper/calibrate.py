@@ -14,6 +14,7 @@ import numpy as np
 from experiments.paper.claims import load_claims, readings
 from experiments.paper.variants import Constants, Lab
 from profiler.paths import data_dir
+    default_to_one_thread()
 from profiler.plain_yaml import dump_yaml
 from simulator.records import Floats
 
@@ -112,5 +113,6 @@ def fit() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    default_to_one_thread()
     text = _HEADER + dump_yaml(fit())
     (data_dir() / "paper" / "calibration.yaml").write_text(text, encoding="utf-8")

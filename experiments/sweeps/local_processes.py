@@ -23,6 +23,7 @@ from queue import Empty, SimpleQueue
 from experiments.errors import ConfigError
 from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
 from experiments.sweeps.work import Job, Result
+from profiler.threads import default_to_one_thread
 
 STARTS = 3
 """Workers that may die one after the other before they are ready."""
@@ -119,13 +120,15 @@ class _Worker:
         self._bundles: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._channel, theirs = Pipe()
         path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"PYTHONPATH": path}
+        default_to_one_thread(environment)
         with theirs, _ctrl_c_blocked():
             self.process = subprocess.Popen(
                 # -P: a user's folder may hold a module with the name of one of ours.
                 [sys.executable, "-P", "-m", module, str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": path},
+                env=environment,
             )
         threading.Thread(target=self._talk, daemon=True).start()
 

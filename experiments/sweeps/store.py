@@ -44,7 +44,7 @@ from profiler.manifest import (
 
 RESULTS = "results.parquet"
 _APART = re.compile(
-    r"lock|figures|damaged|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"
+    r"lock|figures|damaged/?|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"
     r"|\.(summary\.json|results\.parquet)\.partial|failed/\.[0-9a-f]{16}\.txt\.partial"
 )
 """What a sweep's own manifest does not name: what has one of its own, and what a kill may leave."""

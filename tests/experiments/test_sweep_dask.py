@@ -52,7 +52,7 @@ class Cluster:
         process = subprocess.Popen(
             [DASK, *words],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": str(path)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

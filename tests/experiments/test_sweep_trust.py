@@ -71,7 +71,7 @@ def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command, "--workers", "2", "--quiet", *more],
         cwd=out.parent,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

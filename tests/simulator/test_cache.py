@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def test_an_array_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(VARIABLE, str(tmp_path / "new" / "folder"))
     assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
     assert np.array_equal(cached("key", fail), ARRAY)
-    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["key.npz"]
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["key.2.npz"]
     with pytest.raises(AssertionError):
         cached("other", fail)
 
@@ -33,7 +34,7 @@ def test_a_damaged_file_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    file = tmp_path / "key.npz"
+    file = tmp_path / "key.2.npz"
     if content is None:  # objects would have to be unpickled
         np.savez(file, array=np.array([{}], dtype=object))
     else:
@@ -47,13 +48,52 @@ def test_a_file_with_any_byte_changed_is_computed_again(
 ) -> None:
     """Flags and methods of the archive among them, which zipfile answers in ways of their own."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    file = tmp_path / "key.npz"
+    file = tmp_path / "key.2.npz"
     cached("key", lambda: ARRAY)
     good = file.read_bytes()
     for place in range(len(good)):
         for change in (0x01, 0xFF):
             file.write_bytes(good[:place] + bytes([good[place] ^ change]) + good[place + 1 :])
             assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+
+
+def other_content(array: np.ndarray) -> Callable[[Path], object]:
+    def write(file: Path) -> None:
+        with np.load(file) as stored:
+            digest = stored["sha256"]
+        np.savez(file, array=array, sha256=digest)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        other_content(ARRAY[:1]),
+        other_content(ARRAY.reshape(4)),
+        other_content(ARRAY * 2),
+        other_content(ARRAY.astype(np.float32)),
+        lambda file: np.savez(file, array=ARRAY),
+        lambda file: file.write_bytes(file.with_name("other.2.npz").read_bytes()),
+    ],
+    ids=["a row less", "another shape", "other values", "another type", "no hash", "another's"],
+)
+def test_another_content_is_found_out_and_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], object],
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    cached("key", lambda: ARRAY)
+    cached("other", lambda: ARRAY + 1)
+    assert caplog.messages == []
+    damage(tmp_path / "key.2.npz")
+    assert np.array_equal(cached("key", lambda: ARRAY), ARRAY)
+    (message,) = caplog.messages
+    assert str(tmp_path / "key.2.npz") in message and "computed anew" in message
+    assert "\n" not in message
+    assert np.array_equal(cached("key", fail), ARRAY)
 
 
 def test_it_can_be_switched_off_and_may_fail(
