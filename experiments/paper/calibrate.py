@@ -14,8 +14,8 @@ import numpy as np
 from experiments.paper.claims import load_claims, readings
 from experiments.paper.variants import Constants, Lab
 from profiler.paths import data_dir
-    default_to_one_thread()
 from profiler.plain_yaml import dump_yaml
+from profiler.threads import default_to_one_thread
 from simulator.records import Floats
 
 
