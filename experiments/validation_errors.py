@@ -64,13 +64,13 @@ def drift(repeat: Repeat) -> float:
 
 def rejection(repeat: Repeat, outcomes: list[Outcome]) -> str | None:
     """Why a repeat does not count, or None."""
+    reasons = []
     moved = drift(repeat)
     if abs(moved - 1) > MOST_DRIFT:
-        return f"the grid took {moved:.2f} times as long after as before"
-    for outcome in outcomes:
-        if (why := outcome.lost.too_much()) is not None:
-            return why
-    return None
+        reasons.append(f"the grid took {moved:.2f} times as long after as before")
+    spoilt = (outcome.lost.too_much() for outcome in outcomes)
+    reasons += [why for why in spoilt if why is not None][:1]
+    return "; ".join(reasons) or None
 
 
 def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:

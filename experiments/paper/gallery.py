@@ -75,9 +75,10 @@ def write_gallery(
     progress("figures", len(FIGURES), len(FIGURES) + 1)
     _save(lambda: pipeline.pipeline_curves(_curves(labs[0])), out / "pipeline.png")
     progress("figures", len(FIGURES) + 1, len(FIGURES) + 1)
-    text = [table_2(labs), table_4(labs), tile_control(labs)]
+    text = [table_2(labs), table_4(labs)]
     if results is not None:
-        text = [claims_table(results), gains_table(results), *text, _study(out, progress)]
+        text = [claims_table(results), gains_table(results), tile_control(labs), *text]
+        text.append(_study(out, progress))
     write_whole(out / "tables.md", "\n".join(text))
 
 

@@ -183,9 +183,15 @@ def test_gates_reject_what_the_machine_spoilt(experiment: Experiment) -> None:
     slower = replace(grid, finish=grid.start + 1.06 * (grid.finish - grid.start))
     drifted = replace(repeat, grids=(grid, slower))
     assert rejection(drifted, [outcome]) == "the grid took 1.06 times as long after as before"
-    half = Lost(0.026, 0.0, 0.0, 0.0)
-    assert rejection(repeat, [outcome, replace(outcome, lost=half)]) == (
-        "work that was preempted makes 2.6% of iteration_error_median, and 2.50% is allowed"
+    faster = replace(grid, finish=grid.start + 0.94 * (grid.finish - grid.start))
+    assert rejection(replace(repeat, grids=(grid, faster)), [outcome]) == (
+        "the grid took 0.94 times as long after as before"
+    )
+    preempted = replace(outcome, lost=Lost(0.026, 0.0, 0.0, 0.0))
+    why = "work that was preempted makes 2.6% of iteration_error_median, and 2.50% is allowed"
+    assert rejection(repeat, [outcome, preempted, preempted]) == why
+    assert rejection(drifted, [preempted]) == (
+        f"the grid took 1.06 times as long after as before; {why}"
     )
 
 
