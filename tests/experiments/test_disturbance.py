@@ -117,8 +117,12 @@ def of_recorded(name: str, spec: EngineSpec) -> Lost:
     )
 
 
-def test_a_run_that_had_its_cores_to_itself_is_accepted(two_stages: EngineSpec) -> None:
-    found = of_recorded("orca_quiet", two_stages)
+@pytest.mark.parametrize("policy", ["orca", "sarathi"])
+def test_a_run_that_had_its_cores_to_itself_is_accepted(
+    two_stages: EngineSpec, policy: str
+) -> None:
+    """With real-time priority, so that nothing else ran beside it."""
+    found = of_recorded(f"{policy}_quiet", two_stages)
     assert found.too_much() is None
     assert found.iteration_error_median < 0.01
 
