@@ -21,10 +21,10 @@ from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
 from policies.scheduler import Scheduler
+from simulator.pipeline import stage_times
 from simulator.records import Records
 from simulator.simulation import simulate
 from simulator.textbook import TextbookReplica, simulate_textbook
-from simulator.timeline import stage_times
 from simulator.workload import at_once, make_requests
 
 BATCHES = (8, 32, 128, 512)
@@ -105,15 +105,15 @@ def _fast(deployment: Deployment) -> Records:
 def _textbook(deployment: Deployment) -> list[TextbookReplica]:
     """The same system, with every switch that the configuration sets."""
     scenario = deployment.scenario
-    cluster, batching, engine = scenario.cluster, scenario.batching, scenario.engine
+    cluster, batching = scenario.cluster, scenario.batching
     return simulate_textbook(
         deployment.requests,
         scenario.policy.build(),
         deployment.predictor,
         deployment.layers,
         replicas=cluster.replicas,
+        switches=deployment.switches,
         router=cluster.router,
-        jitter=engine.jitter,
         seed=scenario.seed,
         max_batch=batching.max_batch,
         max_in_flight=batching.max_in_flight,
@@ -121,9 +121,6 @@ def _textbook(deployment: Deployment) -> list[TextbookReplica]:
         max_length=cluster.max_length,
         reserve_declared=batching.kv_reservation == "declared",
         free_pool=batching.micro_batches == "free",
-        lazy=batching.formation == "lazy",
-        blocking_send=engine.send == "blocking",
-        turnaround_s=engine.turnaround_s,
     )
 
 

@@ -23,6 +23,7 @@ from simulator.records import Records
 from simulator.regression import OpTimes
 from simulator.replica import Predictor
 from simulator.simulation import simulate
+from simulator.switches import Switches
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,17 @@ class Deployment:
     def bundle_name(self) -> str:
         """Which bundle its op times come from."""
         return f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
+
+    @property
+    def switches(self) -> Switches:
+        """The switches of the simulated engine."""
+        engine = self.scenario.engine
+        return Switches(
+            lazy=self.scenario.batching.formation == "lazy",
+            blocking_send=engine.send == "blocking",
+            turnaround_s=engine.turnaround_s,
+            jitter=engine.jitter,
+        )
 
     def schedulers(self) -> list[Scheduler]:
         """One fresh scheduler per replica."""
@@ -102,11 +114,8 @@ class Deployment:
                 self.schedulers(),
                 predictor or self.predictor,
                 self.layers,
+                switches=self.switches,
                 router=scenario.cluster.router,
-                lazy=scenario.batching.formation == "lazy",
-                blocking_send=scenario.engine.send == "blocking",
-                turnaround_s=scenario.engine.turnaround_s,
-                jitter=scenario.engine.jitter,
                 seed=scenario.seed,
                 progress=progress,
             )

@@ -15,8 +15,8 @@ from profiler.driver import Decision, Served, signature
 from profiler.engine_processes import EngineRun
 from simulator.lockstep import Formed, Recorded, play_back
 from simulator.quantum import quantize
-from simulator.records import ITERATION_COLUMNS, Floats, Records, ReplicaLog
-from simulator.timeline import StageTimes
+from simulator.records import ITERATION_COLUMNS, Floats, Records, ReplicaLog, StageTimes
+from simulator.switches import Switches
 
 KINDS = ("prefill", "decode", "mixed")
 
@@ -85,10 +85,8 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
     }
     log = ReplicaLog(
         layers=(1,) * times.start.shape[1],
-        blocking_send=False,
-        turnaround_s=turnaround,
+        switches=Switches(lazy=True, turnaround_s=turnaround),
         max_in_flight=len(scheduler.groups),
-        lazy=True,
         max_batch=scheduler.max_batch,
         kv_capacity=scheduler.kv_capacity,
         iterations=columns,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,16 +10,17 @@ import numpy as np
 from experiments.engine_cells import Cell
 from experiments.measured import links, stage_times
 from policies.batch import Batch
-from policies.group import Group
 from policies.request import Request
 from policies.request import Sequence as Member
 from profiler.driver import Decision
 from profiler.engine_processes import EngineRun
+from simulator.pipeline import nominal_times
 from simulator.predictor import BundlePredictor
 from simulator.quantum import quantize
 from simulator.records import Floats, Records
 from simulator.regression import OpTimes
 from simulator.simulation import simulate
+from simulator.switches import Switches
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,19 @@ class Prediction:
     def stages(self, decisions: Sequence[Decision], requests: Sequence[Request]) -> Floats:
         """Predicted seconds of every micro-batch on every stage, shape (batches, stages)."""
         members = {r.id: Member(r.id, r.prompt_tokens, r.max_tokens, 0) for r in requests}
-        group = Group(0, _NOBODY, 1)
         rows = []
         for decision in decisions:
             chunks = tuple((members[i], n, context) for i, n, context in decision.chunks)
             tokens = sum(n for _, n, _ in chunks)
             batch = Batch(
-                group,
+                decision.group,
                 chunks,
                 tokens,
                 len(decision.decodes),
                 decision.decode_context,
                 decision.longest_context,
             )
-            layer_s, first_s, last_s, _ = self(batch)
-            row = [n * layer_s for n in self.cell.layers]
-            row[0] += first_s
-            row[-1] += last_s
-            rows.append(row)
+            rows.append(nominal_times(self.cell.layers, *self(batch))[0])
         return np.array(rows)
 
     def simulate(self, requests: Sequence[Request]) -> Records:
@@ -105,8 +100,7 @@ class Prediction:
             [self.cell.scheduler()],
             self,
             self.cell.layers,
-            lazy=True,
-            turnaround_s=self.links.turnaround_s,
+            switches=Switches(lazy=True, turnaround_s=self.links.turnaround_s),
         )
 
     def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> Prediction:
@@ -132,6 +126,3 @@ def bundle_predictor(cell: Cell, ops: OpTimes) -> BundlePredictor:
         scope="intra_node",
         num_stages=len(cell.layers),
     )
-
-
-_NOBODY: deque[Member] = deque()

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from policies.request import Sequence
-
-if TYPE_CHECKING:
-    from policies.group import Group
 
 Chunk = tuple[Sequence, int, int]
 """A sequence, how many of its prompt tokens are processed, and how many are cached already."""
 
 
 class Batch:
-    """One iteration of one group of sequences.
+    """One iteration of one micro-batch slot.
 
+    ``slot``            which of the micro-batches in flight it is
     ``chunks``          prefill chunks; their linear ops are fused with those of the decodes
+    ``prefill_tokens``  those of the chunks, summed
     ``num_decodes``     sequences that process one token each
     ``decode_context``  KV tokens those hold before this iteration, summed
     ``longest_context`` KV tokens of the decode that holds the most
     ``padding``         how many of the decodes are finished sequences held as padding
-    ``skip``            decoding members of the group that sit this iteration out
+    ``skip``            decoding members of the slot that sit this iteration out
+    ``members``         gives the slot's decoding sequences, for who executes the batch: nothing
+                        that times it needs them one by one
     """
 
     __slots__ = (
         "chunks",
         "decode_context",
-        "group",
         "longest_context",
+        "members",
         "num_decodes",
         "padding",
         "prefill_tokens",
         "skip",
+        "slot",
     )
 
     def __init__(
         self,
-        group: Group,
+        slot: int,
         chunks: tuple[Chunk, ...],
         prefill_tokens: int,
         num_decodes: int,
@@ -45,8 +47,9 @@ class Batch:
         longest_context: int,
         padding: int = 0,
         skip: tuple[Sequence, ...] = (),
+        members: Callable[[], Iterable[Sequence]] = tuple,
     ) -> None:
-        self.group = group
+        self.slot = slot
         self.chunks = chunks
         self.prefill_tokens = prefill_tokens
         self.num_decodes = num_decodes
@@ -54,6 +57,7 @@ class Batch:
         self.longest_context = longest_context
         self.padding = padding
         self.skip = skip
+        self.members = members
 
     @property
     def num_tokens(self) -> int:
@@ -64,4 +68,4 @@ class Batch:
     def decodes(self) -> list[Sequence]:
         """The sequences that decode. Valid until the batch is completed."""
         skipped = set(self.skip)
-        return [s for s in self.group.decoding if s not in skipped]
+        return [s for s in self.members() if s not in skipped]

@@ -30,6 +30,7 @@ class Group:
         "index",
         "iteration",
         "last_ride",
+        "members",
         "num_decodes",
         "offsets",
         "prefilling",
@@ -54,6 +55,7 @@ class Group:
         # against the context it ended with.
         self.held: list[Sequence] = []
         self.held_longest = 0  # the largest context among those
+        self.members = self.decoding.keys  # for a Batch: all who decode, in the order of joining
         self.view = View(waiting, self.prefilling, self.decoding.keys(), max_batch)
 
     @property

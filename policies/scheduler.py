@@ -113,12 +113,13 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """Form the next micro-batch that has something to do, or None if none has."""
-        if self.free_pool and len(self.idle) > 1:
-            # Members first: an empty group would have to take them in one by one.
-            self.idle.sort(key=_is_empty)
         idle = self.idle
+        pooled = self.free_pool and len(idle) > 1
+        if pooled:
+            # Members first: an empty group would have to take them in one by one.
+            idle.sort(key=_is_empty)
         for position, group in enumerate(idle):
-            if self.free_pool and len(idle) > 1:
+            if pooled:
                 self._gather(group)
             decodes = group.num_decodes
             view = group.view
@@ -129,11 +130,13 @@ class Scheduler:
             if plan is not None:
                 del idle[position]
                 return self._form(group, plan)
+            if pooled and _is_empty(group):
+                return None  # nobody is in the pool, so the other groups look the same
         return None
 
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book a micro-batch that returned from the last stage; returns whom it finished."""
-        group = batch.group
+        group = self.groups[batch.slot]
         iteration = group.iteration
         group.context += batch.num_decodes - batch.padding
         if batch.chunks:
@@ -188,7 +191,10 @@ class Scheduler:
         if not plan.chunks:
             if not decodes:
                 raise PolicyError("the plan is empty: return None when there is nothing to do")
-            return Batch(group, (), 0, decodes, context, longest, len(group.held), plan.skip)
+            return Batch(
+                group.index, (), 0, decodes, context, longest, len(group.held), plan.skip,
+                group.members,
+            )  # fmt: skip
         chunks: list[Chunk] = []
         prefill_tokens = 0
         iteration = group.iteration
@@ -209,8 +215,8 @@ class Scheduler:
             chunks.append((sequence, tokens, done))
             prefill_tokens += tokens
         return Batch(
-            group, tuple(chunks), prefill_tokens, decodes, context, longest, len(group.held),
-            plan.skip,
+            group.index, tuple(chunks), prefill_tokens, decodes, context, longest,
+            len(group.held), plan.skip, group.members,
         )  # fmt: skip
 
     def _admit(self, group: Group, sequence: Sequence) -> None:
@@ -281,7 +287,7 @@ class Scheduler:
     def _gather(self, group: Group) -> None:
         """Take in members of the other idle groups, while there are slots."""
         for other in self.idle:
-            if other is group:
+            if other is group or _is_empty(other):
                 continue
             for sequence in list(other.prefilling):
                 if group.size >= self.max_batch:

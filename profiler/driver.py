@@ -67,7 +67,7 @@ class Decision:
     def of(batch: Batch, clock_s: float) -> Decision:
         """The record of a batch that was just formed."""
         return Decision(
-            batch.group.index,
+            batch.slot,
             clock_s,
             [[sequence.id, tokens, context] for sequence, tokens, context in batch.chunks],
             [sequence.id for sequence in batch.decodes],

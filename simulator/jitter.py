@@ -6,6 +6,11 @@ import math
 
 import numpy as np
 
+from policies.batch import Batch
+from simulator.pipeline import nominal_times
+from simulator.quantum import ROUNDER, quantize
+from simulator.switches import Switches
+
 
 class Jitter:
     """Log-normal factors with mean 1 and coefficient of variation ``cv``, one per stage and batch.
@@ -27,3 +32,23 @@ class Jitter:
             normal = self._generator.standard_normal((1024, self._num_stages))
             self._block = np.exp(self._sigma * normal - self._sigma**2 / 2)[::-1].tolist()
         return self._block.pop()
+
+
+class JitteredService:
+    """Stage times that vary about those predicted (a :class:`~simulator.replica.Service`)."""
+
+    def __init__(
+        self, layers: tuple[int, ...], switches: Switches, seed: np.random.SeedSequence
+    ) -> None:
+        self._layers = layers
+        self._turnaround_s = float(quantize(switches.turnaround_s))
+        self._jitter = Jitter(switches.jitter, len(layers), seed)
+
+    def __call__(
+        self, batch: Batch, nominal: tuple[float, float, float, float]
+    ) -> tuple[list[float], list[float], float]:
+        """Seconds on each stage, on each link, and the turn-around; ``nominal`` as predicted."""
+        durations, sends = nominal_times(self._layers, *nominal)
+        factors = self._jitter.factors()
+        varied = [(d * f + ROUNDER) - ROUNDER for d, f in zip(durations, factors, strict=True)]
+        return varied, sends, self._turnaround_s

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simulator.records import Floats, Records, ReplicaLog
-from simulator.timeline import StageTimes, stage_times
+from simulator.pipeline import stage_times
+from simulator.records import Floats, Records, ReplicaLog, StageTimes
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
 WAITS = (*BUBBLES, "communication", "turnaround")
@@ -88,11 +88,11 @@ class StarvedTime:
 
     def __init__(self, log: ReplicaLog, times: StageTimes) -> None:
         ready = log.iterations["ready_s"]
-        back = log.iterations["finish_s"] + log.turnaround_s
+        back = log.iterations["finish_s"] + log.switches.turnaround_s
         enough = min(log.max_in_flight, log.num_stages)
         instants = [ready, back]
         changes = [np.ones(len(ready), np.int32), -np.ones(len(back), np.int32)]
-        if log.lazy:
+        if log.switches.lazy:
             # A batch is formed only when stage 0 is free: while it is busy nothing is missing.
             instants += [times.start[:, 0], times.release[:, 0]]
             changes += [enough * changes[0], enough * changes[1]]
@@ -121,11 +121,13 @@ def gaps(log: ReplicaLog) -> Gaps:
     shape = times.start.shape
     rest, communication, turnaround = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     rest[1:] = times.start[1:] - times.release[:-1]
-    if not log.blocking_send:
+    if not log.switches.blocking_send:
         communication[1:, 1:] = np.minimum(rest[1:, 1:], columns["send_s"][1:, None])
-    if log.turnaround_s:
+    if log.switches.turnaround_s:
         gap = rest[:, 0]
-        turnaround[:, 0] = np.where(_just_returned(log), np.minimum(gap, log.turnaround_s), 0)
+        turnaround[:, 0] = np.where(
+            _just_returned(log), np.minimum(gap, log.switches.turnaround_s), 0
+        )
     rest -= communication  # in place: in a long run each of these takes tens of megabytes
     rest -= turnaround
     no_work = np.zeros(shape)
@@ -141,7 +143,7 @@ def gaps(log: ReplicaLog) -> Gaps:
 def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether a batch was formed at the moment its group's last one had been handled."""
     group, ready = log.iterations["group"], log.iterations["ready_s"]
-    back = log.iterations["finish_s"] + log.turnaround_s
+    back = log.iterations["finish_s"] + log.switches.turnaround_s
     order = np.argsort(group, kind="stable")
     found = np.zeros(len(group), np.bool_)
     same = group[order][1:] == group[order][:-1]

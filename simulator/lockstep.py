@@ -8,6 +8,7 @@ measurement is what the recurrence does not model (*replay*).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -17,12 +18,12 @@ import simpy
 from policies.batch import Batch
 from policies.request import Request
 from policies.scheduler import Scheduler
-from simulator.jitter import Jitter
 from simulator.moment import ARRIVAL, Moment
+from simulator.pipeline import scan
 from simulator.quantum import quantize
 from simulator.records import Floats, Records, ReplicaLog
 from simulator.replica import Replica
-from simulator.timeline import StageTimes
+from simulator.switches import Switches
 
 
 @dataclass(frozen=True)
@@ -56,88 +57,58 @@ class Formed:
     padding: int
 
 
-class _Playback(Replica):
-    """A replica whose k-th batch takes the k-th recorded times."""
+class _Recording:
+    """The k-th batch takes the k-th recorded times, the last ones again when they run out.
 
-    def __init__(self, env: simpy.Environment, scheduler: Scheduler, recorded: Recorded) -> None:
-        # One layer of a second a stage, so that "jitter factors" are durations in seconds.
-        super().__init__(env, scheduler, self._times, (1,) * recorded.num_stages, lazy=True)
-        self._plain = False
+    It is what a :class:`~simulator.replica.Replica` takes as predictor, as service and, where
+    there are clocks, as what opens the next batch. It keeps what was ``formed``.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
-        self.jitter = _Durations(recorded.service)
         self.formed: list[Formed] = []
-        self._sends: Floats = np.zeros(0)
-        self._passed: list[tuple[list[float], list[float]]] = []
 
-    def _times(self, batch: Batch) -> tuple[float, float, float, float]:
-        """What the log says of the links is their mean: it has one number for all."""
-        return 1.0, 0.0, 0.0, float(self._sends.mean()) if len(self._sends) else 0.0
+    @property
+    def _row(self) -> int:
+        return min(len(self.formed), len(self._recorded.service) - 1)
 
-    def _dispatch(self, now: float) -> None:
-        clock = self._recorded.clock
-        if clock is None:
-            super()._dispatch(now)
-            return
-        while self.scheduler.idle and len(self.formed) < len(clock):
-            due = float(clock[len(self.formed)])
-            if due > now:
-                self._wake(due)
-                return
-            batch = self.scheduler.next_batch()
-            if batch is None:
-                return
-            self._launch(batch, now)
+    def predict(self, batch: Batch) -> tuple[float, float, float, float]:
+        """What the log's columns say: it has one number for all links, their mean."""
+        sends = self._recorded.send[self._row]
+        return 1.0, 0.0, 0.0, float(sends.mean()) if len(sends) else 0.0
 
-    def _launch(self, batch: Batch, now: float) -> None:
-        number = min(len(self.formed), len(self._recorded.service) - 1)
+    def __call__(
+        self, batch: Batch, nominal: tuple[float, float, float, float]
+    ) -> tuple[list[float], list[float], float]:
+        """The recorded times of this batch, which is the next one formed."""
+        row, recorded = self._row, self._recorded
         self.formed.append(
             Formed(
-                batch.group.index,
+                batch.slot,
                 tuple((sequence.id, n, context) for sequence, n, context in batch.chunks),
                 tuple(sequence.id for sequence in batch.decodes),
                 batch.decode_context,
                 batch.padding,
             )
         )
-        self.turnaround_s = float(self._recorded.turnaround[number])
-        self._sends = self._recorded.send[number]
-        super()._launch(batch, now)
+        return (
+            recorded.service[row].tolist(),
+            recorded.send[row].tolist(),
+            float(recorded.turnaround[row]),
+        )
 
-    def _pass_through(self, now: float, durations: list[float], send_s: float) -> float:
-        """Every link has a time of its own."""
-        assert self.jitter is not None
-        durations = self.jitter.factors()
-        self._stage_rows.append(durations)
-        arrival = finish = now
-        starts, finishes = [], []
-        for stage, duration in enumerate(durations):
-            starts.append(max(arrival, self._free[stage]))
-            finish = starts[-1] + duration
-            self._free[stage] = finish
-            finishes.append(finish)
-            if stage < len(self._sends):
-                arrival = finish + float(self._sends[stage])
-        self._passed.append((starts, finishes))
-        return finish
+    def opens(self) -> float:
+        """When the engine formed its next batch; never after its last."""
+        clock = self._recorded.clock
+        assert clock is not None
+        return float(clock[len(self.formed)]) if len(self.formed) < len(clock) else math.inf
 
-    def log(self) -> ReplicaLog:
-        """With the times as they were: the log's one number a link does not reproduce them."""
-        times = np.array(self._passed).reshape(-1, 2, len(self.layers))
-        finish = times[:, 1]
-        return replace(super().log(), measured=StageTimes(times[:, 0], finish, finish))
-
-
-class _Durations(Jitter):
-    """Recorded durations in place of factors; the last ones again when they run out."""
-
-    def __init__(self, durations: Floats) -> None:
-        self._rows = durations.tolist()
-        self._next = 0
-
-    def factors(self) -> list[float]:
-        row: list[float] = self._rows[min(self._next, len(self._rows) - 1)]
-        self._next += 1
-        return row
+    def as_it_was(self, log: ReplicaLog) -> ReplicaLog:
+        """``log`` with the stages' times: its one number a link does not reproduce them."""
+        assert log.stage_s is not None
+        rows = np.minimum(np.arange(log.num_iterations), len(self._recorded.send) - 1)
+        ready = log.iterations["ready_s"]
+        return replace(log, measured=scan(ready, log.stage_s, self._recorded.send[rows], False))
 
 
 def play_back(
@@ -148,14 +119,24 @@ def play_back(
     A batch is formed when stage 0 is free, or at its recorded clock where there are clocks. With
     fewer records than batches the last one counts for the rest.
     """
-    exact = Recorded(
-        quantize(recorded.service),
-        quantize(recorded.send),
-        quantize(recorded.turnaround),
-        None if recorded.clock is None else quantize(recorded.clock),
+    recording = _Recording(
+        Recorded(
+            quantize(recorded.service),
+            quantize(recorded.send),
+            quantize(recorded.turnaround),
+            None if recorded.clock is None else quantize(recorded.clock),
+        )
     )
     env = simpy.Environment()
-    replica = _Playback(env, scheduler, exact)
+    replica = Replica(
+        env,
+        scheduler,
+        recording.predict,
+        (1,) * recorded.num_stages,
+        Switches(lazy=True, turnaround_s=float(recorded.turnaround[-1])),
+        service=recording,
+        opens=None if recorded.clock is None else recording.opens,
+    )
     rejections: dict[int, str] = {}
 
     def arrive(event: Moment) -> None:
@@ -176,6 +157,6 @@ def play_back(
         output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
         replica=np.array([-1 if r.id in rejections else 0 for r in ordered], np.int64),
         rejections=rejections,
-        replicas=[replica.log()],
+        replicas=[recording.as_it_was(replica.log())],
     )
-    return replica.formed, records
+    return recording.formed, records

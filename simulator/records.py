@@ -6,13 +6,11 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from simulator.timeline import StageTimes
+from simulator.switches import Switches
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -68,6 +66,19 @@ class Columns(Mapping[str, Floats]):
 
 
 @dataclass(frozen=True)
+class StageTimes:
+    """Times in seconds, shape (iterations, stages), in launch order.
+
+    A stage is occupied from ``start`` to ``release``: until ``finish``, and with blocking sends
+    until its result is on the next stage.
+    """
+
+    start: Floats
+    finish: Floats
+    release: Floats
+
+
+@dataclass(frozen=True)
 class ReplicaLog:
     """Everything that happened on one replica.
 
@@ -85,10 +96,8 @@ class ReplicaLog:
     """
 
     layers: tuple[int, ...]
-    blocking_send: bool
-    turnaround_s: float
+    switches: Switches
     max_in_flight: int
-    lazy: bool
     max_batch: int
     kv_capacity: int
     iterations: Mapping[str, Floats]

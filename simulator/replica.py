@@ -7,8 +7,11 @@ the last stage can therefore be computed when it is launched, and only that retu
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -17,30 +20,43 @@ import simpy
 from policies.batch import Batch
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
-from simulator.jitter import Jitter
 from simulator.moment import DISPATCH, RETURN, Moment
-from simulator.quantum import ROUNDER, quantize
+from simulator.pipeline import Pipeline, nominal_times
+from simulator.quantum import quantize
 from simulator.records import Columns, ReplicaLog
+from simulator.switches import DEFAULT, Switches
 
 BLOCK_ROWS = 4096
 """Iterations recorded as tuples before they go to the columns, which take a fifth of the memory."""
 
 
+Nominal = tuple[float, float, float, float]
+"""Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
+
+
 class Predictor(Protocol):
     """Times a batch. All results are whole quanta (see ``quantum.py``), in seconds."""
 
-    def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
-        """Time of one layer; extra on the first stage; extra on the last; transfer to the next."""
+    def __call__(self, batch: Batch) -> Nominal:
+        """What the batch takes."""
+        ...
+
+
+class Service(Protocol):
+    """Times a batch on each stage, where that is not what the predictor says of its layers."""
+
+    def __call__(self, batch: Batch, nominal: Nominal) -> tuple[Seq[float], Seq[float], float]:
+        """Seconds, all whole quanta: on each stage, on each link, and the turn-around."""
         ...
 
 
 class Replica:
     """A scheduler in front of a pipeline of ``len(layers)`` stages.
 
-    ``lazy``           form a batch when stage 0 is free, not as soon as a micro-batch returned
-    ``blocking_send``  a stage is occupied while it sends its result on
-    ``turnaround_s``   from a batch's finish until the scheduler can put its successor on stage 0
-    ``on_finished``    called with the requests that a returned batch finished, and when
+    ``service``      replaces the stages' nominal times: jitter, or what a real engine recorded
+    ``opens``        the earliest instant at which the next batch may be formed; with lazy formation
+                     that is when stage 0 is free
+    ``on_finished``  called with the requests that a returned batch finished, and when
     """
 
     def __init__(
@@ -49,29 +65,23 @@ class Replica:
         scheduler: Scheduler,
         predict: Predictor,
         layers: tuple[int, ...],
+        switches: Switches = DEFAULT,
         *,
-        lazy: bool = False,
-        blocking_send: bool = False,
-        turnaround_s: float = 0.0,
-        jitter: Jitter | None = None,
+        service: Service | None = None,
+        opens: Callable[[], float] | None = None,
         on_finished: Callable[[list[Sequence], float], None] | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
         self.predict = predict
-        self.layers = layers
-        self.lazy = lazy
-        self.blocking_send = blocking_send
-        self.turnaround_s = quantize(turnaround_s)
-        self.jitter = jitter
+        self.pipeline = Pipeline(layers, switches.blocking_send)
+        self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
+        self.service = service
+        self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
-        # Stages alike, no jitter, sends overlapped: the common case, and cheaper per batch.
-        self._plain = len(set(layers)) == 1 and jitter is None and not blocking_send
-        self._later_stages = range(1, len(layers))
-        self._free = [0.0] * len(layers)  # when each stage has finished what it was given
         self._rows: list[tuple[float, ...]] = []
         self._columns = Columns()
-        self._stage_rows: list[list[float]] = []
+        self._stage_rows: list[Seq[float]] = []
         self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
         self._awaiting = False  # whether a moment is set for the first of them
         self._wake_at = -1.0  # when a dispatch is set for
@@ -91,12 +101,16 @@ class Replica:
         self._dispatch(now)
         self._await_return()
 
+    def _stage_0_free(self) -> float:
+        return self.pipeline.free[0]
+
     def _dispatch(self, now: float) -> None:
         """Form and launch batches for as long as there is one to form."""
-        scheduler = self.scheduler
+        scheduler, opens = self.scheduler, self.opens
         while scheduler.idle:
-            if self.lazy and self._free[0] > now:
-                self._wake(self._free[0])
+            if opens is not None and (at := opens()) > now:
+                if at < math.inf:
+                    self._wake(at)
                 return
             batch = scheduler.next_batch()
             if batch is None:
@@ -105,33 +119,23 @@ class Replica:
 
     def _launch(self, batch: Batch, now: float) -> None:
         """Send a batch down the pipeline, and come back when the last stage finishes it."""
-        layer_s, first_s, last_s, send_s = self.predict(batch)
-        if self._plain:
-            free = self._free
-            duration = self.layers[0] * layer_s
-            busy_until = free[0]
-            finish = (now if now > busy_until else busy_until) + duration + first_s
-            free[0] = finish
-            for stage in self._later_stages:
-                finish += send_s
-                busy_until = free[stage]
-                if busy_until > finish:
-                    finish = busy_until
-                finish += duration
-                free[stage] = finish
-            free[-1] = finish = finish + last_s
+        layer_s, first_s, last_s, send_s = nominal = self.predict(batch)
+        pipeline, turnaround_s = self.pipeline, self.switches.turnaround_s
+        if self.service is not None:
+            durations, sends, turnaround_s = self.service(batch, nominal)
+            self._stage_rows.append(durations)
+            finish = pipeline.launch_stages(now, durations, sends)
+        elif pipeline.blocking_send:
+            finish = pipeline.launch_stages(now, *nominal_times(pipeline.layers, *nominal))
         else:
-            durations = [n * layer_s for n in self.layers]
-            durations[0] += first_s
-            durations[-1] += last_s
-            finish = self._pass_through(now, durations, send_s)
+            finish = pipeline.launch(now, layer_s, first_s, last_s, send_s)
         chunks = batch.chunks
         context = 0
         for _, _, cached in chunks:
             context += cached
         self._rows.append(
             (
-                batch.group.index,
+                batch.slot,
                 now,
                 finish,
                 layer_s,
@@ -146,28 +150,10 @@ class Replica:
                 batch.padding,
             )
         )
-        self._in_flight.append((finish + self.turnaround_s, batch))
+        self._in_flight.append((finish + turnaround_s, batch))
         if len(self._rows) == BLOCK_ROWS:
             self._columns.extend(self._rows)
             self._rows.clear()
-
-    def _pass_through(self, now: float, durations: list[float], send_s: float) -> float:
-        """Occupy every stage in turn, whatever the switches; returns the last one's finish."""
-        if self.jitter is not None:
-            factors = self.jitter.factors()
-            durations = [
-                (d * f + ROUNDER) - ROUNDER for d, f in zip(durations, factors, strict=True)
-            ]
-            self._stage_rows.append(durations)
-        free = self._free
-        held = send_s if self.blocking_send else 0.0
-        arrival = finish = now
-        for stage, duration in enumerate(durations):
-            finish = max(arrival, free[stage]) + duration
-            free[stage] = finish + held
-            arrival = finish + send_s
-        free[-1] = finish  # nothing to send from the last stage
-        return finish
 
     def _returned(self, _: Moment) -> None:
         """Book the batch that came back from the last stage and form its successor.
@@ -185,7 +171,7 @@ class Replica:
             others = env.peek()
             if others > now:
                 self._dispatch(now)
-                if self.lazy:
+                if self.opens is not None:
                     others = env.peek()  # may have woken itself for when stage 0 is free
             else:
                 self._wake(now)  # not before everything that happens at this instant
@@ -210,20 +196,18 @@ class Replica:
         """What happened, as columns."""
         self._columns.extend(self._rows)
         self._rows.clear()
-        scheduler = self.scheduler
+        scheduler, layers = self.scheduler, self.pipeline.layers
         return ReplicaLog(
-            layers=self.layers,
-            blocking_send=self.blocking_send,
-            turnaround_s=self.turnaround_s,
+            layers=layers,
+            switches=self.switches,
             max_in_flight=len(scheduler.groups),
-            lazy=self.lazy,
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
             iterations=self._columns,
             rides=np.frombuffer(scheduler.rides, np.int64).reshape(-1, 5),
             stage_s=(
-                np.array(self._stage_rows).reshape(-1, len(self.layers))
-                if self.jitter is not None
+                np.array(self._stage_rows).reshape(-1, len(layers))
+                if self.service is not None
                 else None
             ),
         )

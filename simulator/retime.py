@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulator.pipeline import advance, stage_times
 from simulator.records import Floats, Ints, Records, ReplicaLog
 from simulator.rides import Rides
-from simulator.timeline import stage_times
 
 CHUNK = 256
 """Diagonals whose durations are laid out at a time: about what a cache holds."""
@@ -44,7 +44,7 @@ def causes(log: ReplicaLog, rides: Rides, arrival_s: Floats) -> Causes:
     the last of those awaited stands for all.
     """
     columns = log.iterations
-    ready, back = columns["ready_s"], columns["finish_s"] + log.turnaround_s
+    ready, back = columns["ready_s"], columns["finish_s"] + log.switches.turnaround_s
     after = np.full(len(ready), -1, np.int64)
     # Every member's previous ride, in this group or, from a free pool, in another.
     ours = rides.by_group
@@ -63,7 +63,7 @@ def causes(log: ReplicaLog, rides: Rides, arrival_s: Floats) -> Causes:
     caused = (known < ready) & (back[np.minimum(other, len(back) - 1)] == ready)
     after = np.where(caused, np.maximum(after, other), after)
     unknown = (known < ready) & ~caused
-    if log.lazy:
+    if log.switches.lazy:
         unknown[1:] &= stage_times(log).release[:-1, 0] != ready[1:]
     return Causes(after, np.where(unknown, ready, arrived))
 
@@ -95,17 +95,12 @@ def retimed_finish(
         arrived = np.stack([part[3] for part in laid], axis=1)[..., None]
         for step in range(length):
             np.maximum(back[which, after[step]], arrived[step], out=arrival[:, 0])
-            np.maximum(arrival, free, out=free)
-            free += duration[step]
-            np.add(free[:, -1], log.turnaround_s, out=back[:, 1 + reach + step])
-            if stages > 1:
-                np.add(free[:, :-1], send[step], out=arrival[:, 1:])
-                if log.blocking_send:
-                    free[:, :-1] = arrival[:, 1:]
+            advance(free, arrival, duration[step], send[step], log.switches.blocking_send)
+            np.add(free[:, -1], log.switches.turnaround_s, out=back[:, 1 + reach + step])
         for line, wanted, into in zip(lines, rows, found, strict=True):
             place = line.returns[wanted] - begin
             here = (place >= 0) & (place < length)
-            into[here] = back[line.number, 1 + reach + place[here]] - log.turnaround_s
+            into[here] = back[line.number, 1 + reach + place[here]] - log.switches.turnaround_s
         if begin + length < steps:
             back[:, 1 : 1 + reach] = back[:, 1 + CHUNK :].copy()
     return found

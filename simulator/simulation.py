@@ -14,11 +14,12 @@ import simpy
 
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
-from simulator.jitter import Jitter
+from simulator.jitter import JitteredService
 from simulator.moment import ARRIVAL, Moment
 from simulator.quantum import HORIZON_S, quantize
 from simulator.records import Floats, Records
 from simulator.replica import Predictor, Replica
+from simulator.switches import DEFAULT, Switches
 
 Router = Literal["round_robin", "least_tokens"]
 
@@ -36,11 +37,8 @@ def simulate(
     predict: Predictor,
     layers: tuple[int, ...],
     *,
+    switches: Switches = DEFAULT,
     router: Router = "round_robin",
-    lazy: bool = False,
-    blocking_send: bool = False,
-    turnaround_s: float = 0.0,
-    jitter: float = 0.0,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Records:
@@ -48,10 +46,8 @@ def simulate(
 
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
-    ``max_tokens``) of unfinished requests. ``jitter`` is the coefficient of variation of run
-    times (0: none), drawn from ``seed``. The remaining switches are those of
-    :class:`~simulator.replica.Replica`. ``progress`` is called now and then with the number of
-    requests finished.
+    ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. ``progress`` is called
+    now and then with the number of requests finished.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
     requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
@@ -68,10 +64,8 @@ def simulate(
             scheduler,
             predict,
             layers,
-            lazy=lazy,
-            blocking_send=blocking_send,
-            turnaround_s=turnaround_s,
-            jitter=Jitter(jitter, len(layers), stream) if jitter else None,
+            switches,
+            service=JitteredService(layers, switches, stream) if switches.jitter else None,
             on_finished=partial(cluster.finished, number),
         )
         for number, (scheduler, stream) in enumerate(zip(schedulers, streams, strict=True))

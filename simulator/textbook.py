@@ -22,7 +22,6 @@ import numpy as np
 import simpy
 
 from policies.batch import Batch
-from policies.group import Group
 from policies.policy import Policy, View
 from policies.request import Request, Sequence
 from simulator.jitter import Jitter
@@ -30,6 +29,7 @@ from simulator.moment import ARRIVAL, DISPATCH, Moment
 from simulator.quantum import quantize
 from simulator.replica import Predictor
 from simulator.simulation import Router
+from simulator.switches import DEFAULT, Switches
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -84,9 +84,7 @@ class TextbookReplica:
         max_length: int,
         reserve_declared: bool = False,
         free_pool: bool = False,
-        lazy: bool = False,
-        blocking_send: bool = False,
-        turnaround_s: float = 0.0,
+        switches: Switches = DEFAULT,
         jitter: Jitter | None = None,
     ) -> None:
         self.env = env
@@ -98,9 +96,9 @@ class TextbookReplica:
         self.free_kv = kv_capacity
         self.reserve_declared = reserve_declared
         self.free_pool = free_pool
-        self.lazy = lazy
-        self.blocking_send = blocking_send
-        self.turnaround_s = float(quantize(turnaround_s))
+        self.lazy = switches.lazy
+        self.blocking_send = switches.blocking_send
+        self.turnaround_s = float(quantize(switches.turnaround_s))
         self.jitter = jitter
         self.kv_capacity = kv_capacity
         self.rejected: list[int] = []
@@ -109,8 +107,6 @@ class TextbookReplica:
         self.slots: list[list[Member]] = [[] for _ in range(max_in_flight)]
         self.held: list[list[Member]] = [[] for _ in range(max_in_flight)]
         self.idle: list[int] = list(range(max_in_flight))
-        # Only because a Batch must name one: nothing is kept in them.
-        self.groups = [Group(slot, self.waiting, max_batch) for slot in self.idle]
         self.micros: list[Micro] = []
         self.stage0_busy = False
         self._dispatching = False
@@ -187,12 +183,14 @@ class TextbookReplica:
                 self.free_kv -= member.sequence.kv_tokens
         running = [m for m in decoding if m.sequence not in plan.skip]
         batch = Batch(
-            self.groups[slot],
-            tuple((m.sequence, n, m.sequence.prefilled) for m, n in chunks),
-            sum(n for _, n in chunks),
-            len(running),
-            sum(m.context for m in running),
-            max((m.context for m in running), default=0),
+            slot=slot,
+            chunks=tuple((m.sequence, n, m.sequence.prefilled) for m, n in chunks),
+            prefill_tokens=sum(n for _, n in chunks),
+            num_decodes=len(running),
+            decode_context=sum(m.context for m in running),
+            longest_context=max((m.context for m in running), default=0),
+            padding=len(self.held[slot]),
+            members=lambda: [m.sequence for m in running],
         )
         times = self.predict(batch)
         index = len(self.micros)
@@ -277,8 +275,8 @@ def simulate_textbook(
     layers: tuple[int, ...],
     *,
     replicas: int = 1,
+    switches: Switches = DEFAULT,
     router: Router = "round_robin",
-    jitter: float = 0.0,
     seed: int = 0,
     **options: Any,
 ) -> list[TextbookReplica]:
@@ -286,8 +284,12 @@ def simulate_textbook(
     env = simpy.Environment()
     cluster = []
     for stream in np.random.SeedSequence(seed).spawn(replicas):
-        source = Jitter(jitter, len(layers), stream) if jitter else None
-        cluster.append(TextbookReplica(env, policy, predict, layers, jitter=source, **options))
+        source = Jitter(switches.jitter, len(layers), stream) if switches.jitter else None
+        cluster.append(
+            TextbookReplica(
+                env, policy, predict, layers, switches=switches, jitter=source, **options
+            )
+        )
     for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
         in_turn = cluster[number % replicas] if router == "round_robin" else None
         arrive = partial(_submit, cluster, in_turn)

@@ -17,9 +17,9 @@ from experiments.bench import _fast, _textbook
 from experiments.deployment import Deployment, deploy
 from experiments.loading import load_experiment
 from simulator.metrics import Analysis
+from simulator.pipeline import stage_times
 from simulator.predictor import BundlePredictor
 from simulator.records import Records
-from simulator.timeline import stage_times
 
 REQUESTS = 2000
 # Requests finished and tokens processed follow from the workload alone; iterations from the system.

@@ -14,10 +14,11 @@ from profiler.driver import Decision, Served
 from profiler.engine_processes import EngineRun, StageLog
 from profiler.in_situ import GridWork
 from profiler.work import TIMED_OPS
+from simulator.pipeline import stage_times
 from simulator.quantum import quantize
 from simulator.records import Records
 from simulator.simulation import simulate
-from simulator.timeline import stage_times
+from simulator.switches import Switches
 
 SEND_S, TURNAROUND_S = float(quantize(2e-4)), float(quantize(3e-4))
 
@@ -53,7 +54,7 @@ class FakeEngine:
         self.seen = []
         records = simulate(
             requests, [self.cell.scheduler()], self, self.cell.layers,
-            lazy=True, turnaround_s=TURNAROUND_S,
+            switches=Switches(lazy=True, turnaround_s=TURNAROUND_S),
         )  # fmt: skip
         log = records.replicas[0]
         times = stage_times(log)

@@ -86,7 +86,7 @@ def test_contexts_are_those_of_the_sequences(
         if not flying:
             break
         batch = flying.pop(order.randrange(len(flying)))  # type: ignore[attr-defined]
-        held = set(batch.group.held)
+        held = set(books.groups[batch.slot].held)
         book(context, batch, held)
         books.complete(batch)
     assert seen >= max(output for _, output in lengths)

@@ -18,6 +18,7 @@ from policies.scheduler import Scheduler
 from simulator.quantum import quantize
 from simulator.records import Records
 from simulator.simulation import Router, simulate
+from simulator.switches import Switches
 from simulator.textbook import Micro, TextbookReplica, simulate_textbook
 
 POLICIES: dict[str, Policy] = {
@@ -75,11 +76,8 @@ class System:
 
     def _switches(self) -> dict[str, Any]:
         return {
-            "lazy": self.lazy,
-            "blocking_send": self.blocking_send,
-            "turnaround_s": self.turnaround_s,
+            "switches": Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter),
             "router": self.router,
-            "jitter": self.jitter,
             "seed": 7,
         }
 

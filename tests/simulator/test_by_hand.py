@@ -16,9 +16,9 @@ from policies.request import Request
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
 from simulator.metrics import Analysis
+from simulator.pipeline import stage_times
 from simulator.records import Records
 from simulator.simulation import simulate
-from simulator.timeline import stage_times
 
 UNIT = 2.0**-10
 

@@ -15,9 +15,9 @@ from policies.request import Request, Sequence
 from policies.scheduler import PADDING, Scheduler
 from simulator.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from simulator.metrics import Analysis
+from simulator.pipeline import stage_times
 from simulator.rides import Rides
 from simulator.textbook import Micro, TextbookReplica
-from simulator.timeline import stage_times
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
 
 any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -105,10 +105,10 @@ def test_3_stages_run_in_order_one_batch_at_a_time(system: System) -> None:
         assert (np.diff(log.iterations["ready_s"]) >= 0).all()
         assert (times.start[1:] >= times.release[:-1]).all()
         assert (times.finish > times.start).all()
-        send = 0 if log.blocking_send else log.iterations["send_s"][:, None]
+        send = 0 if log.switches.blocking_send else log.iterations["send_s"][:, None]
         assert (times.start[:, 1:] >= times.release[:, :-1] + send).all()
         assert np.array_equal(times.finish[:, -1], log.iterations["finish_s"])
-        back = log.iterations["finish_s"] + log.turnaround_s
+        back = log.iterations["finish_s"] + log.switches.turnaround_s
         for i, ready in enumerate(log.iterations["ready_s"]):
             assert (back[:i] > ready).sum() < system.max_in_flight
 
@@ -131,7 +131,7 @@ def test_5_no_stage_idles_while_a_batch_waits_for_it(system: System) -> None:
         before = np.vstack([np.zeros(log.num_stages), times.release[:-1]])
         arrival = np.empty_like(times.start)
         arrival[:, 0] = log.iterations["ready_s"]
-        send = 0 if log.blocking_send else log.iterations["send_s"][:, None]
+        send = 0 if log.switches.blocking_send else log.iterations["send_s"][:, None]
         arrival[:, 1:] = times.release[:, :-1] + send
         assert np.array_equal(times.start, np.maximum(arrival, before))
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.batch import Batch
-from policies.group import Group
 from policies.request import Sequence
 from profiler.model import load_model
 from profiler.paths import data_dir
@@ -82,12 +81,10 @@ def batch(
     decodes: int = 0,
     context: int = 0,
     longest: int = 0,
-    max_batch: int = 8,
 ) -> Batch:
     """Chunks are (prompt, tokens, cached)."""
     made = tuple((Sequence(i, p, 1, 1), n, c) for i, (p, n, c) in enumerate(chunks))
-    group = Group(0, None, max_batch)  # type: ignore[arg-type]
-    return Batch(group, made, sum(n for _, n, _ in chunks), decodes, context, longest)
+    return Batch(0, made, sum(n for _, n, _ in chunks), decodes, context, longest)
 
 
 def predictor(bundle: Bundle, **options: object) -> BundlePredictor:
@@ -180,7 +177,7 @@ def test_tables_agree_with_the_regressions(device: str, model: str, tp: int, lon
     for i in range(200):
         chunk = (longest, int(tokens[i]), int(cached[i]))
         context = int(mean[i] * decodes[i])
-        layer = predict(batch(chunk, decodes=int(decodes[i]), context=context, max_batch=64))[0]
+        layer = predict(batch(chunk, decodes=int(decodes[i]), context=context))[0]
         assert layer == pytest.approx(exact[i], abs=QUANTUM_S)
 
 

@@ -79,7 +79,7 @@ def test_no_batch_starts_before_its_members_are_there(system: System, seed: int)
             mine = range(rides.starts[i], rides.ends[i] + 1)
             rows = [r for j in mine for r in rides.by_group[rides.first[j] : rides.last[j] + 1]]
             assert (ready[rows] >= arrival).all()
-            assert (ready[rows[1:]] >= finish[rows[:-1], 0] + log.turnaround_s).all()
+            assert (ready[rows[1:]] >= finish[rows[:-1], 0] + log.switches.turnaround_s).all()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -12,6 +12,7 @@ from profiler.device import load_device
 from profiler.model import load_model
 from simulator.metrics import Analysis
 from simulator.simulation import simulate
+from simulator.switches import Switches
 
 UNIT = 2.0**-10
 MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")
@@ -59,7 +60,7 @@ def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
 
     requests = [Request(i, 0.0, 4, 3, 8) for i in range(4)]
     scheduler = Scheduler(Orca(), max_batch=1, max_in_flight=2, kv_capacity=64, max_length=16)
-    records = simulate(requests, [scheduler], sends, (1, 1), blocking_send=True)
+    records = simulate(requests, [scheduler], sends, (1, 1), switches=Switches(blocking_send=True))
     found = Analysis(records)
     summary = found.summary(MODEL, DEVICE, tp=1)
     assert summary["ledger_s"]["sending"] == 3 * UNIT * 12

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from simulator.metrics import Analysis
+from simulator.pipeline import stage_times
 from simulator.records import Records
 from simulator.textbook import TextbookReplica
-from simulator.timeline import stage_times
 from tests.simulator.oracle import POLICIES, System, make_requests, start_finish, systems
 
 
