@@ -32,19 +32,32 @@ class Pipeline:
         self.layers = layers
         self.blocking_send = blocking_send
         self.free = [0.0] * len(layers)
+        # Later stages, by what they take: a layer's time is multiplied once for all stages alike.
+        self._alike = range(1, len(layers)) if len(set(layers)) == 1 else None
         self._later = tuple(enumerate(layers))[1:]
 
     def launch(
         self, now: float, layer_s: float, first_s: float, last_s: float, send_s: float
     ) -> float:
-        """Send a batch down stages that take their layers' time; when the last stage is done.
-
-        For sends that are overlapped with computation; else see :meth:`launch_stages`.
-        """
+        """Send a batch down stages that take their layers' time; when the last stage is done."""
+        if self.blocking_send:
+            times = nominal_times(self.layers, layer_s, first_s, last_s, send_s)
+            return self.launch_stages(now, *times)
         free = self.free
         busy_until = free[0]
-        finish = (now if now > busy_until else busy_until) + self.layers[0] * layer_s + first_s
+        duration = self.layers[0] * layer_s
+        finish = (now if now > busy_until else busy_until) + duration + first_s
         free[0] = finish
+        if self._alike is not None:
+            for stage in self._alike:
+                finish += send_s
+                busy_until = free[stage]
+                if busy_until > finish:
+                    finish = busy_until
+                finish += duration
+                free[stage] = finish
+            free[-1] = finish = finish + last_s
+            return finish
         for stage, layers in self._later:
             finish += send_s
             busy_until = free[stage]

@@ -21,7 +21,7 @@ from policies.batch import Batch
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
 from simulator.moment import DISPATCH, RETURN, Moment
-from simulator.pipeline import Pipeline, nominal_times
+from simulator.pipeline import Pipeline
 from simulator.quantum import quantize
 from simulator.records import Columns, ReplicaLog
 from simulator.switches import DEFAULT, Switches
@@ -77,6 +77,8 @@ class Replica:
         self.pipeline = Pipeline(layers, switches.blocking_send)
         self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
         self.service = service
+        self._turnaround_s = self.switches.turnaround_s
+        self._pass = self.pipeline.launch
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
         self._rows: list[tuple[float, ...]] = []
@@ -119,16 +121,15 @@ class Replica:
 
     def _launch(self, batch: Batch, now: float) -> None:
         """Send a batch down the pipeline, and come back when the last stage finishes it."""
-        layer_s, first_s, last_s, send_s = nominal = self.predict(batch)
-        pipeline, turnaround_s = self.pipeline, self.switches.turnaround_s
-        if self.service is not None:
+        layer_s, first_s, last_s, send_s = self.predict(batch)
+        turnaround_s = self._turnaround_s
+        if self.service is None:
+            finish = self._pass(now, layer_s, first_s, last_s, send_s)
+        else:
+            nominal = (layer_s, first_s, last_s, send_s)
             durations, sends, turnaround_s = self.service(batch, nominal)
             self._stage_rows.append(durations)
-            finish = pipeline.launch_stages(now, durations, sends)
-        elif pipeline.blocking_send:
-            finish = pipeline.launch_stages(now, *nominal_times(pipeline.layers, *nominal))
-        else:
-            finish = pipeline.launch(now, layer_s, first_s, last_s, send_s)
+            finish = self.pipeline.launch_stages(now, durations, sends)
         chunks = batch.chunks
         context = 0
         for _, _, cached in chunks:
