@@ -47,9 +47,11 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the two: its name, its parts, and the requests it served (prompt, output tokens)."""
+    """One of the two: its name, its policy, its parts, and the requests it served (prompt, output
+    tokens)."""
 
     label: str
+    policy: str
     parts: Explanation
     requests: tuple[bytes, ...]
     notes: tuple[str, ...]
@@ -95,7 +97,8 @@ def explain(folder: Path, progress: Progress | None = None) -> Compared:
         for column in (records.prompt_tokens, records.output_tokens)
     )
     parts = explanation(analysis, deployment.predictor)
-    return Compared(str(folder), parts, requests, tuple(notes))
+    policy = deployment.scenario.policy.name
+    return Compared(str(folder), policy, parts, requests, tuple(notes))
 
 
 def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
@@ -126,6 +129,7 @@ def comparison(one: Compared, other: Compared) -> dict[str, Any]:
     return {
         "a": one.label,
         "b": other.label,
+        "policies": [one.policy, other.policy],
         "same_requests": one.requests == other.requests,
         "makespan": _difference(
             one.parts.wall, one.parts.stages, other.parts.wall, other.parts.stages
@@ -177,25 +181,47 @@ def by_difference(parts: Mapping[str, Mapping[str, float]]) -> list[str]:
     return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
 
 
+NEAR_NOTHING = 0.01
+"""Share of the larger total below which a difference is too small to be divided in percent."""
+
+
 def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
-    """Both breakdowns as tables, largest difference first."""
+    """Both breakdowns as tables, largest difference first.
+
+    Each part's difference in seconds and in percent of A's total; and of the whole difference,
+    where that is no small difference of large parts that cancel.
+    """
     tables = []
     for key, title in TITLES.items():
-        table = Table(title=title, title_justify="left", title_style="bold")
-        table.add_column("seconds", overflow="fold")
-        for heading in ("A", "B", "B - A", "share of the difference"):
-            table.add_column(heading, justify="right", overflow="fold")
         total, parts = result[key]["total"], result[key]["parts"]
+        divided = divisible(total)
+        table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+        if not divided:
+            table.caption = "The totals differ by less than 1 %: too little to be divided."
+        table.add_column("seconds", overflow="fold")
+        headings = ("A", "B", "B - A", "of A's total", "of the difference")
+        for heading in headings[: 5 if divided else 4]:
+            table.add_column(heading, justify="right", overflow="fold")
         for name in by_difference(parts):
-            cells = _cells(parts[name], total["difference_s"])
-            table.add_row(part_label(key, name), *cells)
+            table.add_row(part_label(key, name), *_cells(parts[name], total, divided))
         table.add_section()
-        table.add_row("in all", *_cells(total, total["difference_s"]))
+        table.add_row("in all", *_cells(total, total, divided))
         tables.append(table)
     return tables
 
 
-def _cells(row: Mapping[str, float], total: float) -> list[str]:
-    share = f"{100 * row['difference_s'] / total:+.1f} %" if total else "-"
+def divisible(total: Mapping[str, float]) -> bool:
+    """Whether the totals differ by enough for shares of their difference to mean something."""
+    return abs(total["difference_s"]) >= NEAR_NOTHING * max(total["a_s"], total["b_s"]) > 0
+
+
+def _cells(row: Mapping[str, float], total: Mapping[str, float], divided: bool) -> list[str]:
+    difference = row["difference_s"]
     numbers = [f"{row[key]:,.4f}" for key in ("a_s", "b_s")]
-    return [*numbers, f"{row['difference_s']:+,.4f}", share]
+    cells = [*numbers, f"{difference:+,.4f}", percent(difference, total["a_s"])]
+    return [*cells, percent(difference, total["difference_s"])] if divided else cells
+
+
+def percent(part: float, whole: float) -> str:
+    """A signed share; a dash of nothing."""
+    return f"{100 * part / whole:+.1f} %" if whole else "-"

@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from experiments.compare import TITLES, by_difference, part_label
+from experiments.compare import TITLES, by_difference, part_label, percent
 from experiments.results import FIGURES_FORMAT, SUMMARY, result_folder
-from experiments.style import BLUE, VERMILION, save, styled
+from experiments.style import policy_styles, save, styled
 
 SMALLEST = 0.005
 """Parts below this share of both totals are not drawn."""
-_SIDES = (("a", BLUE, -0.2), ("b", VERMILION, 0.2))
+_SIDES = (("a", -0.2), ("b", 0.2))
 
 
 def write_comparison(result: Mapping[str, Any], out: Path) -> None:
@@ -43,9 +43,13 @@ def parts_figure(result: Mapping[str, Any]) -> Figure:
     layout = ConstrainedLayoutEngine(w_pad=0.2)  # text is not as wide on paper as on screen
     figure = Figure(figsize=(10, 1.6 + 0.42 * sum(heights)), layout=layout)
     panels = figure.subplots(len(shown), 1, height_ratios=heights)
+    colours = [style["color"] for style in policy_styles(result["policies"])]
     for axes, (key, names) in zip(panels, shown.items(), strict=True):
-        _bars(axes, key, names, result[key])
-    handles = [Patch(color=colour, label=f"{s.upper()}: {result[s]}") for s, colour, _ in _SIDES]
+        _bars(axes, key, names, result[key], colours)
+    handles = [
+        Patch(color=colour, label=f"{side.upper()}: {result[side]}")
+        for (side, _), colour in zip(_SIDES, colours, strict=True)
+    ]
     figure.legend(handles=handles, loc="outside upper left", fontsize=11)
     return figure
 
@@ -61,10 +65,12 @@ def drawn_parts(breakdown: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _bars(axes: Axes, key: str, names: list[str], breakdown: Mapping[str, Any]) -> None:
+def _bars(
+    axes: Axes, key: str, names: list[str], breakdown: Mapping[str, Any], colours: list[str]
+) -> None:
     parts, total = breakdown["parts"], breakdown["total"]
     rows = np.arange(len(names))
-    for side, colour, shift in _SIDES:
+    for (side, shift), colour in zip(_SIDES, colours, strict=True):
         seconds = [parts[name][f"{side}_s"] for name in names]
         axes.barh(rows + shift, seconds, 0.38, color=colour)
     for row, name in enumerate(names):
@@ -83,10 +89,11 @@ def _bars(axes: Axes, key: str, names: list[str], breakdown: Mapping[str, Any]) 
     axes.margins(x=0.16)
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0, labelsize=11)
-    axes.set_xlabel("seconds; beside the bars B - A")
+    axes.set_xlabel("time (s); beside the bars B - A")
     axes.set_title(
         f"{TITLES[key]}:\nA {total['a_s']:,.4g} s, B {total['b_s']:,.4g} s, "
-        f"B - A {_signed(total['difference_s'])} s"
+        f"B - A {_signed(total['difference_s'])} s "
+        f"({percent(total['difference_s'], total['a_s'])} of A)"
     )
 
 

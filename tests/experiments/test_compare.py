@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 from typer.testing import CliRunner
 
 from experiments.cli import app
-from experiments.compare import TITLES, compare, part_label
+from experiments.compare import TITLES, compare, comparison_tables, part_label
 from experiments.compare_figure import drawn_parts, parts_figure
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.results import SUMMARY
 from experiments.run import run_experiment
+from experiments.style import policy_colour
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,52 @@ def test_small_parts_are_not_drawn() -> None:
     assert drawn_parts(breakdown) == ["linear"]
     breakdown["parts"]["fill"] = {**small, "a_s": 0.02}
     assert drawn_parts(breakdown) == ["linear", "fill"]
+
+
+def _breakdown(total_a: float, total_b: float, parts: dict[str, tuple[float, float]]) -> Any:
+    def row(a: float, b: float) -> dict[str, float]:
+        return {"a_s": a, "b_s": b, "difference_s": b - a}
+
+    rows = {name: row(a, b) for name, (a, b) in parts.items()}
+    return {"total": row(total_a, total_b), "parts": rows}
+
+
+def _cells(breakdown: Any) -> tuple[list[str], dict[str, list[str]]]:
+    """Headings, and the cells of every row."""
+    table = comparison_tables(dict.fromkeys(TITLES, breakdown))[0]
+    columns = [list(map(str, column.cells)) for column in table.columns]
+    rows = zip(*columns, strict=True)
+    return [str(c.header) for c in table.columns], {row[0]: list(row[1:]) for row in rows}
+
+
+def test_of_a_difference_near_nothing_no_shares_are_printed() -> None:
+    """1.37 s of 0.05 s would be +2740 %: parts that cancel."""
+    parts = {"linear": (800.0, 801.37), "decode_attention": (7.9, 6.58)}
+    headings, rows = _cells(_breakdown(807.9, 807.95, parts))
+    assert headings == ["seconds", "A", "B", "B - A", "of A's total"]
+    assert rows["linear ops"] == ["800.0000", "801.3700", "+1.3700", "+0.2 %"]
+    assert rows["in all"] == ["807.9000", "807.9500", "+0.0500", "+0.0 %"]
+
+
+def test_a_real_difference_is_divided() -> None:
+    headings, rows = _cells(_breakdown(10.0, 15.0, {"linear": (9.0, 13.0), "pb1": (1.0, 2.0)}))
+    assert headings[-2:] == ["of A's total", "of the difference"]
+    assert rows["linear ops"][-2:] == ["+40.0 %", "+80.0 %"]
+    assert rows["in all"][-2:] == ["+50.0 %", "+100.0 %"]
+
+
+def test_of_nothing_there_is_no_share() -> None:
+    assert _cells(_breakdown(0.0, 0.0, {"linear": (0.0, 0.0)}))[1]["in all"][-1] == "-"
+    assert _cells(_breakdown(0.0, 1.0, {"linear": (0.0, 1.0)}))[1]["in all"][-2:] == [
+        "-",
+        "+100.0 %",
+    ]
+
+
+def test_the_bars_have_their_policies_colours(compared: dict[str, Any]) -> None:
+    for axes in parts_figure(compared).axes:
+        colours = [to_hex(bars[0].get_facecolor()) for bars in axes.containers]  # type: ignore[index]
+        assert colours == [policy_colour(policy).lower() for policy in ("orca", "sarathi")]
 
 
 def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
