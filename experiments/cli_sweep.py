@@ -119,7 +119,7 @@ def sweep(
         raise
     finally:
         where.close()
-    _tell(store, report, where.workers, quiet)
+    _tell(planned, store, report, where.workers, quiet)
     if report.failures:
         raise typer.Exit(1)
 
@@ -162,10 +162,13 @@ def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, q
         execute(planned, store, where, progress, report, partial(typer.echo, err=True))
 
 
-def _tell(store: Store, report: Report, workers: int, quiet: bool) -> None:
+def _tell(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
     from json import loads
 
-    from experiments.sweeps.tables import outcome, paired_table
+    from pandas import read_parquet
+
+    from experiments.sweeps.store import RESULTS
+    from experiments.sweeps.tables import outcome, paired_table, results_table
 
     stdout, _ = consoles()
     shown = list(report.failures.items())[:5]
@@ -181,8 +184,9 @@ def _tell(store: Store, report: Report, workers: int, quiet: bool) -> None:
         )
     if quiet:
         return
-    table = paired_table(loads((store.folder / "summary.json").read_bytes()))
-    if table is not None:
+    results = results_table(read_parquet(store.folder / RESULTS), planned.axes)
+    paired = paired_table(loads((store.folder / "summary.json").read_bytes()))
+    for table in filter(None, (results, paired)):
         stdout.print(table)
     stdout.print(outcome(report, workers), highlight=False)
     stdout.print(f"written: {store.folder}", highlight=False, markup=False, soft_wrap=True)

@@ -20,6 +20,11 @@ class Parameter:
         """As an axis says it: ``chunk size (tokens)``."""
         return with_unit(self.name, self.unit)
 
+    @property
+    def heading(self) -> str:
+        """As the head of a column says it: ``chunk (tokens)``."""
+        return with_unit(self.short or self.name, self.unit)
+
     def value(self, value: object) -> str:
         """Beside a point: ``TP 4``, ``chunk size 256``; of a text, it alone."""
         text = number_text(value) if isinstance(value, float) else str(value)
@@ -54,7 +59,7 @@ PARAMETERS = {
     "workload.too_long": Parameter("requests that are too long"),
     "workload.declared": Parameter("declared output"),
     "cluster": Parameter("cluster"),
-    "cluster.tp": Parameter("tensor-parallel degree", "GPUs", "TP"),
+    "cluster.tp": Parameter("tensor-parallel degree", "", "TP"),
     "cluster.pp": Parameter("pipeline stages", "", "PP"),
     "cluster.replicas": Parameter("replicas"),
     "cluster.router": Parameter("router"),
@@ -84,3 +89,11 @@ PARAMETERS = {
 def parameter(path: str) -> Parameter:
     """The name of a key, its unit, and what to call it for short."""
     return PARAMETERS.get(path) or Parameter(path.rpartition(".")[2].replace("_", " "))
+
+
+def value_name(value: object) -> str:
+    """A swept value in a legend; of a policy's keys the words."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    name, space, keys = str(value).partition(" ")
+    return name + space + keys.replace("_", " ")

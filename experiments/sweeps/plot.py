@@ -13,13 +13,16 @@ import pandas as pd
 
 from experiments.errors import ConfigError
 from experiments.messages import suggest
-from experiments.results import SUMMARY, SWEEP_FORMAT
+from experiments.parameter_names import value_name
+from experiments.results import SUMMARY, SWEEP_FORMAT, policy_of
 from experiments.sweeps.store import RESULTS
-from simulator.metric_registry import STEADY
+from simulator.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+POLICY = "policy.name"
+"""The column with the policy of a run."""
 METRICS = ("output_tokens_per_s", "tbt_s.p99")
 CDF_COLUMNS = ("ttft_s", "tbt_max_s", "latency_s")
 _MOST_HEAT_MAPS, _MOST_REQUESTS = 6, 2_000_000
@@ -49,17 +52,21 @@ def plot_sweep(
     """Draw a sweep: lines over each numeric axis, heat maps over pairs, a Pareto front, CDFs.
 
     ``metrics`` are columns of its table (by default throughput and the 99th percentile of the time
-    between tokens), ``over`` the axes. The Pareto front weighs the first two metrics. Latencies of
+    between tokens), ``over`` the axes. The Pareto front weighs the first two metrics of which more,
+    or less, is better. Latencies of
     overloaded runs are left out, and every figure concerned says so. Raises ConfigError for an
     unknown metric or axis, or where nothing has finished.
     """
     from experiments.sweeps import figures
+    from experiments.sweeps.drawing import overload_note, overloaded
+    from experiments.sweeps.pareto import better, pareto
 
     table = _table(folder)
     axes, contrast = _axes(folder, table)
     chosen = list(metrics or METRICS)
-    _known("--metric", chosen, [column for column in table if _is_number(table[column])])
-    growing = figures.overloaded(table)
+    _known("--metric", chosen, [column for column in table if quantity(str(column)) is not None])
+    table = with_policies(folder, table)
+    growing = overloaded(table)
     _drop_latencies(table, growing, chosen)
     within = [c for c in map(str, table) if any(_within(c, axis) for axis in axes)]
     numeric = [c for c in within if _is_number(table[c]) and table[c].nunique() > 1]
@@ -76,14 +83,28 @@ def plot_sweep(
         drawn[f"heat_{x}_{y}"] = lambda x=x, y=y, by=by: figures.heat_maps(  # type: ignore[misc]
             table, x, y, by, chosen[0]
         )
-    if len(chosen) > 1 and not table.dropna(subset=chosen[:2]).empty:
+    weighed = [metric for metric in chosen if better(metric) is not Better.NEITHER][:2]
+    if len(weighed) == 2 and not table.dropna(subset=weighed).empty:
         workload = next((a for a in axes if a.startswith("workload.") and a != contrast), None)
-        drawn["pareto"] = lambda: figures.pareto(table, chosen[1], chosen[0], contrast, workload)
+        y, x = weighed
+        drawn["pareto"] = lambda: pareto(table, x, y, axes, contrast, workload)
     drawn["cdf"] = lambda: figures.cdfs(
         table, _requests(folder, table, growing, contrast), CDF_COLUMNS, contrast
     )
-    note = figures.overload_note(table, [*chosen, *CDF_COLUMNS])
+    note = overload_note(table, [*chosen, *CDF_COLUMNS])
     return Drawn(_save(drawn, out, progress), note)
+
+
+def with_policies(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the policy of every run: the one swept, or that of the run's scenario.
+
+    Raises ConfigError where a run's configuration is damaged.
+    """
+    swept = table[POLICY].astype(object) if POLICY in table else None
+    found = pd.Series(np.nan, table.index, object) if swept is None else swept.copy()
+    for name, rows in table[found.isna()].groupby("name"):
+        found[rows.index] = policy_of(folder / "runs" / rows["run"].iloc[0], str(name))
+    return table.assign(**{POLICY: found})
 
 
 def _drop_latencies(table: pd.DataFrame, growing: pd.Series[bool], metrics: Sequence[str]) -> None:
@@ -190,5 +211,5 @@ def _requests(
             raise ConfigError(f"{path}: the sweep is damaged: {error}") from None
         if overloaded:
             requests[latencies] = np.nan
-        found.setdefault("" if by is None else str(row[by]), []).append(requests[::step])
+        found.setdefault("" if by is None else value_name(row[by]), []).append(requests[::step])
     return {name: pd.concat(parts) for name, parts in found.items()}

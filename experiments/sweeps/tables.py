@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from rich.table import Table
 
+from experiments.parameter_names import parameter, value_name
 from experiments.sweeps.execute import Report
 from experiments.sweeps.plan import SweepPlan, coordinates
+from simulator.metric_registry import Quantity, known
 
 _MOST_SHOWN = 12
+_MOST_ROWS = 20
+_RESULTS = ("output_tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tbt_s.p99", "latency_s.p50", "mfu")
 _SHOWN = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
 
 
@@ -39,25 +44,63 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
+def results_table(table: pd.DataFrame, axes: Sequence[str]) -> Table | None:
+    """What came out: a row per point of the axes, means over its seeds. None of no runs.
+
+    Latencies of overloaded runs are none.
+    """
+    if table.empty:
+        return None
+    keys = [axis for axis in axes if axis != "seed"]
+    points = list(table.groupby(keys or ["name"], dropna=False, sort=False))
+    seeds = max(len(rows) for _, rows in points)
+    said = [f"means over {seeds} seeds" if seeds > 1 else ""]
+    if len(points) > _MOST_ROWS:
+        said.append(f"and {len(points) - _MOST_ROWS} more in results.parquet")
+    if (table["steady.state"] == "overloaded").any():
+        said.append("latencies of overloaded runs, over all of their requests: in results.parquet")
+    found = Table(caption="; ".join(filter(None, said)) or None, caption_justify="left")
+    for axis in keys:
+        found.add_column(parameter(axis).heading, overflow="fold")
+    shown = [known(path) for path in _RESULTS]
+    for quantity in shown:
+        found.add_column(quantity.axis, justify="right", overflow="fold")
+    for _, rows in points[:_MOST_ROWS]:
+        values = (rows[axis].iloc[0] for axis in keys)
+        cells = ["-" if pd.isna(value) else value_name(value) for value in values]
+        found.add_row(*cells, *(_mean(rows, quantity) for quantity in shown))
+    return found
+
+
+def _mean(rows: pd.DataFrame, quantity: Quantity) -> str:
+    if quantity.metric.grows and (rows["steady.state"] == "overloaded").any():
+        return "overloaded"
+    mean = rows[quantity.path].mean(skipna=False)
+    return "-" if pd.isna(mean) else quantity.text(float(mean))
+
+
 def paired_table(summary: Mapping[str, Any]) -> Table | None:
     """The first paired differences: ratios with their 95 % intervals. None if there are none."""
     entries = summary["paired"]
     if not entries:
         return None
     more = len(entries) - _MOST_SHOWN
+    contrast, against = parameter(summary["contrast"]).name, value_name(entries[0]["against"])
     table = Table(
-        title=f"{summary['contrast']}: ratio to {entries[0]['against']}",
+        title=f"{contrast}: ratio to {against}",
         title_justify="left",
         caption=f"and {more} more in summary.json" if more > 0 else None,
     )
     others = list(entries[0]["point"])
-    for heading in (*others, summary["contrast"]):
-        table.add_column(heading, overflow="fold")
-    for heading in _SHOWN:
-        table.add_column(heading, justify="right", overflow="fold")
+    for axis in (*others, summary["contrast"]):
+        table.add_column(parameter(axis).heading, overflow="fold")
+    for path in _SHOWN:
+        table.add_column(known(path).label, justify="right", overflow="fold")
     for entry in entries[:_MOST_SHOWN]:
-        point = [str(entry["point"][axis]) for axis in others]
-        table.add_row(*point, str(entry["value"]), *(_ratio(entry, metric) for metric in _SHOWN))
+        point = [value_name(entry["point"][axis]) for axis in others]
+        table.add_row(
+            *point, value_name(entry["value"]), *(_ratio(entry, metric) for metric in _SHOWN)
+        )
     return table
 
 

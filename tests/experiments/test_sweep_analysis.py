@@ -23,9 +23,10 @@ from experiments.cli import app
 from experiments.errors import ConfigError
 from experiments.sweeps import figures, plot
 from experiments.sweeps.backends import InProcess
+from experiments.sweeps.drawing import label
 from experiments.sweeps.execute import execute
-from experiments.sweeps.figures import label, pareto_front
 from experiments.sweeps.paired import paired_differences
+from experiments.sweeps.pareto import pareto, pareto_front
 from experiments.sweeps.plan import plan_sweep
 from experiments.sweeps.plot import plot_sweep
 from experiments.sweeps.store import Store
@@ -135,9 +136,13 @@ def test_the_front_is_what_nothing_beats(found: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
-        ("output_tokens_per_s", "output tokens (1/s)"),
-        ("tbt_s.p99", "time between tokens p99 (s)"),
-        ("mfu", "mfu"),
+        ("output_tokens_per_s", "output token throughput (tokens/s)"),
+        ("tbt_s.p99", "time between tokens, p99 (s)"),
+        ("tbt_max_s", "longest time between tokens (s)"),
+        ("mfu", "model FLOPs utilisation (%)"),
+        ("workload.arrivals.rate", "arrival rate (requests/s)"),
+        ("policy.chunk_size", "chunk size (tokens)"),
+        ("policy.of_my_own", "of my own"),
     ],
 )
 def test_labels(column: str, expected: str) -> None:
@@ -165,7 +170,7 @@ def test_plot_mistakes(sweep: Path, tmp_path: Path) -> None:
 
 
 def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any]], Any]) -> Path:
-    """A copy of the sweep without its runs, its table and summary changed."""
+    """A copy of the sweep, its table and summary changed."""
     to.mkdir()
     table, summary = (
         pd.read_parquet(sweep / "results.parquet"),
@@ -174,6 +179,7 @@ def damaged(sweep: Path, to: Path, change: Callable[[pd.DataFrame, dict[str, Any
     change(table, summary)
     table.to_parquet(to / "results.parquet", index=False)
     (to / "summary.json").write_text(json.dumps(summary))
+    (to / "runs").symlink_to(sweep / "runs")
     return to
 
 
@@ -259,7 +265,6 @@ def test_cdfs_leave_the_latencies_of_overloaded_runs_out_and_say_so(
 ) -> None:
     states = ["overloaded"] * 4 + ["steady"] * 14
     folder = damaged(sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": states}))
-    (folder / "runs").symlink_to(sweep / "runs")
     figure: list[Figure] = []
     monkeypatch.setattr(plot, "_save", lambda drawn, *_: figure.append(drawn["cdf"]()) or [])
     found = plot_sweep(folder, tmp_path / "figures")
@@ -292,7 +297,8 @@ def test_a_colour_stays_with_its_policy_where_another_is_left_out() -> None:
             "tokens_per_s": [1.0, 1.0, 2.0, 2.0],
         }
     )
-    figure = figures.pareto(table, "latency_s.p50", "tokens_per_s", "policy", "rate")
+    axes = ["policy", "rate"]
+    figure = pareto(table, "latency_s.p50", "tokens_per_s", axes, "policy", "rate")
     first, second = ({line.get_label(): line for line in axes.lines} for axes in figure.axes)
     assert first["b"].get_color() == second["b"].get_color() != first["a"].get_color()
     assert (list(second["a"].get_xdata()), list(second["b"].get_xdata())) == ([], [4.0])
