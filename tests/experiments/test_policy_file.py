@@ -19,8 +19,9 @@ from experiments.config_policy import FilePolicy
 from experiments.errors import ConfigError
 from experiments.loading import load_experiment
 from experiments.run import run_experiment, simulate_all
-from experiments.sweeps.backends import InProcess, LocalProcesses
+from experiments.sweeps.backends import InProcess
 from experiments.sweeps.execute import execute
+from experiments.sweeps.local_processes import LocalProcesses
 from experiments.sweeps.plan import plan_sweep
 from experiments.sweeps.store import Store
 from policies.catalogue import build
