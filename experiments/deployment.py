@@ -11,6 +11,7 @@ from experiments.config import Scenario
 from experiments.errors import ConfigError
 from experiments.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
 from experiments.loading import Source
+from experiments.memory import Need, check_memory, run_needs, workload_needs
 from experiments.policy_file import blamed
 from experiments.requests import build_requests
 from policies.request import Request
@@ -18,7 +19,7 @@ from policies.scheduler import Scheduler
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
 from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
-from simulator.predictor import BundlePredictor
+from simulator.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 from simulator.records import Records
 from simulator.regression import OpTimes
 from simulator.replica import Predictor
@@ -82,19 +83,48 @@ class Deployment:
             for _ in range(cluster.replicas)
         ]
 
+    @property
+    def table_sizes(self) -> TableSizes:
+        """How large the predictor's tables are to be: what this workload can make of the limits.
+
+        No micro-batch holds more sequences than there are requests or than reserve their KV
+        tokens, and no chunk is longer than a prompt.
+        """
+        scenario, requests = self.scenario, self.requests
+        assert scenario.batching.max_batch and scenario.cluster.max_length
+        length = scenario.cluster.max_length
+        sequences = min(scenario.batching.max_batch, max(1, len(requests)))
+        if scenario.batching.kv_reservation == "declared" and requests:
+            least = min(r.prompt_tokens + r.max_tokens for r in requests)
+            sequences = min(sequences, max(1, self.kv_capacity // least))
+        fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
+        longest = max(fitting, default=1)
+        chunk: int | None = getattr(scenario.policy, "chunk_size", None)
+        if chunk is None:
+            return TableSizes(longest + sequences, length, sequences, longest)
+        # Decodes beside chunks of equal size, or those that fill a chunk between them.
+        rows = min(max(chunk, getattr(scenario.policy, "tile", 1)), longest) + 2 * sequences
+        # What is left of a chunk beside decodes, and of each prompt at its end.
+        different = min(min(chunk, longest), sequences + CHUNK_BLOCK * (1 + len(requests)))
+        return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
+
+    @property
+    def memory_needs(self) -> list[Need]:
+        """The memory that running this will take, the requests being there."""
+        return run_needs(self.scenario, len(self.requests), self.table_sizes)
+
     @cached_property
     def predictor(self) -> BundlePredictor:
         """Times of this deployment's batches."""
-        scenario = self.scenario
-        assert scenario.batching.max_batch and scenario.cluster.max_length
-        cluster = scenario.cluster
+        scenario, sizes = self.scenario, self.table_sizes
         return BundlePredictor(
             self.ops,
-            max_tokens=_rows(scenario, self.requests),
-            max_length=scenario.cluster.max_length,
-            max_batch=scenario.batching.max_batch,
+            max_tokens=sizes.tokens,
+            max_length=sizes.max_length,
+            max_batch=sizes.sequences,
+            max_prompt=sizes.max_prompt,
             scope=self.scope,
-            num_stages=cluster.pp,
+            num_stages=scenario.cluster.pp,
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
         )
@@ -155,6 +185,7 @@ def deploy(
             "has no effect: every request declares max_length, unless workload.declared is exact"
         )
         raise source.error("batching.kv_reservation", "declared", problem)
+    check_memory(workload_needs(scenario), scenario, source)
     requests = requests_of(scenario, max_length, source)
     ops, longest, digest = op_times_of(scenario, model, device, source)
     limits = {
@@ -176,7 +207,9 @@ def deploy(
             ),
         }
     )
-    return Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
+    found = Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
+    check_memory(found.memory_needs, resolved, source)
+    return found
 
 
 def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
@@ -212,14 +245,3 @@ def _check_batch(
             f"does not fit: must be at most {most}, because the KV cache holds {kv_capacity} "
             f"tokens and each sequence of {micro_batches} micro-batches reserves {max_length}",
         )
-
-
-def _rows(scenario: Scenario, requests: list[Request]) -> int:
-    """Token rows of a typical large iteration: what the predictor tabulates beforehand."""
-    batch = scenario.batching.max_batch or 1
-    chunk: int | None = getattr(scenario.policy, "chunk_size", None)
-    if chunk is not None:
-        return max(chunk, getattr(scenario.policy, "tile", 1)) + 2 * batch
-    limit = scenario.cluster.max_length or 1
-    fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= limit)
-    return max(fitting, default=1) + batch

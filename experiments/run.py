@@ -12,6 +12,7 @@ from experiments.config import Ratio
 from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
+from experiments.memory import check_together, workload_needs
 from experiments.metric_paths import metric
 from experiments.policy_file import stored
 from experiments.results import (
@@ -76,11 +77,17 @@ class Outcome:
 
 
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
-    """Every scenario, checked against model, device, profiles and workload."""
-    return {
-        name: deploy(scenario, experiment.sources[name])
-        for name, scenario in experiment.scenarios.items()
+    """Every scenario, checked against model, device, profiles, workload and this machine's memory.
+
+    Their results are all kept until the end.
+    """
+    scenarios = experiment.scenarios
+    check_together([(n, workload_needs(s)) for n, s in scenarios.items()], experiment.file)
+    deployments = {
+        name: deploy(scenario, experiment.sources[name]) for name, scenario in scenarios.items()
     }
+    check_together([(n, d.memory_needs) for n, d in deployments.items()], experiment.file)
+    return deployments
 
 
 def simulate_all(

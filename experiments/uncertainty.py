@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.deployment import Deployment
-from simulator.breakdown import breakdown, whole_layer
+from simulator.breakdown import OpUse, breakdown, whole_layer
 from simulator.coverage import Outside, queries_outside
 from simulator.interaction import SUM
 from simulator.metrics import Analysis
@@ -58,19 +58,23 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
     records, ops = analysis.records, deployment.ops
     if not any(log.num_iterations for log in records.replicas):
         return None
-    uses = [breakdown(log, deployment.predictor) for log in records.replicas]
+    uses: list[dict[str, OpUse]] = [
+        breakdown(log, deployment.predictor) if log.num_iterations else {}
+        for log in records.replicas
+    ]
     errors = dict(_errors(ops))
     scoped = errors.get(f"send_recv_{deployment.scope}")
     if scoped is not None:
         errors["send_recv"] = scoped
     key = ops.bundle.meta.content_sha256
     tables = {op: error.table for op, error in errors.items()}
-    outside = queries_outside(uses, tables)
+    outside = queries_outside([use for use in uses if use], tables)
     everything: Errors = errors
     if deployment.predictor.layer != SUM:
         everything = errors | {"whole_layer": _layer_error(ops)}
         for log, use in zip(records.replicas, uses, strict=True):
-            use["whole_layer"] = whole_layer(log, use)
+            if use:
+                use["whole_layer"] = whole_layer(log, use)
     samples = makespan_samples(records, analysis.rides, uses, everything, key)
     makespan = records.end_s - float(records.arrival_s.min())
     return Uncertainty(samples / makespan, outside)

@@ -160,18 +160,14 @@ def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
     :data:`ACCOUNTS` with the suffix ``_s``. The accounts add up to the wall exactly.
     """
     end = records.end_s
+    empty = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
     rows = []
     for number, log in enumerate(records.replicas):
-        for stage, row in enumerate(_replica_rows(log, splits[number], end)):
-            rows.append({"replica": number, "stage": stage, "wall_s": end, **row})
+        split = splits[number] if log.num_iterations else None
+        for stage in range(log.num_stages):
+            row = {"no_work_s": end} if split is None else _stage_row(log, split, stage, end)
+            rows.append({"replica": number, "stage": stage, "wall_s": end, **empty, **row})
     return pd.DataFrame(rows)
-
-
-def _replica_rows(log: ReplicaLog, split: Gaps, end: float) -> list[dict[str, float]]:
-    empty = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
-    if not log.num_iterations:
-        return [empty | {"no_work_s": end}] * log.num_stages
-    return [empty | _stage_row(log, split, stage, end) for stage in range(log.num_stages)]
 
 
 def _stage_row(log: ReplicaLog, split: Gaps, stage: int, end: float) -> dict[str, float]:

@@ -33,6 +33,11 @@ class Analysis:
         self.records = records
 
     @cached_property
+    def at_work(self) -> list[int]:
+        """The replicas on which anything ran. The others cost no analysis."""
+        return [n for n, log in enumerate(self.records.replicas) if log.num_iterations]
+
+    @cached_property
     def rides(self) -> PerReplica[Rides]:
         """The rides of every replica."""
         return PerReplica(self.records, Rides)
@@ -57,9 +62,8 @@ class Analysis:
             name: np.full(len(records.request_id), np.nan)
             for name in ("start", "first_token", "finish", "tbt_max", *parts)
         }
-        for number, log in enumerate(records.replicas):
-            if log.num_iterations:
-                self._measure(self.rides[number], self.gaps[number], found)
+        for number in self.at_work:
+            self._measure(self.rides[number], self.gaps[number], found)
         arrival = records.arrival_s
         later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
         return pd.DataFrame(
@@ -101,8 +105,8 @@ class Analysis:
         summed over the stages).
         """
         tables = []
-        logs = zip(self.records.replicas, self.rides, self.gaps, strict=True)
-        for number, (log, rides, split) in enumerate(logs):
+        for number in self.at_work or [0]:  # without any, the columns of an empty table
+            log, rides, split = self.records.replicas[number], self.rides[number], self.gaps[number]
             columns = log.iterations
             changed_s, kv_tokens = self.kv_occupancy(number)
             formed = np.searchsorted(changed_s, columns["ready_s"], side="right") - 1
@@ -134,7 +138,7 @@ class Analysis:
 
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
         """
-        found = [rides.token_gaps() for rides in self.rides]
+        found = [self.rides[number].token_gaps() for number in self.at_work or [0]]
         values = np.concatenate([gaps_s for gaps_s, _ in found])
         weights = np.concatenate([counts for _, counts in found])
         del found  # in a long run these are the largest arrays there are
@@ -185,7 +189,7 @@ class Analysis:
         )
         totals = {n: float(self.ledger[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
         bubble = sum(totals[name] for name in WAITS)
-        peaks = (self.kv_occupancy(i)[1].max(initial=0) / x.kv_capacity for i, x in enumerate(logs))
+        peaks = (self.kv_occupancy(i)[1].max(initial=0) / logs[i].kv_capacity for i in self.at_work)
         rate = 1 / makespan if makespan else float("nan")
         return {
             "requests": len(records.request_id),
@@ -200,7 +204,7 @@ class Analysis:
             "iterations": iterations,
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
             "mean_batch": carried / iterations if iterations else float("nan"),
-            "kv_peak_share": float(max(peaks)),
+            "kv_peak_share": float(max(peaks, default=0.0)),
             "tbt_s": _named(self.tbt_quantiles()),
             **{name: _spread(done[name]) for name in (*STEADY, "bubble_s")},
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),

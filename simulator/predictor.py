@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +20,49 @@ CHUNK_BLOCK = 32
 """Chunk sizes whose rows are tabulated at a time."""
 
 
+@dataclass(frozen=True)
+class TableSizes:
+    """How much a predictor tabulates: row counts up to ``tokens``, contexts up to ``max_length``,
+    and up to ``sequences`` in a micro-batch. More tokens or sequences are tabulated when met.
+
+    ``max_prompt`` is the longest prompt (None: ``max_length``), and ``chunk_blocks`` how many
+    blocks of chunk sizes may be met at most.
+    """
+
+    tokens: int
+    max_length: int
+    sequences: int
+    max_prompt: int | None = None
+    chunk_blocks: int = 0
+
+    @property
+    def step(self) -> int:
+        """Tokens of context between two points of an attention row."""
+        return max(ROW_STEP, -(-self.max_length // MOST_POINTS))
+
+    @property
+    def row_points(self) -> int:
+        """Points of an attention row."""
+        return self.max_length // self.step + 2
+
+    @property
+    def whole_prompts(self) -> int:
+        """Lengths of prompts processed whole: a power of two, so that workloads share them."""
+        if self.max_prompt is None:
+            return self.max_length
+        return min(self.max_length, 1 << (self.max_prompt - 1).bit_length())
+
+    @property
+    def decode_points(self) -> int:
+        """Points of the decodes' table."""
+        return self.sequences * self.row_points
+
+    @property
+    def chunk_points(self) -> int:
+        """Points of the chunks' rows, of which a run makes those that it meets."""
+        return self.chunk_blocks * CHUNK_BLOCK * self.row_points
+
+
 class BundlePredictor:
     """Times a :class:`~policies.batch.Batch` from a bundle's regressions.
 
@@ -31,8 +75,9 @@ class BundlePredictor:
     Where the bundle timed whole layers, ``layer_time`` "measured" corrects that sum by them, also
     for what a chunk and decodes do to each other (:mod:`simulator.interaction`); "sum" does not.
 
-    ``max_tokens`` is the most token rows tabulated beforehand (more are tabulated when met),
-    ``max_length`` the longest context, ``max_batch`` the most decodes.
+    ``max_tokens`` is the most token rows and ``max_batch`` the most decodes tabulated beforehand
+    (more are tabulated when met), ``max_length`` the longest context, ``max_prompt`` the longest
+    prompt (None: that long).
     """
 
     def __init__(
@@ -42,6 +87,7 @@ class BundlePredictor:
         max_tokens: int,
         max_length: int,
         max_batch: int,
+        max_prompt: int | None = None,
         scope: str = "inter_node",
         num_stages: int = 1,
         include_head: bool = True,
@@ -56,23 +102,20 @@ class BundlePredictor:
         self._scope = scope
         self._num_stages = num_stages
         self._include_head = include_head
-        step = max(ROW_STEP, -(-max_length // MOST_POINTS))
-        self._per_step = 1.0 / step
+        size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
+        self._per_step = 1.0 / size.step
         # The first time is that of one cached token: none at all may be a faster kernel, and is
         # tabulated apart.
-        grid = np.maximum(np.arange(max_length // step + 2) * step, 1.0)
-        self._context_grid = grid
+        self._context_grid = np.maximum(np.arange(size.row_points) * size.step, 1.0)
         self._by_tokens: list[tuple[float, float, float]] = []
         self._beside_ops: list[float] = []
         self._tabulate_tokens(max_tokens)
-        self._whole, self._chunk_rows = _prefill_rows(ops, max_length, layer.scale)
-        sizes = np.arange(1.0, max_batch + 1)
-        # Row d: the time of d decodes by their mean context.
-        decode = layer.scale * ops.decode_table(sizes, grid)
-        self._decode_table = np.vstack([np.zeros(len(grid)), decode])
-        self._decode_rows: list[list[float]] = self._decode_table.tolist()
-        head = quantize(ops.lm_head(sizes)) if include_head else np.zeros(max_batch)
-        self._head: list[float] = [0.0, *head.tolist()]
+        self._whole, self._chunk_rows = _prefill_rows(
+            ops, max_length, size.whole_prompts, layer.scale
+        )
+        self._decode_rows: list[list[float]] = []
+        self._head: list[float] = []
+        self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
@@ -82,6 +125,8 @@ class BundlePredictor:
             self._tabulate_tokens(2 * tokens)
         layer_s, first_s, send_s = self._by_tokens[tokens]
         rows = decodes
+        if decodes + len(batch.chunks) >= len(self._head):
+            self._tabulate_decodes(2 * (decodes + len(batch.chunks)))
         for sequence, chunk, context in batch.chunks:
             if context:
                 row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
@@ -124,6 +169,16 @@ class BundlePredictor:
         self._chunk_rows.update(zip(sizes.tolist(), rows.tolist(), strict=True))
         return self._chunk_rows[chunk]
 
+    def _tabulate_decodes(self, most: int) -> None:
+        """Fill what depends on the number of sequences: decode attention, and the LM head."""
+        ops, sizes = self.ops, np.arange(1.0, most + 1)
+        # Row d: the time of d decodes by their mean context.
+        decode = self.layer.scale * ops.decode_table(sizes, self._context_grid)
+        self._decode_table = np.vstack([np.zeros(len(self._context_grid)), decode])
+        self._decode_rows = self._decode_table.tolist()
+        head = quantize(ops.lm_head(sizes)) if self._include_head else np.zeros(most)
+        self._head = [0.0, *head.tolist()]
+
     def _tabulate_tokens(self, max_tokens: int) -> None:
         """Fill what depends on the number of token rows alone: layer, embedding, transfer."""
         ops = self.ops
@@ -145,11 +200,11 @@ class BundlePredictor:
 
 @lru_cache(maxsize=8)
 def _prefill_rows(
-    ops: OpTimes, max_length: int, scale: float
+    ops: OpTimes, max_length: int, whole_prompts: int, scale: float
 ) -> tuple[list[float], dict[int, list[float]]]:
     """Times of prompts processed whole (context 0), by tokens; and the chunk rows tabulated so far.
 
-    All predictors of the same op times and length share them: a sweep makes hundreds.
+    All predictors of the same op times and lengths share them: a sweep makes hundreds.
     """
-    whole = scale * ops.prefill_table(np.arange(1.0, max_length + 1), np.zeros(1))
+    whole = scale * ops.prefill_table(np.arange(1.0, whole_prompts + 1), np.zeros(1))
     return [0.0, *whole[:, 0].tolist()], {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +18,9 @@ Errors = Mapping[str, OpError | LayerError]
 
 SAMPLES = 64
 """Joint draws of the op errors. The ends of a 90 % band then vary by about a tenth of its width."""
+
+STAGES_AT_ONCE = 512
+"""Stages, over all replicas, whose durations are laid out together: about 0.3 GB."""
 
 LAYER, FIRST, LAST, SEND = range(4)
 _PARTS = {"embedding": FIRST, "lm_head": LAST, "send_recv": SEND}
@@ -64,6 +69,12 @@ class _Perturbed:
         return added[0], added[1], added[2], added[3]
 
 
+def _added(
+    perturbed: Sequence[_Perturbed], replica: int, rows: Ints
+) -> tuple[Floats, Floats, Floats, Floats]:
+    return perturbed[replica](rows)
+
+
 def makespan_samples(
     records: Records,
     rides: Sequence[Rides],
@@ -73,13 +84,23 @@ def makespan_samples(
 ) -> Floats:
     """The makespan in seconds under each of :data:`SAMPLES` joint draws of the op errors.
 
-    ``uses`` are the replicas' :func:`~simulator.breakdown.breakdown`; ``key`` names the bundle.
-    Runs on the same bundle get the same draws.
+    ``uses`` are the replicas' :func:`~simulator.breakdown.breakdown` (those of idle ones may be
+    empty); ``key`` names the bundle. Runs on the same bundle get the same draws. Replicas do not
+    wait for each other, so they are re-timed some at a time, which bounds the memory.
     """
-    perturbed = [_Perturbed(use, errors, key) for use in uses]
-    last = [np.arange(log.num_iterations)[-1:] for log in records.replicas]
-    finish = retimed_finish(
-        records, rides, lambda replica, rows: perturbed[replica](rows), SAMPLES, last
-    )
-    ends = np.concatenate([end for end in finish if len(end)])
-    return np.asarray(ends.max(axis=0) - records.arrival_s.min())
+    at_work = [number for number, log in enumerate(records.replicas) if log.num_iterations]
+    together = max(1, STAGES_AT_ONCE // records.replicas[0].num_stages)
+    ends = np.full(SAMPLES, -np.inf)
+    for begin in range(0, len(at_work), together):
+        part = at_work[begin : begin + together]
+        logs = [records.replicas[number] for number in part]
+        perturbed = [_Perturbed(uses[number], errors, key) for number in part]
+        finish = retimed_finish(
+            replace(records, replicas=logs),
+            [rides[number] for number in part],
+            partial(_added, perturbed),
+            SAMPLES,
+            [np.array([log.num_iterations - 1]) for log in logs],
+        )
+        np.maximum(ends, np.concatenate(finish).max(axis=0), out=ends)
+    return np.asarray(ends - records.arrival_s.min())

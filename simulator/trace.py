@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from sys import getsizeof
+from typing import TextIO
 
 import numpy as np
 import pandas as pd
 
+from simulator.memory import available_bytes, size_text
 from simulator.records import Floats, Ints
 from simulator.workload import WorkloadError
 
@@ -23,6 +27,8 @@ ARRIVAL: dict[str, float | None] = {
     "TIMESTAMP": None,
 }
 _MOST_TOKENS = 2**24
+_LONGEST_LINE = 2**20
+_SAMPLED_ROWS = 10_000  # tell how large the rest will be
 _MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
 
 
@@ -55,13 +61,17 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
     """The header and the rows, each as long as the header."""
     rows: list[list[str]] = []
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise WorkloadError(f"{path}: is a device or a pipe, not a file")
         with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
-            for row in csv.reader(file, strict=True):
+            for row in csv.reader(_lines(file, path), strict=True):
                 if rows and len(row) != len(rows[0]):
                     problem = "is empty" if not row else f"has {len(row)} of {len(rows[0])} fields"
                     raise WorkloadError(f"{path}: row {len(rows) + 1} {problem}")
                 "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
                 rows.append(row)
+                if len(rows) == _SAMPLED_ROWS:
+                    _check_memory(path, rows, limit)
                 if limit is not None and len(rows) > limit:
                     break
     except OSError as error:
@@ -75,6 +85,31 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
     if len(rows) < 2:
         raise WorkloadError(f"{path}: expected a header and at least one request")
     return rows
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The file's lines; one that does not end is not read to its end."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise WorkloadError(f"{path}: line {number} is longer than {_LONGEST_LINE} characters")
+        yield line
+
+
+def _check_memory(path: Path, rows: list[list[str]], limit: int | None) -> None:
+    """Raises WorkloadError where the trace, by its first ``rows``, needs too much memory."""
+    read = sum(len(text) + 1 for row in rows for text in row)
+    count = path.stat().st_size / read * len(rows)
+    if limit is not None:
+        count = min(count, limit + 1)
+    of_a_row = sum(getsizeof(row) + sum(map(getsizeof, row)) for row in rows) / len(rows)
+    needed, free = count * of_a_row, available_bytes()
+    if needed > free:
+        raise WorkloadError(
+            f"{path}: about {count:.0f} rows would take {size_text(needed)} of memory, but only "
+            f"{size_text(free)} are free: set workload.requests to read fewer"
+        )
 
 
 def _column(path: Path, header: list[str], names: tuple[str, ...]) -> int:
