@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from profiler.hf_config import model_fields
+from profiler.hf_config import model_fields, read_json
+from profiler.hf_keys import short
 from profiler.paths import data_dir, user_path
 from profiler.plain_yaml import read_mapping
 from profiler.strict import STRICT, SpecError, did_you_mean, parse
 
 #: The GEMMs of one decoder layer, in the order they run.
 LAYER_GEMMS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
+
+
+#: Bounds on a model's sizes, several times what any model has.
+LARGEST = {
+    "num_layers": 4096,
+    "hidden_size": 2**18,
+    "num_heads": 2**14,
+    "num_kv_heads": 2**14,
+    "head_dim": 2**13,
+    "ffn_hidden_size": 2**20,
+    "vocab_size": 2**23,
+    "max_position_embeddings": 2**24,
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +44,7 @@ class ModelSpec:
     ``attention_bias`` says which attention projections carry a bias (``qkv`` as in Qwen, ``all`` as
     in GPT-3). ``gated_ffn`` means gate and up projections (SwiGLU). ``learned_positions`` adds a
     trained position table of ``max_position_embeddings`` rows. Raises ValueError for sizes that are
-    not positive or do not divide.
+    not positive, too large (``LARGEST``) or do not divide.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -53,11 +66,12 @@ class ModelSpec:
     norm_bias: bool = False
 
     def __post_init__(self) -> None:
-        sizes = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
-        for key in (*sizes, "ffn_hidden_size", "vocab_size", "max_position_embeddings"):
+        for key, most in LARGEST.items():
             value = getattr(self, key)
             if value <= 0:
-                raise ValueError(f"{key} must be positive, got {value}")
+                raise ValueError(f"{key} must be positive, got {short(value)}")
+            if value > most:
+                raise ValueError(f"{key} must be at most {most}, got {short(value)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads ({self.num_heads}) must be a multiple of "
@@ -191,13 +205,6 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 
 def _from_hugging_face(path: Path) -> ModelSpec:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise SpecError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise SpecError(f"{path}: expected a JSON object")
+    config = read_json(path)
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return parse(ModelSpec, {"name": name, **model_fields(config, str(path))}, path)

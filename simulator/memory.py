@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-GROUPS = Path("/sys/fs/cgroup")
+GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_bytes() -> int:
@@ -34,7 +34,7 @@ def size_text(num_bytes: float) -> str:
 def _left_in_groups() -> list[int]:
     """What each control group around this process (versions 1 and 2) leaves to take."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = MEMBERSHIP.read_text().splitlines()
     except OSError:
         return []
     left = []

@@ -193,7 +193,8 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
     assert loaded, done.stderr
     # Where things lie, how they are written, and models and devices: what those hold is in the key.
     # What only refuses a bundle changes no result.
-    beside = ("paths", "files", "manifest", "hf_config", "forms", "roofline", "check", "limits")
+    beside = ("paths", "files", "manifest", "hf_config", "hf_keys", "forms", "roofline", "check")
+    beside += ("limits",)
     assert loaded - set(_CODE) <= {f"profiler/{name}.py" for name in beside}
 
 

@@ -122,6 +122,7 @@ def test_hugging_face_configs(tmp_path: Path) -> None:
         "model_type": "mistral",
         "num_key_value_heads": 8,
         "intermediate_size": 14336,
+        "sliding_window": None,
     }
     assert load_model(write(tmp_path, mistral)).num_parameters == PUBLISHED["mistral-7b"]
     # GPT-2 small: 124,439,808 parameters on its model card.

@@ -1,0 +1,185 @@
+"""What needs more memory than there is gets refused before it is taken."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import simulator.memory
+from experiments import memory
+from experiments.deployment import deploy
+from experiments.errors import ConfigError
+from experiments.loading import load_experiment
+from experiments.run import deploy_all, simulate_all
+from simulator import trace
+from simulator.memory import available_bytes, size_text
+from simulator.predictor import BundlePredictor, TableSizes
+from simulator.regression import OpTimes
+from simulator.workload import WorkloadError
+from tests.experiments.small_config import SMALL, message
+from tests.simulator.test_predictor import simple_bundle
+
+Write = Callable[[str], Path]
+DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
+
+
+def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: num_bytes)
+    monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
+
+
+def test_a_chunk_longer_than_any_prompt_takes_nothing(write_config: Write) -> None:
+    path = write_config(SMALL)
+    huge = load_experiment(path, ["scenarios.sarathi.policy.chunk_size=16777216"])
+    sizes = deploy_all(huge)["sarathi"].table_sizes
+    assert sizes.tokens < 600 and sizes.chunk_blocks < 600 / 32
+
+
+def test_a_batch_larger_than_the_workload_takes_nothing(write_config: Write) -> None:
+    path = write_config(SMALL)
+    wide = ["batching.max_batch=10000000", *DECLARED]
+    few = deploy_all(load_experiment(path, wide))["orca"]
+    assert few.scenario.batching.max_batch == 10_000_000 and few.table_sizes.sequences == 60
+    # As many as the KV cache holds of the shortest, where there are more requests than that.
+    many = deploy_all(load_experiment(path, [*wide, "workload.requests=20000"]))["orca"]
+    assert many.table_sizes.sequences == many.kv_capacity // 200
+
+
+def test_a_long_limit_takes_no_more_than_the_prompts(write_config: Write) -> None:
+    long = load_experiment(write_config(SMALL), ["cluster.max_length=16777216", *DECLARED])
+    assert deploy_all(long)["orca"].table_sizes.whole_prompts == 512
+
+
+@pytest.mark.parametrize(
+    ("assignment", "key", "what"),
+    [
+        ("workload.requests=9000000", "workload.requests: value 9000000", "requests and their"),
+        ("cluster.replicas=4096", "cluster.replicas: value 4096", "replicas"),
+        (
+            "workload.lengths={kind: zipf, theta: 1, min: 2, max: 16777216}",
+            "workload.lengths.max: value 16777216",
+            "classes of lengths",
+        ),
+    ],
+)
+def test_more_than_there_is(
+    write_config: Write, monkeypatch: pytest.MonkeyPatch, assignment: str, key: str, what: str
+) -> None:
+    _free(monkeypatch, 50_000_000)
+    experiment = load_experiment(write_config(SMALL), [assignment])
+    with pytest.raises(ConfigError) as caught:
+        deploy(experiment.scenarios["orca"], experiment.sources["orca"])
+    text = str(caught.value)
+    assert f"--set {key}: would take about " in text and f" of memory ({what} " in text
+    assert text.endswith("but only 50 MB are free")
+
+
+def test_scenarios_held_at_once_count_together(
+    write_config: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _free(monkeypatch, 20_000_000)
+    text = message(write_config(SMALL), "workload.requests=10000")
+    assert "scenarios: together they would take about 28 MB of memory (scenario orca 14 MB" in text
+
+
+def test_a_trace_that_is_no_file(write_config: Write) -> None:
+    text = message(
+        write_config(SMALL.replace("  pd_ratio: 5\n", "")),
+        "workload.lengths={kind: trace, path: /dev/zero}",
+    )
+    assert text.endswith("workload.lengths.path: /dev/zero: is a device or a pipe, not a file")
+
+
+def test_a_trace_without_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    with path.open("wb") as file:
+        file.truncate(50_000_000)  # sparse
+    with pytest.raises(WorkloadError, match="line 1 is longer than 1048576 characters"):
+        trace.read_trace(path)
+
+
+def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,prompt,decode\n" + "0,100,10\n" * 40_000)
+    _free(monkeypatch, 3_000_000)
+    with pytest.raises(WorkloadError, match=r"about [34]\d{4} rows would take \d+ MB of memory"):
+        trace.read_trace(path)
+    _free(monkeypatch, 100_000_000)
+    assert len(trace.read_trace(path).prompt) == 40_000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "estimate"),
+    [
+        (TableSizes(100_000, 64, 1), 100_000 * memory.TOKEN_BYTES),
+        (TableSizes(1, 50_000, 1), (50_000 + 1024) * memory.POINT_BYTES),
+        (TableSizes(1, 4096, 1000), 130 * 1000 * memory.POINT_BYTES),
+    ],
+)
+def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> None:
+    """Not under what is taken at most, nor over three times that."""
+
+    def build(size: TableSizes) -> BundlePredictor:
+        return BundlePredictor(
+            ops, max_tokens=size.tokens, max_length=size.max_length, max_batch=size.sequences
+        )
+
+    ops = OpTimes(simple_bundle())
+    build(TableSizes(2000, 96, 2))  # fits the regressions
+    gc.collect()
+    tracemalloc.start()
+    kept = build(sizes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    del kept
+    assert peak < estimate * 1.1 and estimate < 3 * peak
+
+
+def test_idle_replicas_cost_no_analysis(write_config: Write) -> None:
+    """4,096 replicas for 60 requests: views are made of those that served, and nothing else."""
+    assignments = ["cluster.replicas=4096", "workload.requests=5"]
+    experiment = load_experiment(write_config(SMALL.partition("scenarios:")[0]), assignments)
+    run = simulate_all(experiment).runs["small"]
+    analysis = run.analysis
+    assert analysis.at_work == [0, 1, 2, 3, 4]
+    assert set(analysis.rides._kept) == set(analysis.gaps._kept) == set(analysis.at_work)
+    assert set(analysis.iterations["replica"]) == set(analysis.at_work)
+    idle = analysis.ledger[analysis.ledger["replica"] == 4095]
+    assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()
+
+
+@pytest.mark.parametrize(
+    ("membership", "files"),
+    [
+        ("0::/a/b\n", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:memory:/a/b\n2:cpu:/\n",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_a_control_group_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: tuple[str, str, str]
+) -> None:
+    """The limit of the group around this one; what is cached files there can be had back."""
+    (tmp_path / "member").write_text(membership)
+    monkeypatch.setattr(simulator.memory, "MEMBERSHIP", tmp_path / "member")
+    monkeypatch.setattr(simulator.memory, "GROUPS", tmp_path)
+    assert available_bytes() > 2700  # no group is there that limits memory
+    folder = tmp_path / ("memory/a" if "memory" in membership else "a")
+    folder.mkdir(parents=True)
+    limit, usage, cache = files
+    (folder / limit).write_text("5000\n")
+    (folder / usage).write_text("3000\n")
+    (folder / "memory.stat").write_text(f"anon 1\n{cache} 700\n")
+    assert available_bytes() == 2700
+    (folder / limit).write_text("max\n")
+    assert available_bytes() > 2700
+
+
+def test_sizes_read_well() -> None:
+    assert (size_text(2.34e10), size_text(5e7)) == ("23.4 GB", "50 MB")
