@@ -67,7 +67,7 @@ class _Config:
 def _llama_like(config: _Config, bias: str | None = None, longest: int = 2048) -> Fields:
     """``bias``: where attention has one whatever the file says; ``longest``: the type's default."""
     heads = config.integer("num_attention_heads")
-    given = "all" if bias is None and config.flag("attention_bias", False) else "none"
+    given = "all" if config.flag("attention_bias", False) else "none"
     kind = config.config["model_type"]
     # Other types do not default to as many KV heads as heads.
     kv_heads = heads if kind in ("llama", "phi3", "qwen") else None
@@ -82,7 +82,7 @@ def _llama_like(config: _Config, bias: str | None = None, longest: int = 2048) -
         else config.integer("head_dim"),
         "ffn_hidden_size": config.integer("intermediate_size"),
         "gated_ffn": True,
-        "ffn_bias": kind == "llama" and config.flag("mlp_bias", False),
+        "ffn_bias": config.flag("mlp_bias", False),
         "vocab_size": config.integer("vocab_size"),
         "tied_embeddings": config.flag("tie_word_embeddings", False),
         "max_position_embeddings": config.integer("max_position_embeddings", longest),
@@ -96,7 +96,7 @@ def _mistral(config: _Config) -> Fields:
             f"{config.where}: key 'sliding_window' is missing, which for this model_type means a "
             "window of 4096; attention is modelled over the whole context: set it to null"
         )
-    return _llama_like(config, "none", 131072)
+    return _llama_like(config, longest=131072)
 
 
 def _qwen2(config: _Config) -> Fields:
@@ -104,7 +104,7 @@ def _qwen2(config: _Config) -> Fields:
 
 
 def _phi3(config: _Config) -> Fields:
-    return _llama_like(config, "none", 4096)
+    return _llama_like(config, longest=4096)
 
 
 def _qwen(config: _Config) -> Fields:

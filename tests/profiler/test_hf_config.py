@@ -1,0 +1,171 @@
+"""Configurations as Hugging Face has them: modelled wholly (by published counts), or refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from profiler import hf_config
+from profiler.model import LARGEST, ModelSpec, load_model
+from profiler.strict import SpecError
+from tests.profiler.hf_configs import LLAMA_3, MISTRAL_3, MODELLED, REFUSED, Config
+
+
+def _load(folder: Path, config: Config | str) -> ModelSpec:
+    path = folder / "some-model" / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    return load_model(path)
+
+
+def _refusal(folder: Path, config: Config | str) -> str:
+    with pytest.raises(SpecError) as caught:
+        _load(folder, config)
+    text = str(caught.value)
+    assert all(line.startswith(str(folder / "some-model" / "config.json")) for line in
+               text.splitlines())  # fmt: skip
+    return text
+
+
+@pytest.mark.parametrize("name", MODELLED)
+def test_modelled(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    config, parameters = MODELLED[name]
+    assert _load(tmp_path, config).num_parameters == parameters
+    assert not caplog.records  # every key of it is known
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(tmp_path: Path, name: str) -> None:
+    config, expected = REFUSED[name]
+    text = _refusal(tmp_path, config)
+    for part in expected:
+        start, _, _ = part.partition("…")
+        assert start in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sliding_window": 4096},
+        {"layer_types": ["full_attention"] * 31},
+        {"layer_types": ["full_attention"] * 31 + ["sliding_attention"]},
+        {"num_local_experts": 8},
+        {"num_experts": 64},
+        {"n_routed_experts": 256},
+        {"num_experts_per_tok": 2},
+        {"kv_lora_rank": 512},
+        {"quantization_config": {"quant_method": "awq", "bits": 4}},
+        {"hidden_act": "xielu"},
+        {"torch_dtype": "float8_e4m3fn"},
+        {"use_qk_norm": True},
+        {"attention_chunk_size": 8192},
+        {"final_logit_softcapping": 30.0},
+        {"is_encoder_decoder": True},
+        {"pruned_heads": {"0": [1]}},
+        {"architectures": ["LlamaForSequenceClassification"]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_one_key_that_changes_cost(tmp_path: Path, change: Config) -> None:
+    (key,) = change
+    text = _refusal(tmp_path, {**LLAMA_3, **change})
+    assert f"config.json: {key} " in text and "not supported" in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sliding_window": None},
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"sliding_window": 131072},
+        {"num_experts": 0, "num_experts_per_tok": 2},
+        {"num_local_experts": None},
+        {"quantization_config": None},
+        {"layer_types": None},
+        {"hidden_act": "gelu"},
+        {"is_encoder_decoder": False},
+        {"pruned_heads": {}},
+        {"kv_lora_rank": None},
+        {"head_dim": None},
+        {"mlp_bias": None},
+    ],
+    ids=str,
+)
+def test_an_inactive_value_changes_nothing(tmp_path: Path, change: Config) -> None:
+    assert _load(tmp_path, {**LLAMA_3, **change}) == _load(tmp_path, LLAMA_3)
+
+
+def test_biases_and_head_dim_are_used(tmp_path: Path) -> None:
+    plain = _load(tmp_path, LLAMA_3).num_parameters
+    qkvo = 32 * ((32 + 2 * 8) * 128 + 4096)
+    assert _load(tmp_path, {**LLAMA_3, "attention_bias": True}).num_parameters == plain + qkvo
+    ffn = 32 * (2 * 14336 + 4096)
+    assert _load(tmp_path, {**LLAMA_3, "mlp_bias": True}).num_parameters == plain + ffn
+    wide = _load(tmp_path, {**LLAMA_3, "head_dim": 256})
+    assert wide.num_parameters == plain + 32 * 4096 * 128 * (32 + 2 * 8 + 32)
+
+
+def test_mistral_without_a_window_key_has_one(tmp_path: Path) -> None:
+    without = {key: value for key, value in MISTRAL_3.items() if key != "sliding_window"}
+    assert "'sliding_window' is missing, which for this model_type" in _refusal(tmp_path, without)
+
+
+def test_a_key_that_nobody_knows_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hf_config._warn.cache_clear()
+    changed = {**LLAMA_3, "use_flux_gate": True, "hyper_rank": 7, "old_switch": False}
+    with caplog.at_level(logging.WARNING):
+        _load(tmp_path, changed)
+        _load(tmp_path, changed)
+    (record,) = caplog.records  # once, however often the file is read
+    assert record.getMessage().endswith(
+        "config.json: unknown keys, taken to be free of cost: 'use_flux_gate', 'hyper_rank'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 10**12}, "hidden_size must be at most 16777216, got 1000000000000"),
+        ({"vocab_size": 10**400}, "vocab_size must be at most 16777216, got 1000"),
+        ({"hidden_size": 2**23}, f"hidden_size must be at most {LARGEST['hidden_size']}"),
+        ({"num_hidden_layers": 5000}, "num_layers must be at most 4096, got 5000"),
+        ({"vocab_size": 1e5}, "vocab_size must be a positive integer, got 100000.0"),
+        ({"vocab_size": float("inf")}, "vocab_size must be a positive integer, got inf"),
+        ({"hidden_size": 4097, "head_dim": None}, "hidden_size (4097) must be a multiple of num_"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"layer_types": 7}, "layer_types 7: not supported"),
+        ({"architectures": "Llama"}, "architectures 'Llama': not supported"),
+        ({"architectures": [3]}, "architectures [3]: not supported"),
+    ],
+)
+def test_bounds(tmp_path: Path, change: Config, message: str) -> None:
+    text = _refusal(tmp_path, {**LLAMA_3, **change})
+    assert message in text and len(text) < 600
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "not valid JSON: nested too deeply"),
+        ('{"model_type": ' + '{"a":' * 100_000, "not valid JSON: nested too deeply"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "not valid JSON: Exceeds the limit"),
+        ('{"vocab_size": 1, "vocab_size": 2}', "not valid JSON: key 'vocab_size' is given twice"),
+        ("{} " + " " * 9_000_000, "is larger than 8 MB"),
+        ("[]", "expected a JSON object"),
+    ],
+    ids=["lists", "objects", "digits", "twice", "large", "a list"],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, text: str, message: str) -> None:
+    assert message in _refusal(tmp_path, text)
+
+
+def test_a_device_for_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    (folder / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(SpecError, match=r"config\.json: is not a regular file"):
+        load_model(folder / "config.json")
