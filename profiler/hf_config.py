@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from profiler.hf_keys import NOT_MODELLED, problems, short, unknown
+from profiler.plain_yaml import read_bounded
 from profiler.strict import SpecError
 
 Fields = dict[str, Any]
 
-_MOST_BYTES = 8 * 2**20
 _MOST = 2**24
 """No size of a model is larger; ModelSpec's own bounds are narrower."""
 
@@ -182,18 +182,9 @@ def _warn(text: str) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises SpecError where there is none, or a key is given twice."""
+    content = read_bounded(path)
     try:
-        if path.exists() and not path.is_file():
-            raise SpecError(f"{path}: is not a regular file")
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise SpecError(f"{path}: is larger than {_MOST_BYTES // 2**20} MB")
         config = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_once)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror or error}") from error
-    except SpecError:
-        raise
     except RecursionError:
         raise SpecError(f"{path}: not valid JSON: nested too deeply") from None
     except ValueError as error:

@@ -54,9 +54,22 @@ class _Refused(ValueError):
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises SpecError, one line, where it holds none.
+    """The mapping in a YAML file. Raises SpecError, one line, where it holds none."""
+    content = read_bounded(path)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{path}: line {line}: not valid YAML: it is not UTF-8 text") from None
+    found = parse_yaml(text, str(path))
+    if not isinstance(found, dict):
+        raise SpecError(f"{path}: expected keys and values, as in 'name: first'")
+    return found
 
-    Nothing is read of what is not a file, or a larger one than LARGEST_FILE.
+
+def read_bounded(path: Path) -> bytes:
+    """A file's content. Raises SpecError, and reads nothing, where it is no file or a larger one
+    than LARGEST_FILE.
     """
     try:
         about = path.stat()
@@ -69,15 +82,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     size = max(about.st_size, len(content))
     if size > LARGEST_FILE:
         raise SpecError(f"{path}: holds {size:,} bytes: must be at most {LARGEST_FILE:,} (8 MiB)")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise SpecError(f"{path}: line {line}: not valid YAML: it is not UTF-8 text") from None
-    found = parse_yaml(text, str(path))
-    if not isinstance(found, dict):
-        raise SpecError(f"{path}: expected keys and values, as in 'name: first'")
-    return found
+    return content
 
 
 def parse_yaml(text: str, where: str) -> Any:

@@ -194,7 +194,7 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
     # Where things lie, how they are written, and models and devices: what those hold is in the key.
     # What only refuses a bundle changes no result.
     beside = ("paths", "files", "manifest", "hf_config", "hf_keys", "forms", "roofline", "check")
-    beside += ("limits",)
+    beside += ("limits", "threads")
     assert loaded - set(_CODE) <= {f"profiler/{name}.py" for name in beside}
 
 
