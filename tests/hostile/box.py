@@ -1,0 +1,280 @@
+"""A folder for one hostile command, the command in a forked child there, and what became of both."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Longer than that is a hang: in seconds of the processor, and of the clock. What exceeds the latter
+#: alone gets a second chance of ``MOST_WAITING_S``, because the machine may have been busy.
+MOST_SECONDS = 20
+MOST_WAITING_S = 120
+#: Address space that a command may add to what it began with. Running into it must end well.
+MOST_ADDED_BYTES = 6 * 2**30
+#: Memory that a command may really take more than it began with.
+MOST_MIB = 1536
+_MOST_MESSAGE = 3000
+GOOD = ("ran", "refused")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, and the path that it may write to (None: nothing)."""
+
+    argv: list[str]
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a command: in one word, and the evidence."""
+
+    word: str
+    detail: str
+    seconds: float
+    mib: float
+
+    @property
+    def good(self) -> bool:
+        return self.word in GOOD
+
+
+def fill(box: Path, template: Path) -> None:
+    """Copy the valid files, and put the odd ones beside them."""
+    shutil.copytree(template, box, symlinks=True)
+    (box / "loop").symlink_to("loop")
+    (box / "dangling").symlink_to("nowhere")
+    (box / "link").symlink_to("mine")
+    os.mkfifo(box / "pipe")
+    (box / "locked.txt").write_text("locked\n")
+    (box / "locked.txt").chmod(0)
+
+
+def empty(box: Path) -> None:
+    """Remove a box, whatever the command made of it (folders nested too deep for rmtree, too)."""
+
+    def allow(_function: object, path: str, _error: object) -> None:
+        with contextlib.suppress(OSError):
+            Path(path).parent.chmod(0o700)
+            Path(path).chmod(0o700)
+
+    with contextlib.suppress(RecursionError, OSError):
+        shutil.rmtree(box, onerror=allow)
+    if box.exists():
+        os.system(f"rm -rf '{box}'")
+
+
+Snapshot = dict[str, str]
+
+
+def snapshot(box: Path) -> Snapshot:
+    """Every path below ``box`` but empty folders', and a digest of what is there."""
+    found = {}
+    for folder, folders, files in os.walk(box):
+        for name in (*files, *folders):
+            path = os.path.join(folder, name)  # noqa: PTH118
+            with contextlib.suppress(OSError):  # gone, or its name is too long
+                mode = os.lstat(path).st_mode
+                if stat.S_ISLNK(mode):
+                    found[path] = "link to " + os.readlink(path)  # noqa: PTH115
+                elif stat.S_ISREG(mode):
+                    found[path] = hashlib.md5(_content(path)).hexdigest()
+                elif not stat.S_ISDIR(mode):
+                    found[path] = f"special {stat.S_IFMT(mode)}"
+    return found
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except PermissionError:
+        return b"not readable"
+
+
+def lost(
+    before: Snapshot, after: Snapshot, ours: Snapshot, box: Path, target: str | None
+) -> list[str]:
+    """What the user had and has no more, or not as it was.
+
+    ``ours`` is what earlier commands wrote, as they wrote it: below ``target`` that may be replaced.
+    """
+    writable = os.path.realpath(box / Path(target).expanduser()) if target else None
+
+    def replaceable(path: str) -> bool:
+        return bool(
+            writable
+            and (os.path.realpath(path) + "/").startswith(writable + "/")
+            and ours.get(os.path.relpath(path, box)) == before[path]
+        )
+
+    return sorted(p for p, d in before.items() if after.get(p) != d and not replaceable(p))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code, or the signal that killed it (neither: it never began)."""
+
+    code: int | None
+    signal: int
+    said: str
+    seconds: float
+
+
+def run(calls: list[tuple[Callable[[], object], Path]], wall_s: float) -> tuple[list[Ended], float]:
+    """Run functions one after another in one child, each with its box for folder and home.
+
+    Returns how each ended (within ``wall_s``), and the MiB that the child took more than its parent.
+    What they started ends with the child.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            _limit_memory()
+            for call, box in calls:
+                _call(call, box, wall_s)
+        finally:
+            os._exit(0)
+    _, status, usage = os.wait4(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    killed = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    ended = []
+    for _, box in calls:
+        said, code = _said(box), _exit_code(box)
+        began = said.is_file()
+        text = said.read_text("utf-8", "replace") if began else ""
+        number, seconds = code.read_text().split() if code.is_file() else (None, wall_s)
+        ended.append(
+            Ended(None if number is None else int(number), killed * began, text, float(seconds))
+        )
+        said.unlink(missing_ok=True)
+        code.unlink(missing_ok=True)
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return ended, max(0, usage.ru_maxrss - own) / 1024
+
+
+def _said(box: Path) -> Path:
+    return box.with_name(box.name + ".stderr")
+
+
+def _exit_code(box: Path) -> Path:
+    return box.with_name(box.name + ".exit")
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_ADDED_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**29, 2**29))
+
+
+def _call(call: Callable[[], object], box: Path, wall_s: float) -> None:
+    """One function in the child. Its exit code is written beside the box when it has ended."""
+    began, code = time.monotonic(), 1
+    os.chdir(box)
+    os.environ["HOME"] = str(box)
+    said = os.open(_said(box), os.O_WRONLY | os.O_CREAT)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number, source in ((0, null), (1, null), (2, said)):
+        os.dup2(source, number)
+    for number in (said, null):
+        os.close(number)
+    # Their default ends the child, also where it is in C code.
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    with (
+        open(1, "w", encoding="utf-8", closefd=False) as sys.stdout,
+        open(2, "w", encoding="utf-8", closefd=False) as sys.stderr,
+    ):
+        try:
+            call()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        except BaseException:
+            traceback.print_exc()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    _exit_code(box).write_text(f"{code} {time.monotonic() - began}")
+
+
+def judge(ended: Ended) -> tuple[str, str]:
+    """The outcome in a word, and why."""
+    code, said = ended.code, ended.said
+    if code is None:
+        hung = ended.signal in (signal.SIGALRM, signal.SIGPROF)
+        return "hang" if hung else f"signal {ended.signal}", said[-500:]
+    if "Traceback (most recent call last)" in said:
+        return "traceback", _where(said)
+    if code == 0:
+        return "ran", ""
+    if code != 2:
+        return f"exit {code}", said[-500:]
+    error = re.search(r"^[Ee]rror: [^\n]+\n(.+: [^\n]+\n)*\Z", said, re.MULTILINE)
+    if error is None or re.search(r"^\s", error[0], re.MULTILINE):
+        return "not a line a mistake", said[-1000:]
+    if len(error[0]) > _MOST_MESSAGE:
+        return "endless line", error[0][:300]
+    return "refused", error[0]
+
+
+def _where(said: str) -> str:
+    """The exception, and the last place in our own code."""
+    ours = re.findall(
+        r'File "[^"]*/((?:policies|profiler|simulator|experiments)/[^"]*)", line (\d+)', said
+    )
+    last = next(line for line in reversed(said.splitlines()) if line.strip())
+    return f"{last[:200]} at {':'.join(ours[-1]) if ours else '?'}"
+
+
+def outcomes(
+    commands: list[tuple[Command, Path]], ours: Snapshot, wall_s: float = MOST_SECONDS
+) -> list[Outcome]:
+    """Run command lines in their boxes, and judge what they said, took and left."""
+    before = [snapshot(box) for _, box in commands]
+    ended, mib = run([(lambda c=c: _main(c), box) for c, box in commands], wall_s)
+    found = []
+    for (command, box), earlier, end in zip(commands, before, ended, strict=True):
+        word, detail = judge(end)
+        gone = lost(earlier, snapshot(box), ours, box, command.target)
+        if gone:
+            names = [os.path.relpath(path, box) for path in gone[:5]]
+            word, detail = "lost", f"{', '.join(names)}; it had {word}: {detail}"
+        elif word in GOOD and mib > MOST_MIB:
+            word, detail = "memory", f"{mib:.0f} MiB; it had {word}: {detail}"
+        found.append(Outcome(word, detail, end.seconds, mib))
+    return found
+
+
+def _main(command: Command) -> None:
+    from experiments import cli
+
+    _forget()
+    sys.argv = ["sarathi-sim", *command.argv]
+    if command.argv[0] == "profile-check":  # what it says on stdout are the mistakes
+        sys.stdout = sys.stderr
+    cli.main()
+
+
+def _forget() -> None:
+    """Empty our caches: the last command's files had the same names."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("policies", "profiler", "simulator", "experiments"):
+            for thing in list(vars(module).values()):
+                clear = getattr(thing, "cache_clear", None)
+                if callable(clear):
+                    clear()

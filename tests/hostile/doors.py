@@ -1,0 +1,278 @@
+"""The doors: each damages the files of a box, and names the command that meets them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import yaml
+
+from profiler.tables import TABLES
+from tests.hostile.box import Command
+from tests.hostile.mutate import damaged_bytes, damaged_csv, damaged_json, damaged_yaml, odd_path
+from tests.hostile.template import EXPERIMENT
+from tests.hostile.values import ODD_PATHS, yaml_value
+
+BUNDLE = "profiles/dev/tiny/tp1"
+_QUIET = ["--quiet", "--no-figures", "--out", "new"]
+_TRACE = [
+    "--set", "workload.lengths={kind: trace, path: trace.csv}",
+    "--set", "workload.pd_ratio=null", "--set", "workload.requests=null",
+]  # fmt: skip
+Door = Callable[[Random, Path], Command]
+
+
+def _damage(path: Path, how: Callable[[bytes, Random], bytes], rng: Random) -> None:
+    """Damage what is in a file; now and then put a folder, a link, a pipe or nothing in its place."""
+    if rng.random() < 0.94:
+        path.write_bytes(how(path.read_bytes(), rng))
+        return
+    path.unlink()
+    kind = rng.choice(("nothing", "folder", "loop", "zero", "pipe", "locked"))
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "locked":
+        path.write_text("x")
+        path.chmod(0)
+    elif kind != "nothing":
+        path.symlink_to(path.name if kind == "loop" else "/dev/zero")
+
+
+def _checks_or_runs(rng: Random, *more: str) -> Command:
+    if rng.random() < 0.6:
+        return Command(["run", "exp.yaml", *_QUIET, *more], "new")
+    return Command([rng.choice(("check", "check", "plan")), "exp.yaml", *more])
+
+
+def experiment(rng: Random, box: Path) -> Command:
+    """A damaged configuration of a run or a sweep."""
+    name = rng.choice(("exp.yaml", "sweep.yaml"))
+    if rng.random() < 0.04:
+        return Command([rng.choice(("check", "run", "plan", "sweep")), odd_path(rng)], "runs")
+    _damage(box / name, damaged_yaml, rng)
+    if name == "exp.yaml":
+        return _checks_or_runs(rng)
+    if rng.random() < 0.5:
+        return Command(["plan", name])
+    return Command(["sweep", name, "--quiet", "--workers", "1", "--out", "new"], "new")
+
+
+def model(rng: Random, box: Path) -> Command:
+    """A damaged model YAML."""
+    _damage(box / "model.yaml", damaged_yaml, rng)
+    if rng.random() < 0.3:
+        return Command(
+            ["make-bundle", "--device", "a6000", "--model", "model.yaml", "--out", "new"], "new"
+        )
+    return _checks_or_runs(rng)
+
+
+def device(rng: Random, box: Path) -> Command:
+    """A damaged device YAML."""
+    _damage(box / "device.yaml", damaged_yaml, rng)
+    return _checks_or_runs(rng)
+
+
+def _reads_bundle(rng: Random) -> Command:
+    kind = rng.random()
+    if kind < 0.2:
+        return Command(["profile-check", rng.choice((BUNDLE, "profiles"))])
+    if kind < 0.3:
+        return Command(["profile-diff", BUNDLE, BUNDLE])
+    if kind < 0.35:
+        return Command(["fit", BUNDLE])
+    return _checks_or_runs(rng)
+
+
+def meta(rng: Random, box: Path) -> Command:
+    """A bundle whose ``meta.yaml`` is damaged."""
+    _damage(box / BUNDLE / "meta.yaml", damaged_yaml, rng)
+    return _reads_bundle(rng)
+
+
+def bundle(rng: Random, box: Path) -> Command:
+    """A bundle with a damaged table; in most cases ``meta.yaml`` agrees with it."""
+    table = (
+        box / BUNDLE / f"{rng.choice(('linear', 'attn_prefill', 'attn_decode', 'send_recv'))}.csv"
+    )
+    _damage(table, damaged_csv, rng)
+    if rng.random() < 0.85:
+        _sign(box / BUNDLE)
+    return _reads_bundle(rng)
+
+
+def _sign(folder: Path) -> None:
+    """Put the digest of the tables that are there into ``meta.yaml``."""
+    digest = hashlib.sha256()
+    for name in TABLES:
+        path = folder / f"{name}.csv"
+        if path.is_file() and not path.is_symlink():
+            content = path.read_bytes()
+            digest.update(f"{path.name} {len(content)}\n".encode())
+            digest.update(content)
+    described = yaml.safe_load((folder / "meta.yaml").read_text())
+    described["content_sha256"] = digest.hexdigest()
+    (folder / "meta.yaml").write_text(yaml.safe_dump(described))
+
+
+def trace(rng: Random, box: Path) -> Command:
+    """A damaged trace of requests, or a strange name of one."""
+    more = _TRACE if rng.random() < 0.5 else [*_TRACE, "--set", "workload.arrivals={kind: trace}"]
+    if rng.random() < 0.06:
+        more = [*more, "--set", f"workload.lengths.path='{odd_path(rng)}'"]
+    else:
+        _damage(box / "trace.csv", damaged_csv, rng)
+    return _checks_or_runs(rng, *more)
+
+
+def hugging_face(rng: Random, box: Path) -> Command:
+    """A damaged ``config.json``."""
+    _damage(box / "hf/tiny/config.json", damaged_json, rng)
+    named = rng.choice(("hf/tiny", "hf/tiny/config.json"))
+    if rng.random() < 0.3:
+        return Command(
+            ["make-bundle", "--device", "a6000", "--model", named, "--out", "new"], "new"
+        )
+    return _checks_or_runs(rng, "--set", f"model={named}")
+
+
+_KEYS = [
+    f"{section}.{key}" if section else key
+    for section, tree in [("", yaml.safe_load(EXPERIMENT)), *yaml.safe_load(EXPERIMENT).items()]
+    if isinstance(tree, dict)
+    for key in tree
+] + ["workload.lengths.min", "scenarios.sarathi.policy.chunk_size", "sweep.grid", "sweep.seeds",
+     "batching.kv_reservation", "workload.declared", "batching.max_in_flight", "sweep.sample",
+     "cluster.layers_per_stage", "compare.speedup.over", "validation.repeats"]  # fmt: skip
+
+
+def assignment(rng: Random, box: Path) -> Command:
+    """``--set`` of any key to any value, and of what is no key."""
+    more = []
+    for _ in range(rng.choice((1, 1, 2))):
+        key = rng.choice(_KEYS)
+        if rng.random() < 0.15:
+            key = rng.choice(("", ".", "a..b", f"{key}.x", f"{key}.0", f".{key}", key.upper(), "x" * 9999,
+                              "scenarios.orca." + key, ".".join("a" * 5000), "1:30", "[", "é", "<<"))  # fmt: skip
+        text = f"{key}{rng.choice(('=', '=', '=', '=', '==', '', ': '))}{yaml_value(rng)}"
+        more += ["--set", text.replace("\x00", "")]
+    if rng.random() < 0.3:
+        return Command(["plan", "sweep.yaml", *more])
+    return _checks_or_runs(rng, *more)
+
+
+def _anywhere(folder: Path, rng: Random) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _vandalise(folder: Path, rng: Random) -> None:
+    """Damage a file of a result, remove it, put something else in its place, or add one."""
+    for _ in range(rng.choice((1, 1, 2))):
+        path = rng.choice(_anywhere(folder, rng))
+        kind = rng.random()
+        if kind < 0.3:
+            how = {".json": damaged_json, ".yaml": damaged_yaml, ".csv": damaged_csv}.get(
+                path.suffix
+            )
+            _damage(path, how or damaged_bytes, rng)
+        elif kind < 0.4:
+            path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size + 1)])
+        elif kind < 0.5:
+            path.unlink()
+        elif kind < 0.9:
+            new = path.with_name(rng.choice(("analysis.ipynb", ".git", "notes.txt", "summary.json.bak",
+                                             "é", "0123456789abcdef", ".lock", "failed", "figures")))  # fmt: skip
+            if not new.exists():
+                new.mkdir() if rng.random() < 0.3 else new.write_text("the user's\n")
+                if new.is_dir():
+                    (new / "HEAD").write_text("the user's\n")
+        else:
+            new = path.with_name("linked")
+            if not new.is_symlink():
+                new.symlink_to(rng.choice(("loop", "../mine", "linked", "../../mine", "/dev/zero")))
+
+
+def result(rng: Random, box: Path) -> Command:
+    """The damaged result of a run, and commands that read or replace it."""
+    _vandalise(box / "result", rng)
+    kind = rng.random()
+    if kind < 0.35:
+        return Command(["run", "exp.yaml", "--quiet", "--no-figures", "--out", "result"], "result")
+    if kind < 0.75:
+        return Command(
+            ["compare", "result/orca", rng.choice(("result/sarathi", "result", "swept"))]
+        )
+    if kind < 0.85:
+        return Command(
+            ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out", "result"], "result"
+        )
+    if kind < 0.9:
+        _vandalise(box / "drawn", rng)
+        return Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn")
+    if kind < 0.95:
+        return Command(["plot", "swept", "--metric", "makespan_s", "--out", "result"], "result")
+    return Command(["plot", "result", "--quiet", "--out", "new"], "new")
+
+
+def swept(rng: Random, box: Path) -> Command:
+    """The damaged folder of a sweep, and commands that read, complete or replace it."""
+    _vandalise(box / "swept", rng)
+    kind = rng.random()
+    call = ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out", "swept"]
+    if kind < 0.6:
+        return Command([*call, "--resume"], "swept")
+    if kind < 0.8:
+        return Command(call, "swept")
+    if kind < 0.9:
+        return Command(["run", "exp.yaml", "--quiet", "--no-figures", "--out", "swept"], "swept")
+    if kind < 0.95:
+        run = rng.choice(sorted((box / "swept/runs").glob("*")) or [box / "swept"])
+        return Command(["compare", str(run.relative_to(box)), "result/orca"])
+    return Command(["plot", "swept", "--quiet", "--metric", "makespan_s", "--out", "new"], "new")
+
+
+_OUTS = (
+    *(path for path in ODD_PATHS if not path.startswith(("/", "~root"))), "exp.yaml", "exp.yaml/x", "mine/new", "link", "link/new", "result",
+    "swept", "profiles", "drawn", "result/orca", "swept/runs", "hf/tiny", "-", "--", "a\nb", "\udcff", "new/../mine",
+    "mine/../result", "./result/", "a/" * 2000 + "b", "a/" * 100 + "b", "x" * 255, "trace.csv", "*", "$(x)",
+)  # fmt: skip
+
+
+def out(rng: Random, box: Path) -> Command:
+    """``--out`` and ``--json`` on what is there already, or cannot be there."""
+    target = rng.choice(_OUTS)
+    calls = (
+        ["run", "exp.yaml", "--quiet", "--no-figures", "--out", target],
+        ["run", "exp.yaml", "--quiet", "--no-figures", "--out", target],
+        ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--out", target],
+        ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--resume", "--out", target],
+        ["compare", "result/orca", "result/sarathi", "--out", target],
+        ["plot", "swept", "--quiet", "--metric", "makespan_s", "--out", target],
+        ["make-bundle", "--device", "a6000", "--model", "model.yaml", "--out", target],
+        ["fit", BUNDLE, "--out", target],
+        ["bench", "--repeats", "1", "--config", "exp.yaml", "--out", target],
+        ["reproduce", "tile_257", "--variant", "predicted", "--json", target],
+        ["reproduce", "--list", "tile_257", "--out", target],
+    )
+    return Command(rng.choice(calls), target)
+
+
+DOORS: dict[str, tuple[Door, int]] = {
+    "experiment": (experiment, 20),
+    "model": (model, 10),
+    "device": (device, 9),
+    "meta": (meta, 9),
+    "bundle": (bundle, 12),
+    "trace": (trace, 8),
+    "hugging face": (hugging_face, 8),
+    "--set": (assignment, 10),
+    "result": (result, 5),
+    "sweep": (swept, 5),
+    "--out": (out, 4),
+}
+"""Each door, and how many of a hundred inputs go through it."""

@@ -1,0 +1,211 @@
+"""Many hostile inputs, each in a forked child of one warm process; counts by door and outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from tests.hostile import box as boxes
+from tests.hostile.box import Command, Outcome, Snapshot
+from tests.hostile.doors import DOORS
+from tests.hostile.known import KNOWN
+from tests.hostile.template import write_template
+
+KNOWN_DOOR = "known"
+#: Inputs that are tried in one child. A fork takes as long as a command.
+_BATCH = 10
+
+
+@dataclass(frozen=True)
+class Input:
+    """One hostile input: the door, and its number or (of a known one) its name."""
+
+    door: str
+    which: int | str
+
+
+@dataclass
+class Report:
+    """What came of all inputs."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    bad: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
+    slowest: dict[str, float] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, what: Input, outcome: Outcome, argv: list[str]) -> None:
+        """Count one."""
+        self.counts.setdefault(what.door, Counter())[outcome.word] += 1
+        self.slowest[what.door] = max(self.slowest.get(what.door, 0), outcome.seconds)
+        self.largest[what.door] = max(self.largest.get(what.door, 0), outcome.mib)
+        if not outcome.good:
+            self.bad.append((what, outcome, argv))
+
+    def table(self) -> str:
+        """A line a door: how many inputs had which outcome, the longest time and the most memory."""
+        words = sorted({w for c in self.counts.values() for w in c}, key=_good_first)
+        lines = [["door", "inputs", *words, "most s", "most MiB"]]
+        for door, count in self.counts.items():
+            numbers = [str(count[word]) for word in words]
+            most = (f"{self.slowest[door]:.1f}", f"{self.largest[door]:.0f}")
+            lines.append([door, str(count.total()), *numbers, *most])
+        every = sum(self.counts.values(), Counter[str]())
+        lines.append(["all", str(every.total()), *(str(every[word]) for word in words), "", ""])
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        return "\n".join(
+            "  ".join(
+                c.ljust(w) if i == 0 else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        )
+
+
+def _good_first(word: str) -> tuple[bool, str]:
+    return word not in boxes.GOOD, word
+
+
+def inputs(number: int, only: list[str] | None = None) -> list[Input]:
+    """The known ones and ``number`` generated ones, of all doors or some."""
+    doors = {name: share for name, (_, share) in DOORS.items() if not only or name in only}
+    known = [Input(KNOWN_DOOR, name) for name in KNOWN] if not only or KNOWN_DOOR in only else []
+    every, taken = sum(doors.values()), []
+    for name, share in doors.items():
+        taken += [Input(name, i) for i in range(-(-number * share // every))]
+    return known + taken
+
+
+class Harness:
+    """The warm process: everything is imported, and the valid files are there.
+
+    ``folder`` is where boxes are made; a box that ended badly is moved to ``keep``.
+    """
+
+    def __init__(self, folder: Path, seed: int, keep: Path | None = None) -> None:
+        self.folder, self.seed, self.keep = folder, seed, keep
+        self.template = folder / "template"
+        os.environ["SARATHI_SIM_CACHE"] = str(folder / "cache")
+        os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
+        self._warm()
+        self.ours = self._ours()
+
+    def _warm(self) -> None:
+        """In a child, because some libraries' threads do not survive a fork; then import the same."""
+        self.template.mkdir(parents=True)
+        names = self.folder / "modules.json"
+
+        def work() -> None:
+            write_template(self.template)
+            from typer.testing import CliRunner
+
+            from experiments.cli import app
+
+            for line in (
+                "run exp.yaml --no-figures --out result",
+                "sweep sweep.yaml --workers 1 --out swept",
+                "plan sweep.yaml",
+                "compare result/orca result/sarathi --out drawn",
+                "plot swept --metric makespan_s --out plotted",
+                "profile-check profiles",
+                "make-bundle --device a6000 --model hf/tiny --out made",
+            ):
+                done = CliRunner().invoke(app, line.split(), catch_exceptions=False)
+                assert done.exit_code == 0, (line, done.output)
+            for name in ("plotted", "made"):
+                shutil.rmtree(name)
+            names.write_text(json.dumps([n for n in sys.modules if "__main__" not in n]))
+
+        (ended,), _ = boxes.run([(work, self.template)], 10 * boxes.MOST_WAITING_S)
+        if ended.code:
+            raise RuntimeError(f"the valid files do not work: {ended.said}")
+        for name in json.loads(names.read_text()):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        import typer
+
+        from experiments import cli
+
+        cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # takes 20 ms
+        gc.collect()
+        gc.freeze()
+
+    def _ours(self) -> Snapshot:
+        whole = boxes.snapshot(self.template)
+        relative = {os.path.relpath(path, self.template): digest for path, digest in whole.items()}
+        folders = ("result/", "swept/", "drawn/")
+        return {path: digest for path, digest in relative.items() if path.startswith(folders)}
+
+    def try_batch(self, batch: list[Input]) -> list[tuple[Outcome, list[str]]]:
+        """Try inputs in one child; those that did not end well once more, each in its own."""
+        made = [self._make(what) for what in batch]
+        found = boxes.outcomes(made, self.ours)
+        for _, box in made:
+            boxes.empty(box)
+        return [
+            (outcome, command.argv) if outcome.good else self._try_alone(what)
+            for what, (command, _), outcome in zip(batch, made, found, strict=True)
+        ]
+
+    def _try_alone(self, what: Input) -> tuple[Outcome, list[str]]:
+        for wall_s in (boxes.MOST_SECONDS, boxes.MOST_WAITING_S):
+            command, box = self._make(what)
+            (outcome,) = boxes.outcomes([(command, box)], self.ours, wall_s)
+            if not (self.keep is None or outcome.good):
+                self._keep(box, command, outcome)
+            boxes.empty(box)
+            if outcome.word != "hang":
+                break
+        return outcome, command.argv
+
+    def _make(self, what: Input) -> tuple[Command, Path]:
+        name = f"{what.door}-{what.which}".replace(" ", "_").replace("/", "_")
+        box = self.folder / name.lstrip("-")[:60]
+        boxes.fill(box, self.template)
+        return self._prepare(what, box), box
+
+    def _prepare(self, what: Input, box: Path) -> Command:
+        here = Path.cwd()
+        os.chdir(box)
+        try:
+            if isinstance(what.which, str):
+                return KNOWN[what.which](box)
+            rng = Random(f"{self.seed} {what.door} {what.which}")
+            return DOORS[what.door][0](rng, box)
+        finally:
+            os.chdir(here)
+
+    def _keep(self, box: Path, command: Command, outcome: Outcome) -> None:
+        assert self.keep is not None
+        kept = self.keep / box.name
+        with contextlib.suppress(OSError, RecursionError):
+            shutil.copytree(
+                box, kept, symlinks=True, ignore=lambda *_: {"pipe"}, dirs_exist_ok=True
+            )
+        kept.mkdir(exist_ok=True)
+        what = {"argv": command.argv, "outcome": outcome.word, "detail": outcome.detail}
+        (kept / "OUTCOME.json").write_text(json.dumps(what, indent=1))
+
+    def try_all(
+        self, tried: list[Input], jobs: int, progress: Callable[[int], None] = lambda _: None
+    ) -> Report:
+        """Every input, ``jobs`` at a time."""
+        report = Report()
+        batches = [tried[i : i + _BATCH] for i in range(0, len(tried), _BATCH)]
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+            for batch, results in zip(batches, pool.map(self.try_batch, batches), strict=True):
+                for what, (outcome, argv) in zip(batch, results, strict=True):
+                    report.add(what, outcome, argv)
+                progress(sum(count.total() for count in report.counts.values()))
+        return report

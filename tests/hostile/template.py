@@ -1,0 +1,137 @@
+"""Valid files of every door, as small as they can be: what the hostile inputs are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from profiler.model import load_model
+from profiler.modelled import make_bundle
+from profiler.schema import Bundle, bundle_path, write_bundle
+
+EXPERIMENT = """\
+name: small
+description: Two schedulers on a handful of requests.
+seed: 7
+model: model.yaml
+device: device.yaml
+profiles: profiles
+workload:
+  requests: 6
+  lengths: {kind: zipf, theta: 0.4, min: 24, max: 64, step: 4}
+  arrivals: {kind: gamma, rate: 50.0, cv: 1.5}
+  pd_ratio: 3
+cluster: {tp: 1, pp: 2, replicas: 1, router: round_robin, max_length: 64, usable_memory: 0.9}
+batching: {max_batch: 4, formation: eager, micro_batches: bound}
+engine: {turnaround_s: 1.0e-5, jitter: 0.02, send: overlapped, lm_head: true}
+policy: {name: orca, case: best}
+scenarios:
+  orca: {}
+  sarathi: {policy: {name: sarathi, chunk_size: 32}}
+compare:
+  speedup: {metric: makespan_s, over: [orca, sarathi], paper: 1.5}
+"""
+
+SWEEP = (
+    EXPERIMENT
+    + """\
+sweep:
+  grid:
+    batching.max_batch: [2, 4]
+  seeds: 1
+"""
+)
+
+MODEL = """\
+name: tiny
+num_layers: 4
+hidden_size: 64
+num_heads: 4
+num_kv_heads: 2
+head_dim: 16
+ffn_hidden_size: 128
+gated_ffn: true
+vocab_size: 512
+tied_embeddings: false
+max_position_embeddings: 256
+"""
+
+DEVICE = """\
+name: dev
+memory_bytes: 24.0e+9
+peak_flops: 100.0e+12
+memory_bandwidth: 900.0e+9
+num_sms: 64
+gpus_per_node: 8
+intra_node: {kind: NVLink, bandwidth: 50.0e+9}
+inter_node: {kind: InfiniBand, bandwidth: 12.0e+9}
+notes: made up
+fitted: null
+"""
+
+HF_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "torch_dtype": "float16",
+}
+
+TRACE = "arrival,prompt,decode\n" + "".join(
+    f"{0.01 * i:.2f},{16 + 3 * i},{4 + i % 5}\n" for i in range(8)
+)
+
+#: The sizes that the tiny bundle keeps of the many that a modelled one has.
+_TOKENS = {1, 2, 4, 8, 16, 32, 64, 128, 129, 256}
+_CONTEXTS = {0, 1, 16, 64, 128, 256}
+_BYTES = {2**10, 2**14, 2**20, 2**24}
+
+
+def write_template(folder: Path) -> None:
+    """Write every file into ``folder``. The commands of the doors run beside them."""
+    for name, text in {
+        "exp.yaml": EXPERIMENT,
+        "sweep.yaml": SWEEP,
+        "model.yaml": MODEL,
+        "device.yaml": DEVICE,
+        "trace.csv": TRACE,
+        "hf/tiny/config.json": json.dumps(HF_CONFIG, indent=1),
+        "mine/notes.txt": "what the user wrote\n",
+    }.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    write_bundle(
+        _tiny_bundle(folder / "model.yaml"), bundle_path(folder / "profiles", "dev", "tiny", 1)
+    )
+
+
+def _tiny_bundle(model: Path) -> Bundle:
+    whole = make_bundle("a6000", load_model(model), 1, max_tokens=256, max_context=256)
+    return dataclasses.replace(
+        whole,
+        meta=dataclasses.replace(
+            whole.meta, device="dev", source="imported", device_file_sha256=None
+        ),
+        linear=_only(whole.linear, num_tokens=_TOKENS),
+        attn_prefill=_only(whole.attn_prefill, chunk_tokens=_TOKENS, context_tokens=_CONTEXTS),
+        attn_decode=_only(whole.attn_decode, batch_size=_TOKENS, context_tokens=_CONTEXTS),
+        send_recv=_only(whole.send_recv, num_bytes=_BYTES),
+    )
+
+
+def _only(frame: pd.DataFrame, **kept: set[int]) -> pd.DataFrame:
+    for column, values in kept.items():
+        frame = frame[frame[column].isin(values)]
+    return frame.reset_index(drop=True)
