@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.config import Scenario
+from experiments.loading import Source
+from experiments.requests import build_requests
 from simulator.trace import read_trace
 from simulator.workload import (
     WorkloadError,
@@ -109,6 +112,24 @@ def test_poisson_gaps_are_exponential() -> None:
     gaps = np.diff(poisson_arrivals(100_000, 2.0, stream(1, "arrivals")), prepend=0.0)
     share = np.arange(1, len(gaps) + 1) / len(gaps)
     assert np.abs(share - (1 - np.exp(-2.0 * np.sort(gaps)))).max() < 0.01
+
+
+@pytest.mark.parametrize("kind", ["poisson", "gamma"])
+def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
+    workload = {
+        "requests": 40,
+        "lengths": {"kind": "fixed", "prompt": 9, "decode": 2},
+        "arrivals": {"kind": kind, "rate": 4.0, **({"cv": 2.0} if kind == "gamma" else {})},
+    }
+
+    def arrivals(seed: int) -> list[float]:
+        tree = {"seed": seed, "model": "m", "device": "d", "policy": {"name": "orca"}}
+        scenario = Scenario.model_validate(tree | {"workload": workload})
+        requests = build_requests(scenario, 64, Source("here.yaml", "one", {}, ()))
+        return [request.arrival_s for request in requests]
+
+    assert arrivals(3) == arrivals(3)
+    assert not set(arrivals(3)) & set(arrivals(4))
 
 
 def test_what_requests_declare() -> None:

@@ -92,6 +92,24 @@ def test_the_key_is_that_of_the_content(write_config: Write, tmp_path: Path) -> 
     assert planned(write_config, SWEEP, elsewhere).runs[0].key != key
 
 
+def test_the_key_depends_on_what_is_in_the_trace(write_config: Write, tmp_path: Path) -> None:
+    """Not on what it is called, nor on when it was written."""
+
+    def key(name: str, rows: str) -> str:
+        path = tmp_path / name
+        path.write_text(f"arrival,prompt,decode\n{rows}")
+        lengths = f"workload.lengths={{kind: trace, path: {path}}}"
+        return planned(write_config, text, lengths).runs[0].key
+
+    text = SWEEP.replace("  requests: 40\n", "").replace("  pd_ratio: 5\n", "")
+    first = key("trace.csv", "0,50,10\n1,60,10\n")
+    assert key("moved.csv", "0,50,10\n1,60,10\n") == first
+    # The same file with other content of the same size, and the first content again.
+    assert key("trace.csv", "0,50,10\n1,61,10\n") != first
+    assert key("trace.csv", "0,50,10\n1,60,11\n") != first
+    assert key("trace.csv", "0,50,10\n1,60,10\n") == first
+
+
 def test_policies_serve_the_same_requests(write_config: Write) -> None:
     workloads = {}
     for run in planned(write_config).runs:

@@ -159,14 +159,11 @@ class Harness:
         ]
 
     def _try_alone(self, what: Input) -> tuple[Outcome, list[str]]:
-        for wall_s in (boxes.MOST_SECONDS, boxes.MOST_WAITING_S):
-            command, box = self._make(what)
-            (outcome,) = boxes.outcomes([(command, box)], self.ours, wall_s)
-            if not (self.keep is None or outcome.good):
-                self._keep(box, command, outcome)
-            boxes.empty(box)
-            if outcome.word != "hang":
-                break
+        command, box = self._make(what)
+        (outcome,) = boxes.outcomes([(command, box)], self.ours, boxes.MOST_WAITING_S)
+        if not (self.keep is None or outcome.good):
+            self._keep(box, command, outcome)
+        boxes.empty(box)
         return outcome, command.argv
 
     def _make(self, what: Input) -> tuple[Command, Path]:
