@@ -19,6 +19,7 @@ from experiments.report import deployments_table
 from experiments.run import deploy_all
 from experiments.style import line_styles
 from tests.experiments.small_config import SMALL
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
@@ -63,7 +64,7 @@ def test_interrupted_runs_leave_nothing(
         while process.poll() is None and not any(tmp_path.glob(".a.*/figures")):
             sleep(0.01)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code
     assert errors.strip() == message
     assert list(tmp_path.iterdir()) == []

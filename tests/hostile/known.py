@@ -188,5 +188,5 @@ KNOWN: dict[str, Known] = {
         Command(["reproduce", "tile_257", "--variant", "predicted", "--json", "keep.json"], "keep.json"),
     ),
     "a deep sweep file": _file("sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])),
-}  # fmt: skip
+}
 """What each is, and how to make it in a box."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,7 +27,7 @@ def test_scratch_goes_with_the_parent_and_nothing_else(
         "time.sleep(60)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], cwd=ROOT, input=b"", timeout=30
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, input=b"", timeout=PATIENCE_S
     )
     assert (done.returncode, folder.exists()) == (3, stays)
     assert tmp_path.is_dir()

@@ -17,6 +17,7 @@ from profiler.engine import Engine  # noqa: E402
 from profiler.model import ModelSpec, load_model  # noqa: E402
 from profiler.stage import Stage, StageShape  # noqa: E402
 from profiler.work import EngineError, SlotBook, Work  # noqa: E402
+from tests.patience import PATIENCE_S  # noqa: E402
 from tests.simulator.oracle import POLICIES  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -189,7 +190,7 @@ def lockstep(shards: list[Stage], work: Work, x: torch.Tensor | None) -> torch.T
     """Run TP shards in threads that meet at every reduction."""
     import threading
 
-    barrier = threading.Barrier(len(shards))
+    barrier = threading.Barrier(len(shards), timeout=PATIENCE_S)
     parts: list[torch.Tensor | None] = [None] * len(shards)
     results: list[torch.Tensor | None] = [None] * len(shards)
 
@@ -211,7 +212,7 @@ def lockstep(shards: list[Stage], work: Work, x: torch.Tensor | None) -> torch.T
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE_S)
     if shards[0].shape.is_last:
         return torch.cat(results, dim=-1)  # type: ignore[arg-type]
     return results[0]  # type: ignore[return-value]

@@ -26,6 +26,7 @@ from profiler.model import load_model
 from profiler.profile_error import ProfileError
 from simulator.metrics import Analysis
 from simulator.quantum import quantize
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = replace(load_model("tiny-llama-40m"), num_layers=4, hidden_size=64, num_heads=4,
@@ -73,7 +74,7 @@ def requests(rate: float | None, count: int = 24, seed: int = 1) -> list[Request
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["pp1", "pp2"])
 def engine(request: pytest.FixtureRequest) -> Iterator[EngineProcesses]:
-    with EngineProcesses(spec(request.param)) as started:
+    with EngineProcesses(spec(request.param), PATIENCE_S) as started:
         yield started
 
 
@@ -148,7 +149,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
 ) -> None:
     load = requests(None, count=10)
     expected = engine.serve(load, POLICIES["orca_best"], settings(2)).served.outputs
-    with EngineProcesses(spec(pp, tp)) as parallel:
+    with EngineProcesses(spec(pp, tp), PATIENCE_S) as parallel:
         for policy in ("orca_best", "sarathi_fill"):
             run = parallel.serve(load, POLICIES[policy], settings(pp))
             assert run.served.outputs == expected
@@ -177,21 +178,23 @@ def alive(pids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "complaint"),
+    ("number", "silence_s", "complaint"),
     [
-        (signal.SIGKILL, "rank 1 of 2 was ended by SIGKILL"),
-        (signal.SIGSTOP, "no sign of life for 3 s"),
+        (signal.SIGKILL, PATIENCE_S, "rank 1 of 2 was ended by SIGKILL"),
+        (signal.SIGSTOP, 3, "no sign of life for 3 s"),
     ],
 )
-def test_a_rank_that_dies_or_hangs_ends_the_run(number: int, complaint: str) -> None:
-    began = 0.0
-    with pytest.raises(ProfileError, match=complaint), EngineProcesses(spec(2), 3.0) as engine:
+def test_a_rank_that_dies_or_hangs_ends_the_run(
+    number: int, silence_s: float, complaint: str
+) -> None:
+    with (
+        pytest.raises(ProfileError, match=complaint),
+        EngineProcesses(spec(2), silence_s) as engine,
+    ):
         pids = engine.pids
         threading.Timer(0.3, os.kill, (pids[1], number)).start()
-        began = time.monotonic()
         while True:
             engine.serve(requests(20.0), POLICIES["orca_best"], settings(2))
-    assert time.monotonic() - began < 30
     assert alive(pids) == []
 
 
@@ -211,7 +214,7 @@ def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> N
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert alive(pids) == []
@@ -219,7 +222,7 @@ def test_neither_a_rank_nor_its_scratch_outlives_the_parent(tmp_path: Path) -> N
 
 
 def test_what_does_not_fit_is_said() -> None:
-    with EngineProcesses(spec(2, max_tokens=40)) as engine:
+    with EngineProcesses(spec(2, max_tokens=40), PATIENCE_S) as engine:
         with pytest.raises(ProfileError, match="2 micro-batches of 5 sequences need more KV slots"):
             engine.serve(requests(None), POLICIES["orca_best"], settings(2) | {"max_batch": 5})
         with pytest.raises(ProfileError, match="tokens does not fit: the engine was started with"):

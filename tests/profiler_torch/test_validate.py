@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.experiments.test_validation import CONFIG
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
@@ -23,7 +24,7 @@ MODEL = {
 def validate(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     code = f"{before}\nimport sys, runpy\nsys.argv[0] = 'sarathi-sim'\n"
     call = [sys.executable, "-c", f"{code}runpy.run_module('experiments')", "validate", *arguments]
-    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def config(tmp_path: Path) -> str:
