@@ -1,4 +1,4 @@
-"""A folder for one hostile command, the command in a forked child there, and what became of both."""
+"""A folder for a hostile command, the command in a forked child, and what became of both."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Longer than that is a hang: in seconds of the processor, and of the clock. What exceeds the latter
-#: alone gets a second chance of ``MOST_WAITING_S``, because the machine may have been busy.
+#: Longer than that is a hang: in seconds of the processor, and of the clock. What exceeds the
+#: latter alone gets a second chance of ``MOST_WAITING_S``: the machine may have been busy.
 MOST_SECONDS = 20
 MOST_WAITING_S = 120
 #: Address space that a command may add to what it began with. Running into it must end well.
@@ -108,7 +108,7 @@ def lost(
 ) -> list[str]:
     """What the user had and has no more, or not as it was.
 
-    ``ours`` is what earlier commands wrote, as they wrote it: below ``target`` that may be replaced.
+    ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below ``target``.
     """
     writable = os.path.realpath(box / Path(target).expanduser()) if target else None
 
@@ -124,7 +124,7 @@ def lost(
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: its exit code, or the signal that killed it (neither: it never began)."""
+    """How a command ended: its exit code, or a signal's number (neither: it never began)."""
 
     code: int | None
     signal: int
@@ -135,8 +135,8 @@ class Ended:
 def run(calls: list[tuple[Callable[[], object], Path]], wall_s: float) -> tuple[list[Ended], float]:
     """Run functions one after another in one child, each with its box for folder and home.
 
-    Returns how each ended (within ``wall_s``), and the MiB that the child took more than its parent.
-    What they started ends with the child.
+    Returns how each ended (within ``wall_s``), and the MiB that the child took more than its
+    parent. What they started ends with the child.
     """
     child = os.fork()
     if child == 0:

@@ -26,7 +26,7 @@ Door = Callable[[Random, Path], Command]
 
 
 def _damage(path: Path, how: Callable[[bytes, Random], bytes], rng: Random) -> None:
-    """Damage what is in a file; now and then put a folder, a link, a pipe or nothing in its place."""
+    """Damage what is in a file; now and then put a folder, a link or nothing in its place."""
     if rng.random() < 0.94:
         path.write_bytes(how(path.read_bytes(), rng))
         return
@@ -151,14 +151,18 @@ _KEYS = [
      "cluster.layers_per_stage", "compare.speedup.over", "validation.repeats"]  # fmt: skip
 
 
+_NO_KEYS = ("", ".", "a..b", "SEED", "x" * 9999, ".".join("a" * 5000), "1:30", "[", "é", "<<")
+
+
 def assignment(rng: Random, box: Path) -> Command:
     """``--set`` of any key to any value, and of what is no key."""
     more = []
     for _ in range(rng.choice((1, 1, 2))):
         key = rng.choice(_KEYS)
         if rng.random() < 0.15:
-            key = rng.choice(("", ".", "a..b", f"{key}.x", f"{key}.0", f".{key}", key.upper(), "x" * 9999,
-                              "scenarios.orca." + key, ".".join("a" * 5000), "1:30", "[", "é", "<<"))  # fmt: skip
+            key = rng.choice(
+                (f"{key}.x", f"{key}.0", f".{key}", f"scenarios.orca.{key}", *_NO_KEYS)
+            )
         text = f"{key}{rng.choice(('=', '=', '=', '=', '==', '', ': '))}{yaml_value(rng)}"
         more += ["--set", text.replace("\x00", "")]
     if rng.random() < 0.3:
@@ -168,6 +172,12 @@ def assignment(rng: Random, box: Path) -> Command:
 
 def _anywhere(folder: Path, rng: Random) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+_THE_USERS = (
+    *("analysis.ipynb", ".git", "notes.txt", "summary.json.bak"),
+    *("é", "0123456789abcdef", ".lock", "failed", "figures"),
+)
 
 
 def _vandalise(folder: Path, rng: Random) -> None:
@@ -185,8 +195,7 @@ def _vandalise(folder: Path, rng: Random) -> None:
         elif kind < 0.5:
             path.unlink()
         elif kind < 0.9:
-            new = path.with_name(rng.choice(("analysis.ipynb", ".git", "notes.txt", "summary.json.bak",
-                                             "é", "0123456789abcdef", ".lock", "failed", "figures")))  # fmt: skip
+            new = path.with_name(rng.choice(_THE_USERS))
             if not new.exists():
                 new.mkdir() if rng.random() < 0.3 else new.write_text("the user's\n")
                 if new.is_dir():
@@ -237,10 +246,11 @@ def swept(rng: Random, box: Path) -> Command:
 
 
 _OUTS = (
-    *(path for path in ODD_PATHS if not path.startswith(("/", "~root"))), "exp.yaml", "exp.yaml/x", "mine/new", "link", "link/new", "result",
-    "swept", "profiles", "drawn", "result/orca", "swept/runs", "hf/tiny", "-", "--", "a\nb", "\udcff", "new/../mine",
-    "mine/../result", "./result/", "a/" * 2000 + "b", "a/" * 100 + "b", "x" * 255, "trace.csv", "*", "$(x)",
-)  # fmt: skip
+    *(path for path in ODD_PATHS if not path.startswith(("/", "~root"))),
+    *("exp.yaml", "exp.yaml/x", "mine/new", "link", "link/new", "new/../mine", "mine/../result"),
+    *("result", "./result/", "result/orca", "swept", "swept/runs", "drawn", "profiles", "hf/tiny"),
+    *("-", "--", "a\nb", "\udcff", "*", "$(x)", "a/" * 2000 + "b", "a/" * 100 + "b", "x" * 255),
+)
 
 
 def out(rng: Random, box: Path) -> Command:

@@ -54,7 +54,7 @@ class Report:
             self.bad.append((what, outcome, argv))
 
     def table(self) -> str:
-        """A line a door: how many inputs had which outcome, the longest time and the most memory."""
+        """A line a door: how many inputs had which outcome, longest time and most memory."""
         words = sorted({w for c in self.counts.values() for w in c}, key=_good_first)
         lines = [["door", "inputs", *words, "most s", "most MiB"]]
         for door, count in self.counts.items():
@@ -102,7 +102,7 @@ class Harness:
         self.ours = self._ours()
 
     def _warm(self) -> None:
-        """In a child, because some libraries' threads do not survive a fork; then import the same."""
+        """In a child, as some libraries' threads do not survive a fork; then import the same."""
         self.template.mkdir(parents=True)
         names = self.folder / "modules.json"
 

@@ -123,20 +123,29 @@ KNOWN: dict[str, Known] = {
     **{f"root {tag}": _file("exp.yaml", tag + "\n") for tag in _TAGS},
     **{f"--set seed={tag}": _set(f"seed={tag}") for tag in _TAGS},
     **{f"device {tag}": _edited("device.yaml", "num_sms: 64", f"num_sms: {tag}") for tag in _TAGS},
-    **{f"model {tag}": _edited("model.yaml", "num_layers: 4", f"num_layers: {tag}") for tag in _TAGS},
+    **{
+        f"model {tag}": _edited("model.yaml", "num_layers: 4", f"num_layers: {tag}")
+        for tag in _TAGS
+    },
     **{f"meta {tag}": _edited(f"{BUNDLE}/meta.yaml", "tile: 128", f"tile: {tag}") for tag in _TAGS},
-    "aliases without end in a device": _edited("device.yaml", "notes: made up", f"notes: {laughs(9)}"),
+    "aliases without end in a device": _edited(
+        "device.yaml", "notes: made up", f"notes: {laughs(9)}"
+    ),
     "aliases without end in a model": _edited("model.yaml", "name: tiny", f"name: {laughs(9)}"),
     "rate: 1:30": _edited("exp.yaml", "rate: 50.0", "rate: 1:30"),
     "a duplicate key": _file("exp.yaml", EXPERIMENT + "seed: 8\n"),
     "scenarios: 5 and --set": _edited(
-        "exp.yaml", EXPERIMENT[EXPERIMENT.index("scenarios:") :], "scenarios: 5\n",
+        "exp.yaml",
+        EXPERIMENT[EXPERIMENT.index("scenarios:") :],
+        "scenarios: 5\n",
         Command(["check", "exp.yaml", "--set", "seed=3"]),
     ),
     "cv 1e-300": _set("workload.arrivals.cv=1.0e-300"),
     "cv 1000": _set("workload.arrivals.cv=1000"),
     "profiles: ~nosuch/x": _set("profiles=~nosuch/x"),
-    "a trace in ~nosuch": _set("workload.lengths={kind: trace, path: ~nosuch/x}", "workload.pd_ratio=null"),
+    "a trace in ~nosuch": _set(
+        "workload.lengths={kind: trace, path: ~nosuch/x}", "workload.pd_ratio=null"
+    ),
     "a NUL in a path": _set('profiles="a\\0b"'),
     "a NUL in a model": _set('model="a\\0b"'),
     "a NUL in a device": _set('device="a\\0b.yaml"'),
@@ -148,13 +157,23 @@ KNOWN: dict[str, Known] = {
     "to 1e308, num": _axis("{from: 0, to: 1.0e+308, num: 5}"),
     "from 5 to 5": _axis("{from: 0.5, to: 0.5, num: 3}"),
     "a sample of 10^21 points": _set(
-        "sweep.grid={" + ", ".join(
-            f"{key}: {{from: 0.001, to: 0.9, num: 1000}}" for key in (
-                "engine.jitter", "engine.turnaround_s", "cluster.usable_memory", "workload.pd_ratio",
-                "workload.arrivals.rate", "workload.arrivals.cv", "workload.lengths.theta",
+        "sweep.grid={"
+        + ", ".join(
+            f"{key}: {{from: 0.001, to: 0.9, num: 1000}}"
+            for key in (
+                "engine.jitter",
+                "engine.turnaround_s",
+                "cluster.usable_memory",
+                "workload.pd_ratio",
+                "workload.arrivals.rate",
+                "workload.arrivals.cv",
+                "workload.lengths.theta",
             )
-        ) + "}",
-        "sweep.sample={points: 3}", config="sweep.yaml", command="plan",
+        )
+        + "}",
+        "sweep.sample={points: 3}",
+        config="sweep.yaml",
+        command="plan",
     ),
     "JSON 100,000 deep": _file(
         "hf/tiny/config.json", _DEEP, Command(["check", "exp.yaml", "--set", "model=hf/tiny"])
@@ -171,22 +190,33 @@ KNOWN: dict[str, Known] = {
     "~ as CONFIG": lambda box: Command(["check", "~/exp.yaml"]),
     "~nosuch as CONFIG": lambda box: Command(["check", "~nosuch/exp.yaml"]),
     "a bundle's time of 1e308": _absurd_time,
-    "chunk_size 16777216": _set("policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", command="run"),
+    "chunk_size 16777216": _set(
+        "policy={name: sarathi, chunk_size: 16777216}", "scenarios={}", command="run"
+    ),
     "max_batch 10000000": _set("batching.max_batch=10000000", *_DECLARED, command="run"),
     "a trace of /dev/zero": _zeros,
     "4,096 replicas": _replicas,
     "a folder with runs/ of the user's": _any_runs,
     "files of the user's in a sweep": _in_runs,
-    "a notebook in a result": _added("result/orca/analysis.ipynb", Command([*_RUN, "result"], "result")),
-    "a notebook in a result's figures": _added("result/figures/x.ipynb", Command([*_RUN, "result"], "result")),
+    "a notebook in a result": _added(
+        "result/orca/analysis.ipynb", Command([*_RUN, "result"], "result")
+    ),
+    "a notebook in a result's figures": _added(
+        "result/figures/x.ipynb", Command([*_RUN, "result"], "result")
+    ),
     "a note in figures": _added(
-        "drawn/notes.txt", Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn")
+        "drawn/notes.txt",
+        Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn"),
     ),
     "a measured bundle": _measured,
     "reproduce --json over a file": _added(
         "keep.json",
-        Command(["reproduce", "tile_257", "--variant", "predicted", "--json", "keep.json"], "keep.json"),
+        Command(
+            ["reproduce", "tile_257", "--variant", "predicted", "--json", "keep.json"], "keep.json"
+        ),
     ),
-    "a deep sweep file": _file("sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])),
+    "a deep sweep file": _file(
+        "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])
+    ),
 }
 """What each is, and how to make it in a box."""
