@@ -29,20 +29,24 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep", type=Path, help="folder for the inputs that ended badly")
     options = parser.parse_args()
+    from tests.hostile.box import empty
     from tests.hostile.harness import KNOWN_DOOR, Harness, inputs
 
     began = time.monotonic()
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hostile-", ignore_cleanup_errors=True) as scratch:
-        harness = Harness(Path(scratch), options.seed, options.keep and options.keep.resolve())
+    scratch = Path(tempfile.mkdtemp(prefix="hostile-"))
+    try:
+        harness = Harness(scratch, options.seed, options.keep and options.keep.resolve())
         tried = inputs(options.inputs, options.door)
         if options.only is not None:
             tried = [what for what in tried if what.which == options.only]
         report = harness.try_all(tried, options.jobs, lambda n: _tell(n, len(tried), began))
+    finally:
+        empty(scratch)
     print(report.table())
     kinds: Counter[str] = Counter()
-    for what, outcome, argv in report.bad:
+    for what, outcome, argv in report.bad + report.unforeseen:
         kind = f"{outcome.word}: {outcome.detail.strip()[-400:]}"
         kinds[kind] += 1
         if kinds[kind] == 1:

@@ -9,7 +9,6 @@ import re
 import resource
 import shutil
 import signal
-import stat
 import sys
 import time
 import traceback
@@ -25,8 +24,10 @@ MOST_WAITING_S = 120
 MOST_ADDED_BYTES = 6 * 2**30
 #: Memory that a command may really take more than it began with.
 MOST_MIB = 1536
-_MOST_MESSAGE = 3000
-GOOD = ("ran", "refused")
+_LONGEST_LINE, _MOST_LINES = 4200, 60
+_UNFORESEEN = "--debug COMMAND"
+#: ``unforeseen`` is a message of the command line's boundary: correct, but it could say more.
+GOOD = ("ran", "refused", "unforeseen")
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,19 @@ Snapshot = dict[str, str]
 
 
 def snapshot(box: Path) -> Snapshot:
-    """Every path below ``box`` but empty folders', and a digest of what is there."""
-    found = {}
-    for folder, folders, files in os.walk(box):
-        for name in (*files, *folders):
-            path = os.path.join(folder, name)  # noqa: PTH118
-            with contextlib.suppress(OSError):  # gone, or its name is too long
-                mode = os.lstat(path).st_mode
-                if stat.S_ISLNK(mode):
-                    found[path] = "link to " + os.readlink(path)  # noqa: PTH115
-                elif stat.S_ISREG(mode):
-                    found[path] = hashlib.md5(_content(path)).hexdigest()
-                elif not stat.S_ISDIR(mode):
-                    found[path] = f"special {stat.S_IFMT(mode)}"
+    """Every path below ``box`` but folders', and a digest of what is there."""
+    found, folders = {}, [str(box)]
+    while folders:  # os.walk calls itself, and a command may have nested thousands
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    found[entry.path] = "link to " + os.readlink(entry.path)  # noqa: PTH115
+                elif entry.is_dir():
+                    folders.append(entry.path)
+                elif entry.is_file():
+                    found[entry.path] = hashlib.md5(_content(entry.path)).hexdigest()
+                else:
+                    found[entry.path] = "special"
     return found
 
 
@@ -224,12 +225,13 @@ def judge(ended: Ended) -> tuple[str, str]:
         return "ran", ""
     if code != 2:
         return f"exit {code}", said[-500:]
-    error = re.search(r"^[Ee]rror: [^\n]+\n(.+: [^\n]+\n)*\Z", said, re.MULTILINE)
-    if error is None or re.search(r"^\s", error[0], re.MULTILINE):
+    error = re.search(r"^[Ee]rror: .+\n(\S.*: .+\n|\.\.\. and .+\n)*\Z", said, re.MULTILINE)
+    if error is None:
         return "not a line a mistake", said[-1000:]
-    if len(error[0]) > _MOST_MESSAGE:
+    lines = error[0].splitlines()
+    if len(lines) > _MOST_LINES or max(map(len, lines)) > _LONGEST_LINE:
         return "endless line", error[0][:300]
-    return "refused", error[0]
+    return "unforeseen" if _UNFORESEEN in error[0] else "refused", error[0]
 
 
 def _where(said: str) -> str:

@@ -42,6 +42,7 @@ class Report:
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     bad: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
+    unforeseen: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
     slowest: dict[str, float] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
 
@@ -52,6 +53,8 @@ class Report:
         self.largest[what.door] = max(self.largest.get(what.door, 0), outcome.mib)
         if not outcome.good:
             self.bad.append((what, outcome, argv))
+        elif outcome.word == "unforeseen":
+            self.unforeseen.append((what, outcome, argv))
 
     def table(self) -> str:
         """A line a door: how many inputs had which outcome, longest time and most memory."""
