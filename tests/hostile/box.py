@@ -105,20 +105,19 @@ def _content(path: str) -> bytes:
 
 
 def lost(
-    before: Snapshot, after: Snapshot, ours: Snapshot, box: Path, target: str | None
+    before: Snapshot, after: Snapshot, ours: Snapshot, box: Path, command: Command
 ) -> list[str]:
     """What the user had and has no more, or not as it was.
 
-    ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below ``target``.
+    ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below the command's
+    target. ``--resume`` may also replace what was damaged: it repeats that run.
     """
-    writable = os.path.realpath(box / Path(target).expanduser()) if target else None
+    target = os.path.realpath(box / Path(command.target).expanduser()) if command.target else None
 
     def replaceable(path: str) -> bool:
-        return bool(
-            writable
-            and (os.path.realpath(path) + "/").startswith(writable + "/")
-            and ours.get(os.path.relpath(path, box)) == before[path]
-        )
+        known = ours.get(os.path.relpath(path, box))
+        as_written = known == before[path] or (known is not None and "--resume" in command.argv)
+        return as_written and f"{os.path.realpath(path)}/".startswith(f"{target}/")
 
     return sorted(p for p, d in before.items() if after.get(p) != d and not replaceable(p))
 
@@ -252,7 +251,7 @@ def outcomes(
     found = []
     for (command, box), earlier, end in zip(commands, before, ended, strict=True):
         word, detail = judge(end)
-        gone = lost(earlier, snapshot(box), ours, box, command.target)
+        gone = lost(earlier, snapshot(box), ours, box, command)
         if gone:
             names = [os.path.relpath(path, box) for path in gone[:5]]
             word, detail = "lost", f"{', '.join(names)}; it had {word}: {detail}"
