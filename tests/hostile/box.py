@@ -109,8 +109,8 @@ def lost(
 ) -> list[str]:
     """What the user had and has no more, or not as it was.
 
-    ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below the command's
-    target. ``--resume`` may also replace what was damaged: it repeats that run.
+    ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below the target
+    of the command. ``--resume`` may also replace what was damaged: it repeats that run.
     """
     target = os.path.realpath(box / Path(command.target).expanduser()) if command.target else None
 
