@@ -10,7 +10,16 @@ import numpy as np
 import pandas as pd
 
 from profiler.strict import did_you_mean
-from profiler.tables import LARGEST, LONGEST_US, REAL, TEXT, BundleError, Table, empty_table
+from profiler.tables import (
+    LARGEST,
+    LONGEST_US,
+    REAL,
+    SHORTEST_US,
+    TEXT,
+    BundleError,
+    Table,
+    empty_table,
+)
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
@@ -104,13 +113,14 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
         raise BundleError(
             f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
         )
-    if is_real:
-        long = numbers > LONGEST_US
-        if long.any():
+    if positive:
+        absurd = (numbers < SHORTEST_US) | (numbers > LONGEST_US)
+        if absurd.any():
             raise BundleError(
-                f"{path}: row {_row(long)}: {column} must be at most {LONGEST_US:g}, "
-                f"got {cells[long].iloc[0]!r}"
+                f"{path}: row {_row(absurd)}: {column} must be from {SHORTEST_US:g} to "
+                f"{LONGEST_US:g}, got {cells[absurd].iloc[0]!r}"
             )
+    if is_real:
         return numbers
     vast = numbers > LARGEST
     if vast.any():

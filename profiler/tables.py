@@ -20,8 +20,9 @@ OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
 REAL = {"time_us": False, "spread_pct": True}
 #: Up to here a float holds every whole number.
 LARGEST = 2**53 - 1
-#: The longest time of an op, microseconds: a quarter of an hour for one layer is no measurement.
-LONGEST_US = 1e9
+#: The shortest and the longest time of an op, microseconds. No clock measures a picosecond, and a
+#: quarter of an hour is no time of one layer.
+SHORTEST_US, LONGEST_US = 1e-6, 1e9
 #: Columns of text: any line of it.
 TEXT = ("backend",)
 

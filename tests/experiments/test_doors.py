@@ -197,7 +197,8 @@ def spoilt(tmp_path: Path, time: str) -> Path:
 @pytest.mark.parametrize(
     ("time", "problem"),
     [
-        ("1e308", "time_us must be at most 1e+09, got '1e308'"),
+        ("1e308", "time_us must be from 1e-06 to 1e+09, got '1e308'"),
+        ("1e-308", "time_us must be from 1e-06 to 1e+09, got '1e-308'"),
         ("1e7", "ffn_ln1: impossible: 1e+07 us at num_tokens=256, after 1"),
         ("1e-3", "ffn_ln1: faster than the device can: 0.001 us at num_tokens=256"),
     ],
