@@ -47,6 +47,7 @@ def plot(
     from experiments.plot import plot_results
     from experiments.report import ProgressBar
     from experiments.sweeps.plot import is_sweep, plot_sweep
+    from experiments.sweeps.store import RESULTS
 
     stdout, stderr = consoles()
     if len(folders) == 1 and is_sweep(folders[0]):
@@ -55,7 +56,8 @@ def plot(
             drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
         if not quiet:
             if drawn.note:
-                typer.echo(f"note: {drawn.note}", err=True)
+                where = folders[0] / RESULTS
+                typer.echo(f"note: {drawn.note}; their numbers are in {where}", err=True)
             stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
         return
     if metrics or over:

@@ -28,8 +28,10 @@ class Parameter:
     def value(self, value: object) -> str:
         """Beside a point: ``TP 4``, ``chunk size 256``; of a text, it alone."""
         text = number_text(value) if isinstance(value, float) else str(value)
-        if isinstance(value, str):
-            return text
+        return text if isinstance(value, str) else self.called(text)
+
+    def called(self, text: str) -> str:
+        """A value, as text, after the short name: ``P:D 50``."""
         return f"{self.short or self.name} {text}"
 
 

@@ -105,7 +105,7 @@ def pareto(
         scale(panel, "y", rows[y])
         panel.margins(x=0.1, y=0.1)
         panel.tick_params(labelbottom=True)
-        panel.set_title("" if panel_by is None else f"{label(panel_by)}: {name}", fontsize=12)
+        panel.set_title("" if panel_by is None else parameter(panel_by).called(name), fontsize=12)
         panel.set_xlabel(f"{label(x)},\n{better(x)} is better", fontsize=12)
         panel.set_ylabel(f"{label(y)},\n{better(y)} is better", fontsize=12)
     letters = _letters(pd.concat(labelled)["_layout"])

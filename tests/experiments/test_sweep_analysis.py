@@ -348,6 +348,19 @@ def test_the_commands(sweep: Path, tmp_path: Path) -> None:
     assert (figures / "lines_batching.max_batch.png").exists()
 
 
+def test_plot_says_where_the_numbers_of_overloaded_runs_are(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plot, "_save", lambda *_: [])
+    folder = damaged(
+        sweep, tmp_path / "copy", lambda t, _: t.update({"steady.state": ["overloaded"] * 4})
+    )
+    done = CliRunner().invoke(app, ["plot", str(folder), "--out", str(tmp_path / "figures")])
+    assert done.exit_code == 0, done.output
+    assert "note: 4 of 18 runs are overloaded and left out of: " in done.stderr
+    assert f"; their numbers are in {folder / 'results.parquet'}" in done.stderr
+
+
 def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
     for folders, expected in (
         ((result, result / "orca"), r"holds several scenarios: name one of .*orca, .*sarathi"),

@@ -94,6 +94,13 @@ def test_layouts_are_labelled() -> None:
     assert "A: TP 1, PP 4; B: TP 2, PP 2; C: TP 4, PP 1" in key
 
 
+def test_a_panel_says_which_workload_it_is() -> None:
+    table = _table().assign(**{"workload.pd_ratio": 10})
+    axes = [*AXES, "workload.pd_ratio"]
+    figure = pareto(table, "latency_s.p50", "tokens_per_s", axes, None, "workload.pd_ratio")
+    assert figure.axes[0].get_title() == "P:D 10"
+
+
 def test_many_letters_do_not_lie_on_each_other() -> None:
     table = pd.DataFrame(
         {
