@@ -35,7 +35,7 @@ def test_the_commands_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: list[subprocess.Popen[bytes]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (yaml_block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    yaml_block, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert "requests: 300" in yaml_block
     Path("my_sweep.yaml").write_text(yaml_block.replace("requests: 300", "requests: 30"))
     with socket.socket() as free:
