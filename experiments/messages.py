@@ -63,9 +63,10 @@ def _key_path(loc: tuple[int | str, ...], data: Any) -> KeyPath:
     path: list[str] = []
     node = data
     for part in loc:
-        if isinstance(node, Mapping) and part not in node and part in _tags(node):
+        named = isinstance(node, Mapping) and part in node
+        if isinstance(node, Mapping) and not named and part in _tags(node):
             continue
-        if str(part).startswith("<"):  # an alternative that is told by its form
+        if not named and str(part).startswith("<"):  # an alternative that is told by its form
             continue
         path.append(str(part))
         if isinstance(node, Mapping):

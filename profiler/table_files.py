@@ -74,7 +74,8 @@ def _read_text_cells(path: Path) -> pd.DataFrame:
             f"{path}: not a valid CSV: a row has more cells than the header"
         ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path}: not a valid CSV: {error}") from error
+        said = " ".join(str(error).split())
+        raise BundleError(f"{path}: not a valid CSV: {said}") from error
 
 
 def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:

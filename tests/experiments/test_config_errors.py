@@ -231,3 +231,9 @@ def test_a_bundle_in_the_place_of_another(tmp_path: Path, write_config: Write) -
 )
 def test_arrivals_after_the_horizon(write_config: Write, assignment: str, expected: str) -> None:
     assert expected in message(write_config(SMALL), assignment)
+
+
+def test_a_key_that_looks_like_no_key(write_config: Write) -> None:
+    """YAML 1.1 merged what was below ``<<``; here it is a key like any other, hence unknown."""
+    path = write_config(SMALL.replace("orca: {}", "orca: {<<: [1]}"))
+    assert "scenarios.orca.<<: unknown key" in message(path)
