@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 #: Longer than that is a hang: in seconds of the processor, and of the clock. What exceeds the
@@ -52,9 +53,10 @@ class Outcome:
         return self.word in GOOD
 
 
-def fill(box: Path, template: Path) -> None:
+def fill(box: Path, *templates: Path) -> None:
     """Copy the valid files, and put the odd ones beside them."""
-    shutil.copytree(template, box, symlinks=True)
+    for template in templates:
+        shutil.copytree(template, box, symlinks=True, dirs_exist_ok=True)
     (box / "loop").symlink_to("loop")
     (box / "dangling").symlink_to("nowhere")
     (box / "link").symlink_to("mine")
@@ -107,19 +109,23 @@ def _content(path: str) -> bytes:
 def lost(
     before: Snapshot, after: Snapshot, ours: Snapshot, box: Path, command: Command
 ) -> list[str]:
-    """What the user had and has no more, or not as it was.
+    """What the user had and has no more: not there, not as it was, nor moved elsewhere.
 
     ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below the target
-    of the command. ``--resume`` may also replace what was damaged: it repeats that run.
+    of the command.
     """
     target = os.path.realpath(box / Path(command.target).expanduser()) if command.target else None
+    moved = {digest for path, digest in after.items() if path not in before}
 
     def replaceable(path: str) -> bool:
-        known = ours.get(os.path.relpath(path, box))
-        as_written = known == before[path] or (known is not None and "--resume" in command.argv)
+        as_written = ours.get(os.path.relpath(path, box)) == before[path]
         return as_written and f"{os.path.realpath(path)}/".startswith(f"{target}/")
 
-    return sorted(p for p, d in before.items() if after.get(p) != d and not replaceable(p))
+    return sorted(
+        path
+        for path, digest in before.items()
+        if after.get(path) != digest and digest not in moved and not replaceable(path)
+    )
 
 
 @dataclass(frozen=True)
@@ -273,9 +279,16 @@ def _main(command: Command) -> None:
 
 def _forget() -> None:
     """Empty our caches: the last command's files had the same names."""
+    for clear in caches():
+        clear()
+
+
+@cache
+def caches() -> list[Callable[[], None]]:
+    """What empties each cache of our packages."""
+    found = []
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("policies", "profiler", "simulator", "experiments"):
-            for thing in list(vars(module).values()):
-                clear = getattr(thing, "cache_clear", None)
-                if callable(clear):
-                    clear()
+            made_here = [v for v in vars(module).values() if getattr(v, "__module__", "") == name]
+            found += [v.cache_clear for v in made_here if hasattr(v, "cache_clear")]
+    return found

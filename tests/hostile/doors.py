@@ -197,9 +197,10 @@ def _vandalise(folder: Path, rng: Random) -> None:
         elif kind < 0.9:
             new = path.with_name(rng.choice(_THE_USERS))
             if not new.exists():
-                new.mkdir() if rng.random() < 0.3 else new.write_text("the user's\n")
-                if new.is_dir():
-                    (new / "HEAD").write_text("the user's\n")
+                if rng.random() < 0.3:
+                    new.mkdir()
+                    new /= "HEAD"
+                new.write_text(f"the user's {new.relative_to(folder)}\n")
         else:
             new = path.with_name("linked")
             if not new.is_symlink():

@@ -26,6 +26,8 @@ from tests.hostile.template import write_template
 KNOWN_DOOR = "known"
 #: Inputs that are tried in one child. A fork takes as long as a command.
 _BATCH = 10
+#: Folders of earlier results. Only the doors that are about them get copies.
+_EARLIER = ("result", "swept", "drawn")
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Harness:
 
     def __init__(self, folder: Path, seed: int, keep: Path | None = None) -> None:
         self.folder, self.seed, self.keep = folder, seed, keep
-        self.template = folder / "template"
+        self.template, self.earlier = folder / "template", folder / "earlier"
         os.environ["SARATHI_SIM_CACHE"] = str(folder / "cache")
         os.environ["MPLCONFIGDIR"] = str(folder / "matplotlib")
         self._warm()
@@ -128,6 +130,9 @@ class Harness:
                 assert done.exit_code == 0, (line, done.output)
             for name in ("plotted", "made"):
                 shutil.rmtree(name)
+            self.earlier.mkdir()
+            for name in _EARLIER:
+                Path(name).rename(self.earlier / name)
             names.write_text(json.dumps([n for n in sys.modules if "__main__" not in n]))
 
         (ended,), _ = boxes.run([(work, self.template)], 10 * boxes.MOST_WAITING_S)
@@ -141,14 +146,13 @@ class Harness:
         from experiments import cli
 
         cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # takes 20 ms
+        boxes.caches()
         gc.collect()
         gc.freeze()
 
     def _ours(self) -> Snapshot:
-        whole = boxes.snapshot(self.template)
-        relative = {os.path.relpath(path, self.template): digest for path, digest in whole.items()}
-        folders = ("result/", "swept/", "drawn/")
-        return {path: digest for path, digest in relative.items() if path.startswith(folders)}
+        whole = boxes.snapshot(self.earlier)
+        return {os.path.relpath(path, self.earlier): digest for path, digest in whole.items()}
 
     def try_batch(self, batch: list[Input]) -> list[tuple[Outcome, list[str]]]:
         """Try inputs in one child; those that did not end well once more, each in its own."""
@@ -172,7 +176,8 @@ class Harness:
     def _make(self, what: Input) -> tuple[Command, Path]:
         name = f"{what.door}-{what.which}".replace(" ", "_").replace("/", "_")
         box = self.folder / name.lstrip("-")[:60]
-        boxes.fill(box, self.template)
+        plain = what.door in DOORS and what.door not in ("result", "sweep", "--out")
+        boxes.fill(box, self.template, *(() if plain else (self.earlier,)))
         return self._prepare(what, box), box
 
     def _prepare(self, what: Input, box: Path) -> Command:
