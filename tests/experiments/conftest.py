@@ -9,7 +9,10 @@ import pytest
 
 from experiments.loading import load_experiment
 from experiments.run import run_experiment
+from experiments.sweeps.backends import InProcess
+from experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
+from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 
 
 @pytest.fixture
@@ -30,3 +33,26 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text(SMALL, encoding="utf-8")
     run_experiment(load_experiment(config), folder / "run", trace=True)
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a sweep of eighteen runs."""
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(SWEEP, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_plan(tiny_config: Path) -> SweepPlan:
+    """Its runs."""
+    return plan_sweep(tiny_config)
+
+
+@pytest.fixture(scope="session")
+def tiny_files(tiny_plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Every file of it, where nothing happened on the way."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
+    report = swept(tiny_plan, folder, InProcess())
+    assert (report.finished, report.missing, report.failures) == (RUNS, 0, {})
+    return tree(folder)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+
+from experiments.sweeps.backends import Backend
+from experiments.sweeps.execute import Report, execute
+from experiments.sweeps.plan import SweepPlan
+from experiments.sweeps.store import Store
 
 SWEEP = """\
 name: tiny
@@ -32,3 +38,16 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def swept(
+    plan: SweepPlan,
+    folder: Path,
+    backend: Backend,
+    resume: bool = False,
+    say: Callable[[str], object] = print,
+) -> Report:
+    """Do the sweep, or go on with it, in a folder."""
+    store = Store(folder)
+    store.open(resume)
+    return execute(plan, store, backend, say=say)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -22,48 +19,16 @@ from experiments.cli import app
 from experiments.deployment import Deployment
 from experiments.errors import ConfigError
 from experiments.sweeps.backends import Bundles, InProcess, Lost, Outcomes
-from experiments.sweeps.execute import ATTEMPTS, Report, execute
+from experiments.sweeps.execute import ATTEMPTS
 from experiments.sweeps.local_processes import LocalProcesses
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from experiments.sweeps.store import Store
 from experiments.sweeps.work import work
 from profiler.files import partial
 from simulator.records import Records
-from tests.experiments.small_sweep import RUNS, SWEEP, tree
+from tests.experiments.small_sweep import RUNS, swept, tree
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(SWEEP, encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="module")
-def plan(config: Path) -> SweepPlan:
-    return plan_sweep(config)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("undisturbed") / "sweep"
-    report = swept(plan, folder, InProcess())
-    assert (report.finished, report.missing, report.failures) == (RUNS, 0, {})
-    return tree(folder)
-
-
-def swept(
-    plan: SweepPlan,
-    folder: Path,
-    backend: object,
-    resume: bool = False,
-    say: Callable[[str], object] = print,
-) -> Report:
-    store = Store(folder)
-    store.open(resume)
-    return execute(plan, store, backend, say=say)  # type: ignore[arg-type]
 
 
 def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
@@ -92,29 +57,27 @@ def wait_for_runs(out: Path, count: int) -> None:
     raise AssertionError(f"{count} runs did not finish within a minute")
 
 
-def test_the_table_has_a_row_per_run_in_order(
-    undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_the_table_has_a_row_per_run_in_order(tiny_files: dict[str, bytes], tmp_path: Path) -> None:
     path = tmp_path / "results.parquet"
-    path.write_bytes(undisturbed["results.parquet"])
+    path.write_bytes(tiny_files["results.parquet"])
     table = pd.read_parquet(path)
     assert len(table) == RUNS
     assert table["batching.max_batch"].tolist() == sorted(table["batching.max_batch"])
     for _, row in table.iterrows():
-        summary = json.loads(undisturbed[f"runs/{row['run']}/summary.json"])
+        summary = json.loads(tiny_files[f"runs/{row['run']}/summary.json"])
         assert summary["scenarios"][row["scenario"]]["makespan_s"] == row["makespan_s"]
         assert summary["scenarios"][row["scenario"]]["tbt_s"]["p99"] == row["tbt_s.p99"]
 
 
 def test_two_processes_give_the_same_bytes(
-    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    swept(plan, tmp_path / "sweep", LocalProcesses(2))
-    assert tree(tmp_path / "sweep") == undisturbed
+    swept(tiny_plan, tmp_path / "sweep", LocalProcesses(2))
+    assert tree(tmp_path / "sweep") == tiny_files
 
 
 def test_a_killed_worker_costs_nothing(
-    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     killed: list[int] = []
     backend = LocalProcesses(2)
@@ -126,11 +89,11 @@ def test_a_killed_worker_costs_nothing(
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    report = swept(plan, tmp_path / "sweep", backend)
+    report = swept(tiny_plan, tmp_path / "sweep", backend)
     killer.join()
     assert killed
     assert report.finished == RUNS
-    assert tree(tmp_path / "sweep") == undisturbed
+    assert tree(tmp_path / "sweep") == tiny_files
 
 
 class Deadly(InProcess):
@@ -153,25 +116,25 @@ class Deadly(InProcess):
 
 
 def test_what_was_lost_is_sent_again(
-    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    backend = Deadly({plan.runs[4].key}, times=ATTEMPTS - 1)
-    report = swept(plan, tmp_path / "sweep", backend)
+    backend = Deadly({tiny_plan.runs[4].key}, times=ATTEMPTS - 1)
+    report = swept(tiny_plan, tmp_path / "sweep", backend)
     assert report.lost_workers > 0
-    assert tree(tmp_path / "sweep") == undisturbed
+    assert tree(tmp_path / "sweep") == tiny_files
 
 
 def test_a_run_that_kills_every_worker_is_given_up_alone(
-    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path
+    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
-    deadly = plan.runs[4].key
+    deadly = tiny_plan.runs[4].key
     backend = Deadly({deadly}, times=1000)
-    report = swept(plan, tmp_path / "sweep", backend)
+    report = swept(tiny_plan, tmp_path / "sweep", backend)
     assert list(report.failures) == [deadly]
     assert backend.ran.count(deadly) == ATTEMPTS
     assert report.finished == RUNS - 1
-    swept(plan, tmp_path / "sweep", InProcess(), resume=True)
-    assert tree(tmp_path / "sweep") == undisturbed
+    swept(tiny_plan, tmp_path / "sweep", InProcess(), resume=True)
+    assert tree(tmp_path / "sweep") == tiny_files
 
 
 class Flaky(InProcess):
@@ -190,17 +153,23 @@ class Flaky(InProcess):
 
 
 def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(
-    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_plan: SweepPlan,
+    tiny_files: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("experiments.sweeps.backends.BUNDLE_S", 1e9)
     backend = Flaky(losses=ATTEMPTS - 1)
-    swept(plan, tmp_path / "sweep", backend)
-    assert tree(tmp_path / "sweep") == undisturbed
+    swept(tiny_plan, tmp_path / "sweep", backend)
+    assert tree(tmp_path / "sweep") == tiny_files
     assert set(backend.bundles[-1]) == {1}
 
 
 def test_a_run_that_raises(
-    plan: SweepPlan, undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_plan: SweepPlan,
+    tiny_files: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     simulate = Deployment.simulate
 
@@ -212,7 +181,7 @@ def test_a_run_that_raises(
     folder = tmp_path / "sweep"
     with monkeypatch.context() as patch:
         patch.setattr(Deployment, "simulate", sometimes)
-        report = swept(plan, folder, InProcess())
+        report = swept(tiny_plan, folder, InProcess())
     assert set(report.failures.values()) == {"ZeroDivisionError: a bug"}
     assert report.finished == RUNS - 2
     summary = json.loads((folder / "summary.json").read_text())
@@ -220,14 +189,14 @@ def test_a_run_that_raises(
     for key in report.failures:
         assert "in sometimes" in (folder / "failed" / f"{key}.txt").read_text()
         assert not (folder / "runs" / key).exists()
-    swept(plan, folder, InProcess(), resume=True)
-    assert tree(folder) == undisturbed
+    swept(tiny_plan, folder, InProcess(), resume=True)
+    assert tree(folder) == tiny_files
 
 
 @pytest.mark.parametrize("writes", [0, 1, 2, 7, 41])
 def test_a_full_disk(
-    plan: SweepPlan,
-    undisturbed: dict[str, bytes],
+    tiny_plan: SweepPlan,
+    tiny_files: dict[str, bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     writes: int,
@@ -245,22 +214,22 @@ def test_a_full_disk(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", fill_up)
         with pytest.raises(OSError, match="No space left"):
-            swept(plan, folder, InProcess())
+            swept(tiny_plan, folder, InProcess())
     for run in (folder / "runs").glob("*"):
         assert tree(run) == {
             name.removeprefix(f"runs/{run.name}/"): content
-            for name, content in undisturbed.items()
+            for name, content in tiny_files.items()
             if name.startswith(f"runs/{run.name}/")
         }, "what is there is whole"
     assert not [path.name for path in folder.iterdir() if path.name.endswith(".new")]
-    swept(plan, folder, InProcess(), resume=True)
-    assert tree(folder) == undisturbed
+    swept(tiny_plan, folder, InProcess(), resume=True)
+    assert tree(folder) == tiny_files
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(config: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted(tiny_config: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "sweep"
-    process = start(config, out, "--set", "workload.requests=2000")
+    process = start(tiny_config, out, "--set", "workload.requests=2000")
     wait_for_runs(out, 2)
     os.killpg(process.pid, number)  # as a terminal sends Ctrl-C: to the workers too
     _, errors = process.communicate(timeout=60)
@@ -274,36 +243,38 @@ def test_interrupted(config: Path, tmp_path: Path, number: signal.Signals) -> No
 
 
 def test_resumed_after_kill_is_the_same(
-    config: Path, undisturbed: dict[str, bytes], tmp_path: Path
+    tiny_config: Path, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     out = tmp_path / "sweep"
-    process = start(config, out)
+    process = start(tiny_config, out)
     wait_for_runs(out, 4)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     before = {name: (out / "runs" / name).stat().st_mtime_ns for name in finished(out)}
-    again = start(config, out, "--resume")
+    again = start(tiny_config, out, "--resume")
     _, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors
-    assert tree(out) == undisturbed
+    assert tree(out) == tiny_files
     after = {path.name: path.stat().st_mtime_ns for path in (out / "runs").iterdir()}
     assert before.items() <= after.items(), "finished runs are not repeated"
 
 
-def test_a_folder_is_not_overwritten(plan: SweepPlan, config: Path, tmp_path: Path) -> None:
-    swept(plan, tmp_path / "sweep", InProcess())
+def test_a_folder_is_not_overwritten(
+    tiny_plan: SweepPlan, tiny_config: Path, tmp_path: Path
+) -> None:
+    swept(tiny_plan, tmp_path / "sweep", InProcess())
     with pytest.raises(ConfigError, match="holds a sweep: give --resume"):
-        swept(plan, tmp_path / "sweep", InProcess())
+        swept(tiny_plan, tmp_path / "sweep", InProcess())
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "thesis.tex").write_text("years of work")
-    done = CliRunner().invoke(app, ["sweep", str(config), "--out", str(tmp_path / "precious")])
+    done = CliRunner().invoke(app, ["sweep", str(tiny_config), "--out", str(tmp_path / "precious")])
     assert done.exit_code == 2
     assert (
         "is no sweep's folder (it has no manifest.json of a sweep, but thesis.tex)" in done.stderr
     )
 
 
-def test_two_sweeps_do_not_share_a_folder(plan: SweepPlan, tmp_path: Path) -> None:
+def test_two_sweeps_do_not_share_a_folder(tiny_plan: SweepPlan, tmp_path: Path) -> None:
     store, other = Store(tmp_path / "sweep"), Store(tmp_path / "sweep")
     store.open(False)
     with (
@@ -343,70 +314,21 @@ def test_what_a_killed_sweep_was_writing_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_everything_is_on_the_disk_before_it_counts(
-    plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a run might be there after a power cut, and its files empty."""
     inodes, sync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: inodes.add(os.fstat(fd).st_ino) or sync(fd))
-    swept(plan, tmp_path / "sweep", InProcess())
+    swept(tiny_plan, tmp_path / "sweep", InProcess())
     files = [path for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
     assert len(files) == 5 * RUNS + 3, "four files and a manifest a run; two tables, a manifest"
     assert [path for path in files if path.stat().st_ino not in inodes] == []
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def edit_a_number(path: Path) -> None:
-    text, times = re.subn(r'("makespan_s": )', r"\g<1>1", path.read_text())
-    assert times == 1
-    path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "says"),
-    [
-        ("SCENARIO/requests.parquet", cut, "changed: SCENARIO/requests.parquet"),
-        ("config.yaml", Path.unlink, "missing: config.yaml"),
-        ("summary.json", edit_a_number, "changed: summary.json"),
-        ("summary.json", lambda path: path.write_text("{"), "changed: summary.json"),
-        ("manifest.json", Path.unlink, "it has no manifest.json"),
-        ("manifest.json", cut, "it has no manifest.json, or one that cannot be read"),
-    ],
-)
-def test_a_damaged_run_is_done_again_and_nothing_is_deleted(
-    plan: SweepPlan,
-    undisturbed: dict[str, bytes],
-    tmp_path: Path,
-    name: str,
-    damage: Callable[[Path], object],
-    says: str,
+def test_an_extended_sweep_repeats_nothing(
+    tiny_plan: SweepPlan, tiny_config: Path, tmp_path: Path
 ) -> None:
-    folder, run = tmp_path / "sweep", plan.runs[4]
-    runs, scenario = folder / "runs", run.name.partition(" ")[0]
-    swept(plan, folder, InProcess())
-    (runs / run.key / "mine.ipynb").write_text("hours of work")
-    (runs / plan.runs[5].key / "mine.ipynb").write_text("an added file is no damage")
-    for number in (1, 2):
-        damage(runs / run.key / name.replace("SCENARIO", scenario))
-        was = tree(runs / run.key)
-        said: list[str] = []
-        report = swept(plan, folder, InProcess(), resume=True, say=said.append)
-        kept = folder / "damaged" / (run.key if number == 1 else f"{run.key}-2")
-        says = says.replace("SCENARIO", scenario)
-        assert said == [
-            f"run {run.key} is damaged ({says}): it is done again; what was there is {kept}"
-        ] or (name == "manifest.json" and says in said[0] and len(said) == 1)
-        assert (report.earlier, report.finished) == (RUNS - 1, RUNS)
-        assert tree(kept) == was
-    (runs / plan.runs[5].key / "mine.ipynb").unlink()
-    shutil.rmtree(folder / "damaged")
-    assert tree(folder) == undisturbed
-
-
-def test_an_extended_sweep_repeats_nothing(plan: SweepPlan, config: Path, tmp_path: Path) -> None:
-    swept(plan, tmp_path / "sweep", InProcess())
-    wider = plan_sweep(config, ["sweep.seeds=4"])
+    swept(tiny_plan, tmp_path / "sweep", InProcess())
+    wider = plan_sweep(tiny_config, ["sweep.seeds=4"])
     report = swept(wider, tmp_path / "sweep", InProcess(), resume=True)
     assert (report.earlier, report.finished, report.total) == (RUNS, RUNS + 6, RUNS + 6)

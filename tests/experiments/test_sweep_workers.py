@@ -15,56 +15,39 @@ from pathlib import Path
 import pytest
 
 from experiments.errors import ConfigError
-from experiments.sweeps.backends import InProcess, Waiting
+from experiments.sweeps.backends import Waiting
 from experiments.sweeps.execute import execute, waited_for
 from experiments.sweeps.local_processes import STARTS, LocalProcesses
-from experiments.sweeps.plan import SweepPlan, plan_sweep
+from experiments.sweeps.plan import SweepPlan
 from experiments.sweeps.store import Store
 from experiments.sweeps.work import Job
 from experiments.sweeps.worker import READY
 from tests.experiments.odd_worker import VARIABLE
-from tests.experiments.small_sweep import RUNS, SWEEP, tree
+from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, start, wait_for_runs
 from tests.processes import children, gone, state
 
 ODD = "tests.experiments.odd_worker"
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> SweepPlan:
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(SWEEP, encoding="utf-8")
-    return plan_sweep(path)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    store = Store(tmp_path_factory.mktemp("undisturbed") / "sweep")
-    store.open(False)
-    execute(plan, store, InProcess())
-    return tree(store.folder)
-
-
 def test_a_worker_killed_within_its_answer_costs_nothing(
-    plan: SweepPlan,
-    undisturbed: dict[str, bytes],
+    tiny_plan: SweepPlan,
+    tiny_files: dict[str, bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With one pipe for all workers, the reader would wait for the other half for ever."""
     mark = tmp_path / "mark"
     monkeypatch.setenv(VARIABLE, f"kill:{mark}")
-    store = Store(tmp_path / "sweep")
-    store.open(False)
-    report = execute(plan, store, LocalProcesses(2, ODD))
+    report = swept(tiny_plan, tmp_path / "sweep", LocalProcesses(2, ODD))
     assert mark.exists()
     assert (report.finished, report.lost_workers) == (RUNS, 1)
-    assert tree(store.folder) == undisturbed
+    assert tree(tmp_path / "sweep") == tiny_files
 
 
 def test_a_worker_that_stops_within_its_answer_is_named(
-    plan: SweepPlan,
-    undisturbed: dict[str, bytes],
+    tiny_plan: SweepPlan,
+    tiny_files: dict[str, bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,23 +65,21 @@ def test_a_worker_that_stops_within_its_answer_is_named(
                 said.append(text)
                 os.kill(stopped, signal.SIGKILL)
 
-    store = Store(tmp_path / "sweep")
-    store.open(False)
-    report = execute(plan, store, backend, say=hear)
+    report = swept(tiny_plan, tmp_path / "sweep", backend, say=hear)
     assert report.finished == RUNS
-    assert tree(store.folder) == undisturbed
+    assert tree(tmp_path / "sweep") == tiny_files
     found = re.fullmatch(
         r"nothing came back for [\d.]+ s; waiting for run (\w{16}) \((.+)\) "
         r"with process \d+ for \d+ s",
         said[0],
     )
-    assert found and found[1] in {run.key for run in plan.runs}
+    assert found and found[1] in {run.key for run in tiny_plan.runs}
 
 
-def test_what_is_waited_for_is_said_by_run(plan: SweepPlan) -> None:
-    jobs = [Job(run, "") for run in plan.runs[:3]]
-    keys = [run.key for run in plan.runs]
-    name = plan.runs[0].name
+def test_what_is_waited_for_is_said_by_run(tiny_plan: SweepPlan) -> None:
+    jobs = [Job(run, "") for run in tiny_plan.runs[:3]]
+    keys = [run.key for run in tiny_plan.runs]
+    name = tiny_plan.runs[0].name
     waiting = Waiting({"process 7 for 90 s": jobs, "process 8 for 60 s": jobs[2:]}, 60)
     assert waited_for(waiting) == (
         f"nothing came back for 60 s; waiting for run {keys[0]} ({name}) and 2 more with process 7 "
@@ -106,11 +87,11 @@ def test_what_is_waited_for_is_said_by_run(plan: SweepPlan) -> None:
     )
 
 
-def test_workers_that_cannot_start(plan: SweepPlan, tmp_path: Path) -> None:
+def test_workers_that_cannot_start(tiny_plan: SweepPlan, tmp_path: Path) -> None:
     store = Store(tmp_path / "sweep")
     store.open(False)
     with pytest.raises(ConfigError, match=rf"cannot be started: {STARTS} in a row ended .*code 1"):
-        execute(plan, store, LocalProcesses(2, "no.such.module"))
+        execute(tiny_plan, store, LocalProcesses(2, "no.such.module"))
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
@@ -138,13 +119,13 @@ def worker(module: str, **environment: str) -> tuple[subprocess.Popen[bytes], Co
     return process, ours
 
 
-def test_a_worker_ends_with_its_channel(plan: SweepPlan, tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_channel(tiny_plan: SweepPlan, tmp_path: Path) -> None:
     """Where the system does not end it with its parent, this does; also in the middle of a run."""
     idle, channel = worker("experiments.sweeps.worker")
     channel.close()
     assert idle.wait(timeout=60) == 0
     busy, channel = worker(ODD, **{VARIABLE: f"busy:{tmp_path / 'mark'}"})
-    channel.send([Job(plan.runs[0], "")])
+    channel.send([Job(tiny_plan.runs[0], "")])
     channel.close()
     assert busy.wait(timeout=60) == 0
 
@@ -162,13 +143,15 @@ def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
         assert not ours.poll()
 
 
-def test_a_closed_pool_leaves_neither_process_nor_thread(plan: SweepPlan, tmp_path: Path) -> None:
+def test_a_closed_pool_leaves_neither_process_nor_thread(
+    tiny_plan: SweepPlan, tmp_path: Path
+) -> None:
     before = set(threading.enumerate())
     backend = LocalProcesses(2)
     pids: list[int] = []
     store = Store(tmp_path / "sweep")
     store.open(False)
-    execute(plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
+    execute(tiny_plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
     assert pids and backend.processes == []
     assert gone(pids, seconds=10)
     deadline = time.monotonic() + 60
