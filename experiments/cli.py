@@ -9,16 +9,17 @@ import signal
 import sys
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from experiments.cli_base import (
     Commands,
     ConfigArgument,
+    JsonOption,
     SetOption,
-    check_writable,
     consoles,
+    print_json,
     print_notes,
     report_written,
 )
@@ -85,7 +86,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    json: JsonOption = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print neither progress nor table.")
     ] = False,
@@ -136,7 +137,7 @@ def run(
             progress=progress,
         )
     if json:
-        _print_json(outcome.summary())
+        print_json(outcome.summary())
     if quiet:
         return
     print_notes(run.deployment for run in outcome.runs.values())
@@ -178,8 +179,8 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
 @app.command()
 def bench(
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers to a JSON file.")] = None,
+    json: JsonOption = False,
+    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
     config: Annotated[str, typer.Option(help="Whose orca_pp and sarathi_pp to time.")] = "gpt3_pp",
     assignments: SetOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
@@ -196,23 +197,19 @@ def bench(
     from experiments.bench import benchmark
     from experiments.loading import load_experiment
     from experiments.report import ProgressBar, bench_table
+    from experiments.results import BENCH_FORMAT, maybe_result
 
     stdout, stderr = consoles()
     experiment = load_experiment(config, assignments or [])
-    if out is not None:
-        check_writable(out)
-    with ProgressBar(stderr, enabled=True) as progress:
+    with ProgressBar(stderr, enabled=True) as progress, maybe_result(out, BENCH_FORMAT) as write:
         numbers = benchmark(experiment, repeats, progress)
+        write(numbers)
     if json:
-        _print_json(numbers)
+        print_json(numbers)
     else:
         stdout.print(bench_table(numbers))
     if out is not None:
-        from json import dumps
-
-        from profiler.files import write_whole
-
-        write_whole(out, dumps(numbers, indent=2) + "\n")
+        report_written(stderr if json else stdout, out, None)
 
 
 def _window(text: str | None) -> Window | None:
@@ -221,12 +218,6 @@ def _window(text: str | None) -> Window | None:
     from experiments.slices import parse_window
 
     return parse_window(text)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    from json import dumps
-
-    typer.echo(dumps(value, indent=2, allow_nan=False))
 
 
 add_result_commands(app)

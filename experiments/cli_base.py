@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,12 @@ ConfigArgument = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, and no table there.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Replace a bundle that was measured, too.")
 ]
 
 # What a wrong option raises; typer handles it, but has no name for it.
@@ -136,13 +142,13 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-def check_writable(file: Path) -> None:
-    """Raises OSError, before the work rather than after it, where ``file`` cannot be written."""
-    existed = file.exists()
-    with file.open("a"):
-        pass
-    if not existed:
-        file.unlink()
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on stdout; NaN and infinities are null."""
+    from json import dumps
+
+    from experiments.results import to_json
+
+    typer.echo(dumps(to_json(dict(value)), indent=2, allow_nan=False))
 
 
 def report_written(console: Console, folder: Path, figures: str | None) -> None:

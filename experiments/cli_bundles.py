@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli_base import consoles
+from experiments.cli_base import ForceOption, consoles
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,6 +38,7 @@ def import_profile(
         str | None,
         typer.Option(help="The device it was measured on.  [default: the source's first]"),
     ] = None,
+    force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from published measurements.
 
@@ -60,7 +61,7 @@ def import_profile(
 
     bundle = import_bundle(source, path, model, tp, device)
     folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)
-    write_bundle(bundle, folder)
+    write_bundle(bundle, folder, force=force)
     table = Table("op", "how", "from")
     for op, mark in bundle.meta.environment.items():
         how, _, origin = str(mark).partition(": ")

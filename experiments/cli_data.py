@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli_base import consoles
+from experiments.cli_base import ForceOption, consoles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,6 +124,7 @@ def make_bundle(
     out: Annotated[
         Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
     ] = Path("profiles"),
+    force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from a device model.
 
@@ -138,7 +139,7 @@ def make_bundle(
     from profiler.device import load_device
     from profiler.model import load_model
     from profiler.modelled import make_bundle as make
-    from profiler.schema import bundle_path, write_bundle
+    from profiler.schema import bundle_path, check_replaceable, write_bundle
 
     spec, gpu = load_model(model), load_device(device)
     if tp > gpu.gpus_per_node:
@@ -146,8 +147,9 @@ def make_bundle(
             f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs a node of {gpu.name} has"
         )
     path = bundle_path(out, gpu.name, spec.name, tp)
+    check_replaceable(path, force=force)
     try:
-        write_bundle(make(gpu.name, spec, tp), path)
+        write_bundle(make(gpu.name, spec, tp), path, force=force)
     except ValueError as error:  # a tp that fits neither the model nor the node
         raise ConfigError(str(error)) from None
     consoles()[0].print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)

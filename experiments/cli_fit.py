@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli_base import check_writable, consoles
+from experiments.cli_base import JsonOption, consoles, print_json, report_written
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from experiments.accuracy import Score
     from profiler.schema import Bundle
 
 
@@ -112,9 +114,8 @@ def accuracy(
         Path | None,
         typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores as JSON.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the scores to this folder.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Score the regressions on public measurements (needs them).
 
@@ -125,23 +126,35 @@ def accuracy(
     \b
     Examples:
       sarathi-sim accuracy --datasets measurements
-      SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json accuracy.json
+      SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json | jq .scores
     """
-    from rich.table import Table
+    from dataclasses import asdict
 
     from experiments.accuracy import STUDIES
     from experiments.report import ProgressBar
+    from experiments.results import ACCURACY_FORMAT, maybe_result
     from profiler.paths import public_datasets
 
     stdout, stderr = consoles()
     folder = public_datasets(datasets)
-    if json is not None:
-        check_writable(json)
     scores = []
-    with ProgressBar(stderr, enabled=True) as progress:
+    with ProgressBar(stderr, enabled=True) as progress, maybe_result(out, ACCURACY_FORMAT) as write:
         for done, study in enumerate(STUDIES.values()):
             progress("studies", done, len(STUDIES))
             scores += list(study(folder))
+        content = {"scores": [{**asdict(score), "met": score.met} for score in scores]}
+        write(content)
+    if json:
+        print_json(content)
+    else:
+        stdout.print(_scores_table(scores), markup=False, highlight=False)
+    if out is not None:
+        report_written(stderr if json else stdout, out, None)
+
+
+def _scores_table(scores: Sequence[Score]) -> Table:
+    from rich.table import Table
+
     table = Table(
         "what", "measured on", "fitted to", "rows", "median %", "p95 %", "aim", "", "in band"
     )
@@ -151,10 +164,4 @@ def accuracy(
         covered = "" if score.covered is None else f"{score.covered:.0f} %"
         numbers = (f"{score.rows:,}", f"{score.median:.2f}", f"{score.p95:.2f}")
         table.add_row(score.what, score.source, score.fitted, *numbers, aim, met, covered)
-    stdout.print(table, markup=False, highlight=False)
-    if json is not None:
-        from dataclasses import asdict
-        from json import dumps
-
-        text = dumps([{**asdict(score), "met": score.met} for score in scores], indent=2)
-        json.write_text(text + "\n", encoding="utf-8")
+    return table

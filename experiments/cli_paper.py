@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli_base import check_writable, consoles, report_written
+from experiments.cli_base import JsonOption, consoles, print_json, report_written
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,15 +26,13 @@ def reproduce(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID]...", help="Claims; all by default.")
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows as JSON.")
-    ] = None,
+    json: JsonOption = False,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Also draw every figure and table of the paper into this folder (with all claims: "
-            "and the readings of the pipeline experiment, over five seeds).",
+            help="Also write the rows, and every figure and table of the paper, to this folder "
+            "(with all claims: and the readings of the pipeline experiment, over five seeds).",
         ),
     ] = None,
     variant: Annotated[
@@ -50,16 +48,20 @@ def reproduce(
     Examples:
       sarathi-sim reproduce
       sarathi-sim reproduce tile_257 pd_peak_256_at --variant predicted
-      sarathi-sim reproduce --json claims.json --out runs/paper
+      sarathi-sim reproduce --out runs/paper
+      sarathi-sim reproduce --json | jq .claims[0]
       sarathi-sim reproduce --list
     """
+    from contextlib import nullcontext
+
     from experiments.errors import ConfigError
     from experiments.messages import suggest
     from experiments.paper.claims import pick_claims
     from experiments.paper.reproduce import reproduce as compute
-    from experiments.paper.reproduce import said, write_json
+    from experiments.paper.reproduce import said
     from experiments.paper.variants import VARIANTS, Lab
     from experiments.report import ProgressBar
+    from experiments.results import PAPER_FORMAT, result_folder, write_summary
 
     claims = pick_claims(ids or [])
     if listing:
@@ -73,24 +75,24 @@ def reproduce(
             f"allowed: {', '.join(VARIANTS)}"
         )
     stdout, stderr = consoles()
-    if json is not None:
-        check_writable(json)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)  # before the work: one may not be allowed to
-    with ProgressBar(stderr, enabled=True) as progress:
+    # The folder is made before the work: one may not be allowed to.
+    folder = nullcontext() if out is None else result_folder(out, PAPER_FORMAT)
+    with ProgressBar(stderr, enabled=True) as progress, folder as scratch:
         results = compute(claims, wanted, progress)
-        if out is not None:
+        content = {"claims": [result.row() for result in results]}
+        if scratch is not None:
             from experiments.paper.gallery import write_gallery
 
-            write_gallery(out, labs, None if ids else results, progress)
-    stdout.print(claims_table(results))
-    for line in said(results):
-        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
-    if json is not None:
-        write_json(results, json)
-        stdout.print(f"written: {json}", highlight=False, markup=False, soft_wrap=True)
+            write_gallery(scratch, labs, None if ids else results, progress)
+            write_summary(scratch, PAPER_FORMAT, content)
+    if json:
+        print_json(content)
+    else:
+        stdout.print(claims_table(results))
+        for line in said(results):
+            stdout.print(line, highlight=False, markup=False, soft_wrap=True)
     if out is not None:
-        report_written(stdout, out, None)
+        report_written(stderr if json else stdout, out, None)
 
 
 def advise(

@@ -99,6 +99,9 @@ def profile(
             help="A bundle to take all-reduce and send/recv from, where the GPUs are too few.",
         ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure anew what was measured already.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
     extra_tp: Annotated[list[int] | None, typer.Argument(metavar="--tp N", hidden=True)] = None,
 ) -> None:
@@ -145,6 +148,7 @@ def profile(
         inter_node=inter_node,
         collectives=collectives,
         attention=attention.value,
+        force=force,
     )
     stdout, stderr = consoles()
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli_base import consoles, report_written
+from experiments.cli_base import JsonOption, consoles, print_json, report_written
 
 
 def add_result_commands(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or a scenario's in it.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     out: Annotated[Path | None, typer.Option(help="Also draw the parts, into this folder.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Say which part of the time makes two results differ.
 
@@ -101,9 +101,7 @@ def compare(
 
         write_comparison(result, out)
     if json:
-        from json import dumps
-
-        typer.echo(dumps(result, indent=2, allow_nan=False))
+        print_json(result)
         return
     stdout.print(f"A: {a}\nB: {b}", highlight=False, markup=False, soft_wrap=True)
     if not result["same_requests"]:

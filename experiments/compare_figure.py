@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
 from experiments.compare import TITLES, by_difference, part_label, percent
-from experiments.results import FIGURES_FORMAT, SUMMARY, result_folder
+from experiments.results import FIGURES_FORMAT, result_folder, write_summary
 from experiments.style import policy_styles, save, styled
 
 SMALLEST = 0.005
@@ -28,9 +27,8 @@ def write_comparison(result: Mapping[str, Any], out: Path) -> None:
     Raises ConfigError where ``out`` holds something else than an earlier one.
     """
     with result_folder(out, FIGURES_FORMAT) as folder:
-        content = {"format": FIGURES_FORMAT, "plotted": [result["a"], result["b"]], **result}
-        text = json.dumps(content, indent=2, allow_nan=False)
-        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        plotted = {"plotted": [result["a"], result["b"]]}
+        write_summary(folder, FIGURES_FORMAT, plotted | dict(result))
         (folder / "figures").mkdir()
         with styled():
             save(parts_figure(result), folder / "figures", "comparison")

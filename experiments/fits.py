@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.results import FITS_FORMAT, SUMMARY, result_folder, to_json
+from experiments.results import FITS_FORMAT, result_folder, write_summary
 from experiments.style import BLACK, line_styles, save, styled
 from profiler.schema import Bundle
 from simulator.bands import Band, coverage, fit_band
@@ -51,13 +50,11 @@ def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progre
     with result_folder(out, FITS_FORMAT) as folder:
         errors.to_csv(folder / "errors.csv", index=False, float_format="%.4g")
         content = {
-            "format": FITS_FORMAT,
             "bundle": {"device": meta.device, "model": meta.model, "tp": meta.tp,
                        "content_sha256": meta.content_sha256},
             "errors_percent": errors.to_dict("records"),
         }  # fmt: skip
-        text = json.dumps(to_json(content), indent=2)
-        (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        write_summary(folder, FITS_FORMAT, content)
         (folder / "figures").mkdir()
         for done, table in enumerate(tables):
             progress("figures", done, len(tables))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.errors import ConfigError
 from experiments.results import (
     FIGURES_FORMAT,
-    SUMMARY,
     Tables,
     check_replaceable,
     read_tables,
     result_folder,
+    write_summary,
 )
 from experiments.run import draw_tables
 
@@ -32,8 +31,7 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
             label = name if len(folders) == 1 else f"{_label(folder, folders)}/{name}"
             tables[label] = table
     with result_folder(out, FIGURES_FORMAT) as scratch:
-        content = {"format": FIGURES_FORMAT, "plotted": sorted(tables)}
-        (scratch / SUMMARY).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
         draw_tables(tables, scratch / "figures")
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,9 @@ FITS_FORMAT = "sarathi-sim fits 1"
 VALIDATION = "validation.json"
 VALIDATION_FORMAT = "sarathi-sim validation 1"
 SWEEP_FORMAT = "sarathi-sim sweep 1"
+BENCH_FORMAT = "sarathi-sim bench 1"
+ACCURACY_FORMAT = "sarathi-sim accuracy 1"
+PAPER_FORMAT = "sarathi-sim paper 1"
 ITERATIONS = "iterations.parquet"
 TOKEN_GAPS = "token_gaps.parquet"
 
@@ -49,6 +52,22 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         remove_empty(made)
+
+
+@contextmanager
+def maybe_result(out: Path | None, kind: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """What writes numbers as the ``summary.json`` of a folder; without one it does nothing."""
+    if out is None:
+        yield lambda content: None
+        return
+    with result_folder(out, kind) as folder:
+        yield lambda content: write_summary(folder, kind, content)
+
+
+def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
+    """Write ``summary.json``, which says of what kind the folder is."""
+    text = json.dumps(to_json({"format": kind, **content}), indent=2, allow_nan=False)
+    (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:

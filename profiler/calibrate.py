@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from profiler.device import DeviceSpec, ErrorStats, FittedOp, list_devices, load_device
+from profiler.files import write_whole
 from profiler.fit import OpModel, columns_of, errors, fit_op, held_out
 from profiler.paths import data_dir
 from profiler.plain_yaml import dump_yaml
@@ -57,9 +59,10 @@ class CalibrationResult:
         fitted = {op: dataclasses.asdict(fit) for op, fit in self.fitted.items()}
         body = dump_yaml({"fitted": fitted}, width=96)
         spec, arrays = target / f"{self.device}.yaml", target / f"{self.device}.npz"
-        spec.write_text(head + MARKER + body, encoding="utf-8")
-        with arrays.open("wb") as file:
-            np.savez_compressed(file, allow_pickle=False, **self.residuals)
+        content = BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **self.residuals)
+        write_whole(arrays, content.getvalue())
+        write_whole(spec, head + MARKER + body)
         return [spec, arrays]
 
 

@@ -6,13 +6,15 @@ Needs torch only when :func:`profile` runs.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.collectives import read_inter_node
-from profiler.journal import Journal
+from profiler.journal import Journal, settings_hash
+from profiler.manifest import NotOursError, check_files
 from profiler.measured import (
     Facts,
     borrow_collectives,
@@ -23,7 +25,13 @@ from profiler.measured import (
 )
 from profiler.plan import Settings
 from profiler.profile_error import ProfileError
-from profiler.schema import bundle_path, write_bundle
+from profiler.schema import (
+    BundleError,
+    bundle_path,
+    check_replaceable,
+    load_bundle,
+    write_bundle,
+)
 from profiler.session import Progress, Say, Session
 
 if TYPE_CHECKING:
@@ -56,15 +64,19 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
     name = settings.device_name or machine.default_device_name(settings.device)
     timer = Timer(device, settings.repeats)
     known = machine.facts(settings.device, settings.threads) | machine.gpu_state("before")
+    identities = {
+        tp: _identity(settings, tp, known, attention.name)
+        for tp, (attention, _) in attentions.items()
+    }
+    tps = missing_degrees(settings, name, identities, say)
     written, left_s = [], settings.budget_s
-    for done, tp in enumerate(settings.tps):
-        share = max(0.0, left_s) / (len(settings.tps) - done)
+    for done, tp in enumerate(tps):
+        share = max(0.0, left_s) / (len(tps) - done)
         attention, no_xformers = attentions[tp]
         if settings.device == "cuda" and settings.attention == "auto" and no_xformers:
             say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
         path = bundle_path(settings.out, name, settings.model.name, tp)
-        identity = _identity(settings, tp, known, attention.name)
-        with closing(Journal(path.with_name(f".{path.name}.work"), identity)) as journal:
+        with closing(Journal(path.with_name(f".{path.name}.work"), identities[tp])) as journal:
             budget = 0.9 * machine.memory_bytes(settings.device)[1]
             try:
                 ops = ShardOps(
@@ -84,6 +96,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             elif settings.collectives is None:
                 say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
             more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+            more["settings"] = asked_for(settings, identities[tp])
             more |= machine.gpu_state("after") | run.facts(grids)
             bundle = measured_bundle(
                 journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
@@ -92,7 +105,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             if settings.collectives:
                 source = collectives_source(settings.collectives, tp)
                 bundle = borrow_collectives(bundle, source)
-            write_bundle(bundle, path)
+            write_bundle(bundle, path, force=settings.force)
             journal.remove()
         written.append(path)
         del run, ops  # their memory is the next degree's
@@ -111,6 +124,48 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         )
     )
     return written
+
+
+def missing_degrees(
+    settings: Settings, name: str, identities: Mapping[int, Mapping[str, object]], say: Say
+) -> list[int]:
+    """The TP degrees to measure: all but those whose bundles the same command wrote already.
+
+    Raises ProfileError, before anything is measured, where a file that is to be written exists and
+    is not ours, or was measured otherwise and ``settings`` do not say ``force``.
+    """
+    missing = []
+    try:
+        check_files(settings.out, f"{name}.yaml")
+        for tp, identity in identities.items():
+            path = bundle_path(settings.out, name, settings.model.name, tp)
+            check_replaceable(path, force=True)
+            if settings.force or not _was_measured(path, asked_for(settings, identity)):
+                check_replaceable(path, force=settings.force)
+                missing.append(tp)
+            else:
+                say(f"tp {tp}: measured already; --force measures it anew")
+    except (NotOursError, BundleError) as error:
+        raise ProfileError(str(error)) from None
+    return missing
+
+
+def _was_measured(path: Path, asked: str) -> bool:
+    if not (path / "meta.yaml").is_file():
+        return False
+    return load_bundle(path).meta.environment.get("settings") == asked
+
+
+def asked_for(settings: Settings, identity: Mapping[str, object]) -> str:
+    """A hash of all that a bundle depends on: what its points do, and which points they are."""
+    grid = {
+        "limits": asdict(settings.limits),
+        "budget_s": settings.budget_s,
+        "target": settings.target,
+        "inter_node": str(settings.inter_node),
+        "collectives": str(settings.collectives),
+    }
+    return settings_hash({**identity, **grid})
 
 
 def _check(settings: Settings, per_node: int) -> None:

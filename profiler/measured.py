@@ -13,9 +13,9 @@ import pandas as pd
 
 from profiler.designed import DESIGNED
 from profiler.device import DeviceSpec, Link
-from profiler.files import write_whole
 from profiler.grid import Key
 from profiler.journal import Journal, Timing
+from profiler.manifest import NotOursError, replace_files
 from profiler.model import LAYER_GEMMS, ModelSpec
 from profiler.plain_yaml import dump_yaml
 from profiler.plan import OPS, TILE
@@ -25,6 +25,7 @@ from profiler.tables import EDGE_OPS, LAYER_OPS, OVERHEADS, TABLES, Table
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]
+DEVICES_KIND = "sarathi-sim devices 1"
 
 #: Tables whose rows are the points of one op; the others have labels.
 _KEYED = ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed", "all_reduce")
@@ -182,7 +183,7 @@ def write_device(
     """Write ``root/<name>.yaml``, so that ``run`` can use what was measured; returns its path.
 
     The peak is that of the best GEMM in any measured bundle of the device under ``root``, links
-    those of the fastest message.
+    those of the fastest message. Raises ProfileError where a file of that name is not ours.
     """
     found = [key for key in list_bundles(root) if key[0] == name]
     bundles = [load_bundle(bundle_path(root, *key)) for key in found]
@@ -202,10 +203,12 @@ def write_device(
             " memory_bandwidth one large copy (bytes read and written), links the fastest message"
         ),
     )
-    path = root / f"{name}.yaml"
-    text = dump_yaml(dataclasses.asdict(spec))
-    write_whole(path, "# Written by `sarathi-sim profile`.\n" + text)
-    return path
+    content = "# Written by `sarathi-sim profile`.\n" + dump_yaml(dataclasses.asdict(spec))
+    try:
+        replace_files(root, DEVICES_KIND, {f"{name}.yaml": content.encode()})
+    except NotOursError as error:
+        raise ProfileError(str(error)) from None
+    return root / f"{name}.yaml"
 
 
 def _link(bandwidth: float) -> Link:

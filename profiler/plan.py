@@ -40,6 +40,7 @@ class Settings:
     seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
     measured whole). ``inter_node`` is a file of :mod:`profiler.ranks`.
     ``collectives`` is a bundle (or the folder of its tp<k>) to take all_reduce and send_recv from.
+    ``force`` replaces bundles that were measured already.
     """
 
     model: ModelSpec
@@ -56,6 +57,7 @@ class Settings:
     inter_node: Path | None = None
     collectives: Path | None = None
     attention: AttentionChoice = "auto"
+    force: bool = False
 
 
 def default_limits(device: str, max_position: int) -> Limits:

@@ -48,6 +48,8 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds")
     parser.add_argument("--out", type=Path, help="rank 0 writes here too")
     options = parser.parse_args()
+    if options.out and options.rank == 0 and options.out.exists():
+        parser.error(f"--out {options.out}: exists, so it is not overwritten: name another file")
     if options.store:
         end_with_parent(Path(options.store).parent)
     torch.set_num_threads(1)
@@ -72,7 +74,8 @@ def main() -> None:
                     sys.stdout.flush()
                     lines.append(line + "\n")
     if options.out and options.rank == 0:
-        options.out.write_text("".join(lines), encoding="utf-8")
+        with options.out.open("x", encoding="utf-8") as file:
+            file.writelines(lines)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # destroying a group can hang where a peer is gone already

@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.paper.claims import load_claims, readings
 from experiments.paper.variants import Constants, Lab
+from profiler.files import write_whole
 from profiler.paths import data_dir
 from profiler.plain_yaml import dump_yaml
 from profiler.threads import default_to_one_thread
@@ -115,4 +116,4 @@ def fit() -> dict[str, Any]:
 if __name__ == "__main__":
     default_to_one_thread()
     text = _HEADER + dump_yaml(fit())
-    (data_dir() / "paper" / "calibration.yaml").write_text(text, encoding="utf-8")
+    write_whole(data_dir() / "paper" / "calibration.yaml", text)

@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from profiler.files import write_whole
+
 
 def update(page: str, tables: str) -> str:
     """The page with its tables replaced by those of the same titles. Raises KeyError without."""
@@ -30,4 +32,4 @@ if __name__ == "__main__":
     images.mkdir(parents=True, exist_ok=True)
     for figure in result.glob("*.png"):
         shutil.copy(figure, images)
-    page.write_text(text, encoding="utf-8")
+    write_whole(page, text)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from experiments.paper.claims import Claim, Result, evaluate
 from experiments.paper.variants import Lab, Variant, load_calibration
-from profiler.files import write_whole
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is to do."""
@@ -66,9 +63,3 @@ def said(results: Sequence[Result]) -> list[str]:
             line += "; {} of {} gains on (gain - 1)".format(*gained[variant])
         lines.append(line)
     return lines
-
-
-def write_json(results: Iterable[Result], file: Path) -> None:
-    """The rows as a list. The file is whole, or as it was."""
-    text = json.dumps([result.row() for result in results], indent=2, allow_nan=False)
-    write_whole(file, text + "\n")

@@ -14,7 +14,15 @@ import pandas as pd
 from experiments.errors import ConfigError
 from experiments.messages import suggest
 from experiments.parameter_names import value_name
-from experiments.results import SUMMARY, SWEEP_FORMAT, policy_of
+from experiments.results import (
+    FIGURES_FORMAT,
+    SUMMARY,
+    SWEEP_FORMAT,
+    check_replaceable,
+    policy_of,
+    result_folder,
+    write_summary,
+)
 from experiments.sweeps.store import RESULTS
 from simulator.metric_registry import STEADY, Better, quantity
 
@@ -61,6 +69,7 @@ def plot_sweep(
     from experiments.sweeps.drawing import overload_note, overloaded
     from experiments.sweeps.pareto import better, pareto
 
+    check_replaceable(out, FIGURES_FORMAT)
     table = _table(folder)
     axes, contrast = _axes(folder, table)
     chosen = list(metrics or METRICS)
@@ -92,7 +101,10 @@ def plot_sweep(
         table, _requests(folder, table, growing, contrast), CDF_COLUMNS, contrast
     )
     note = overload_note(table, [*chosen, *CDF_COLUMNS])
-    return Drawn(_save(drawn, out, progress), note)
+    with result_folder(out, FIGURES_FORMAT) as scratch:
+        files = _save(drawn, scratch, progress)
+        write_summary(scratch, FIGURES_FORMAT, {"plotted": [folder.name]})
+    return Drawn([out / file.name for file in files], note)
 
 
 def with_policies(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -121,7 +133,6 @@ def _save(
 ) -> list[Path]:
     from experiments.style import save, styled
 
-    out.mkdir(parents=True, exist_ok=True)
     written = []
     for done, (name, draw) in enumerate(drawn.items()):
         if progress is not None:

@@ -64,10 +64,7 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
         (["make-bundle", "--device", "a6000", "--model", "llama-13b", "--tp", "8"], "at most 4"),
         (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
-        (
-            ["bench", "--out", "absent/bench.json"],
-            "No such file or directory: 'absent/bench.json'",
-        ),
+        (["bench", "--out", "small.yaml"], "--out small.yaml: exists and is not a folder"),
         (["calibrate", "--report", "--write"], "--write: does not go with --report"),
         (["bench", "--config", "CONFIG"], "bench times orca_pp, which is missing"),
         (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
@@ -179,13 +176,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
 
 
-def test_the_bench_file(tmp_path: Path) -> None:
-    file = tmp_path / "bench.json"
-    options = ["--set", "workload.requests=200", "--repeats", "1", "--json", "--out", str(file)]
+def test_the_numbers_of_bench(tmp_path: Path) -> None:
+    out = tmp_path / "bench"
+    options = ["--set", "workload.requests=200", "--repeats", "1", "--json", "--out", str(out)]
     done = CliRunner().invoke(app, ["bench", *options])
     assert done.exit_code == 0, done.output
-    numbers = json.loads(file.read_text())
-    assert json.loads(done.stdout) == numbers
+    numbers = json.loads(done.stdout)
+    written = json.loads((out / "summary.json").read_text())
+    assert written == {"format": "sarathi-sim bench 1", **numbers}
     for key in ("loop_s", "oracle_s", "speedup_vs_oracle", "stage_executions_per_s"):
         assert set(numbers[key]) == {"orca", "sarathi"}
         assert all(value > 0 for value in numbers[key].values())

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from experiments.cli import app
+from profiler.device import load_device
+from profiler.files import remove_empty
+from profiler.measure import asked_for, missing_degrees
+from profiler.measured import write_device
+from profiler.model import load_model
+from profiler.modelled import make_bundle
+from profiler.paths import data_dir
+from profiler.plan import Limits, Settings
+from profiler.profile_error import ProfileError
+from profiler.schema import bundle_path, load_bundle, write_bundle
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import SWEEP, tree
 
@@ -162,3 +176,196 @@ def test_figures_of_a_sweep_replace_only_such(finished: tuple[Path, Path], tmp_p
     before = tree(out)
     refused(command("plot", finished[1], "--out", out), "changed: cdf.svg", "not ours: mine.svg")
     assert tree(out) == before
+
+
+# profiles -----------------------------------------------------------------------------------------
+
+MAKE = ("make-bundle", "--device", "a6000", "--model", "tiny-llama-40m")
+
+
+def test_a_bundle_with_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+    root = tmp_path / "P"
+    assert command(*MAKE, "--out", root).exit_code == 0
+    assert command(*MAKE, "--out", root).exit_code == 0, "ours is replaced"
+    bundle = root / "a6000" / "tiny-llama-40m" / "tp1"
+    (bundle / "raw").mkdir()
+    (bundle / "raw" / "nsight.rep").write_text("hours")
+    (bundle / "linear.csv").write_text("edited")
+    before = tree(root)
+    for flags in ([], ["--force"]):
+        done = command(*MAKE, "--out", root, *flags)
+        refused(done, "changed: linear.csv", "not ours: raw/nsight.rep")
+        assert tree(root) == before
+
+
+def test_a_folder_that_is_no_bundle_is_not_replaced(tmp_path: Path) -> None:
+    bundle = tmp_path / "a6000" / "tiny-llama-40m" / "tp1"
+    bundle.mkdir(parents=True)
+    (bundle / "thesis.tex").write_text("years of work")
+    refused(command(*MAKE, "--out", tmp_path), "not an earlier result", "thesis.tex")
+    assert tree(tmp_path) == {"a6000/tiny-llama-40m/tp1/thesis.tex": b"years of work"}
+
+
+def measured(root: Path, device: str, **facts: str | int | float) -> Path:
+    """Write a bundle that says that it was measured; returns its folder."""
+    bundle = make_bundle("a6000", load_model("tiny-llama-40m"), 1)
+    meta = replace(bundle.meta, device=device, source="measured", environment=facts)
+    path = bundle_path(root, device, bundle.meta.model, 1)
+    write_bundle(replace(bundle, meta=meta), path)
+    return path
+
+
+def test_a_measured_bundle_is_replaced_only_with_force(tmp_path: Path) -> None:
+    bundle = measured(tmp_path, "a6000")
+    before = tree(tmp_path)
+    refused(command(*MAKE, "--out", tmp_path), "was measured", "--force")
+    assert tree(tmp_path) == before
+    assert command(*MAKE, "--out", tmp_path, "--force").exit_code == 0
+    assert load_bundle(bundle).meta.source == "modelled"
+    assert command(*MAKE, "--out", tmp_path).exit_code == 0, "what is modelled needs no force"
+
+
+def measuring(out: Path, **more: Any) -> Settings:
+    limits = Limits(max_tokens=64, max_context=64, max_batch=4)
+    model = load_model("tiny-llama-40m")
+    return Settings(
+        model=model, tps=(1, 2), device="cpu", dtype="float32", out=out, limits=limits, **more
+    )
+
+
+def test_the_same_measurement_goes_on_and_another_one_needs_force(tmp_path: Path) -> None:
+    """Killed in the second degree: the first is neither lost nor measured again."""
+    identities: dict[int, dict[str, object]] = {tp: {"tp": tp, "torch": "2"} for tp in (1, 2)}
+    settings, said = measuring(tmp_path), list[str]()
+    bundle = measured(tmp_path, "cpu", settings=asked_for(settings, identities[1]))
+    assert missing_degrees(settings, "cpu", identities, said.append) == [2]
+    assert said == ["tp 1: measured already; --force measures it anew"]
+    with pytest.raises(ProfileError, match=r"tp1: exists and was measured.*--force"):
+        missing_degrees(measuring(tmp_path, target=0.01), "cpu", identities, said.append)
+    with pytest.raises(ProfileError, match=r"tp1: exists and was measured.*--force"):
+        missing_degrees(settings, "cpu", {1: {"tp": 1, "torch": "3"}}, said.append)
+    forced = measuring(tmp_path, force=True)
+    assert missing_degrees(forced, "cpu", identities, said.append) == [1, 2]
+    (bundle / "notes.md").write_text("mine")
+    with pytest.raises(ProfileError, match=r"not ours: notes\.md"):
+        missing_degrees(forced, "cpu", identities, said.append)
+
+
+def test_a_device_file_of_the_users_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "cpu.yaml").write_text("name: mine\n")
+    for name in ("cpu", "other"):
+        measured(tmp_path, name)
+    before = tree(tmp_path)
+    with pytest.raises(ProfileError, match=r"cpu\.yaml: is not in manifest\.json"):
+        missing_degrees(measuring(tmp_path), "cpu", {}, print)
+    with pytest.raises(ProfileError, match=r"cpu\.yaml: is not in manifest\.json"):
+        write_device(tmp_path, "cpu", 1e9, 1e9, 4, 1, "a machine")
+    assert tree(tmp_path) == before
+    for units in (4, 8):
+        write_device(tmp_path, "other", 1e9, 1e9, units, 1, "a machine")
+    assert load_device(tmp_path / "other.yaml").num_sms == 8
+    assert (tmp_path / "cpu.yaml").read_text() == "name: mine\n"
+
+
+# --json and --out ---------------------------------------------------------------------------------
+
+
+def test_json_and_out_mean_the_same_in_every_command() -> None:
+    """--json prints an object, so it takes no value; --out is a folder."""
+    found: dict[str, set[bool]] = {"json": set(), "out": set()}
+    for name, subcommand in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for option in subcommand.params:
+            if option.name in found:
+                found[option.name].add(bool(option.is_flag))
+                assert not re.search(r"\bfile\b", option.help or ""), name
+    assert found == {"json": {True}, "out": {False}}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reproduce", "--json", "FILE"),
+        ("reproduce", "tp_batch", "--out", "FILE"),
+        ("bench", "--out", "FILE"),
+        ("bench", "--json", "FILE"),
+        ("accuracy", "--json", "FILE"),
+        ("accuracy", "--datasets", ".", "--out", "FILE"),
+        ("run", "first_experiment", "--out", "FILE"),
+        ("fit", str(data_dir() / "profiles" / "a6000" / "llama-13b" / "tp1"), "--out", "FILE"),
+        (*MAKE, "--out", "FILE"),
+    ],
+)
+def test_a_file_is_not_overwritten(tmp_path: Path, words: tuple[str, ...]) -> None:
+    keep = tmp_path / "keep.json"
+    keep.write_text("mine")
+    done = command(*(str(keep) if word == "FILE" else word for word in words))
+    assert done.exit_code == 2
+    assert tree(tmp_path) == {"keep.json": b"mine"}
+
+
+def test_the_papers_figures_replace_only_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(out: Path, *_: object) -> None:
+        (out / "tables.md").write_text("tables")
+
+    monkeypatch.setattr("experiments.paper.gallery.write_gallery", drawn)
+    out = tmp_path / "paper"
+    for _ in range(2):
+        assert command("reproduce", "tile_257", "--out", out).exit_code == 0
+    (out / "notes.md").write_text("mine")
+    before = tree(out)
+    refused(command("reproduce", "tile_257", "--out", out), "not ours: notes.md")
+    assert tree(out) == before
+
+
+# where --out leads --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run", "sweep"])
+def test_out_on_a_loop_of_links(tmp_path: Path, sweep_config: Path, name: str) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    config = sweep_config if name == "sweep" else "first_experiment"
+    for out in (tmp_path / "a", tmp_path / "a" / "below"):
+        refused(command(name, config, "--out", out), "its links lead in a circle")
+    done = command(*MAKE, "--out", tmp_path / "a")
+    refused(done, str(tmp_path / "a"))
+
+
+def test_out_through_a_link_is_written_where_it_leads(write_config: Write, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    for _ in range(2):
+        done = command(
+            "run", write_config(SMALL), "--out", tmp_path / "link", "--no-figures", "--quiet"
+        )
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there" / "summary.json").is_file()
+
+
+def test_out_on_two_thousand_nested_folders(
+    write_config: Write, sweep_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too long a path for the system: one line, and none of the folders is left."""
+    config = write_config(SMALL)
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    for words in (("run", config), ("sweep", sweep_config), MAKE, ("plot", "nothing")):
+        done = command(*words, "--out", "/".join(["dd"] * 2000))
+        refused(done)
+        assert (tree(tmp_path), (tmp_path / "dd").exists()) == (before, False)
+
+
+def test_out_below_the_recursion_limit_and_the_longest_path(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path(*["d"] * 1500)
+    done = command("run", write_config(SMALL), "--out", out, "--no-figures", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert (out / "summary.json").is_file()
+    shutil.move(out, tmp_path / "result")
+    remove_empty([out.parent, *out.parent.parents])
+    assert not Path("d").exists()

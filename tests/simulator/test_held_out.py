@@ -102,4 +102,4 @@ def test_the_command_writes_table_and_figures(tmp_path: Path) -> None:
     figures = {path.name for path in (out / "figures").iterdir()}
     assert {"ffn_ln1.png", "ffn_ln1.svg", "attn_decode.png", "send_recv_inter_node.svg"} <= figures
     refused = CliRunner().invoke(app, ["fit", str(folder), "--out", str(folder)])
-    assert refused.exit_code == 2 and "not an earlier result" in refused.stderr
+    assert refused.exit_code == 2 and "another kind (measured bundle)" in refused.stderr
