@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import secrets
 from pathlib import Path
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -104,9 +105,15 @@ def _three_renames(first: Path, second: Path) -> None:
 
 
 def restore(place: Path) -> None:
-    """Put back the folder that a process took from ``place`` that was killed within an exchange."""
-    if not os.path.lexists(place) and _aside(place).is_dir():
-        _aside(place).replace(place)
+    """Put back the folder that a process took from ``place`` that was killed within an exchange.
+
+    Where the new folder was in place already, the earlier one gets a name that is in nobody's way.
+    """
+    aside = _aside(place)
+    if aside.is_dir() and not os.path.lexists(place):
+        aside.replace(place)
+    elif aside.is_dir():
+        aside.replace(place.with_name(f".{place.name}.{secrets.token_hex(4)}"))
 
 
 def _aside(place: Path) -> Path:

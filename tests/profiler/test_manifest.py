@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from profiler import files, manifest
+from profiler.files import restore
 from profiler.manifest import (
     MANIFEST,
     Manifest,
@@ -208,3 +212,57 @@ def test_a_manifest_is_written_for_all_that_is_there(tmp_path: Path) -> None:
     write_manifest(tmp_path, KIND)
     assert read_manifest(tmp_path) == manifest_of(KIND, {"sub/a": b"x"})
     assert Manifest(KIND).dump() != Manifest("other").dump()
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_kill_at_any_step_leaves_the_earlier_folder_or_the_new_one(
+    place: Path, atomic: bool
+) -> None:
+    """As kill -9 does: a child of this process ends without a word before its n-th step."""
+    old = read_manifest(place)
+    new = manifest_of(KIND, {"a.txt": b"A", "c.txt": b"c"})
+    seen, step = [], 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            _replace_and_die(place, step, atomic)
+        _, status = os.waitpid(child, 0)
+        restore(place)
+        found = read_manifest(place)
+        assert found in (old, new) and os.waitstatus_to_exitcode(status) in (0, 9), step
+        assert found is not None and str(differences(place, found)) == "", step
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+        seen.append(found == new)
+        shutil.rmtree(place.with_name(".scratch"), ignore_errors=True)
+        if found == new:
+            put(place, {"a.txt": "a", "below/b.txt": "b"})
+        step += 1
+    assert found == new
+    assert {True, False} <= set(seen), "some were killed before the exchange, some after it"
+
+
+def _replace_and_die(place: Path, step: int, atomic: bool) -> None:
+    """Replace the folder, and end before the ``step``-th change of the file system."""
+    left = step
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def change_or_die(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os._exit(9)
+            return change(*arguments, **options)
+
+        return change_or_die
+
+    try:
+        if not atomic:
+            files._EXCHANGE = 1 << 20  # a flag that no system knows
+        for owner, name in ((os, "rename"), (os, "replace"), (os, "unlink"), (os, "rmdir")):
+            setattr(owner, name, counted(getattr(owner, name)))
+        manifest.exchange = counted(files.exchange)
+        put(place, {"a.txt": "A", "c.txt": "c"})
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
