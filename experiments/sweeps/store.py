@@ -144,8 +144,9 @@ class Store:
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            replace_folder(scratch, place, FORMAT)
-        except OSError:
+            with _refusals():
+                replace_folder(scratch, place, FORMAT)
+        except (OSError, ConfigError):
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         self.failure(result.key).unlink(missing_ok=True)
