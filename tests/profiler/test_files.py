@@ -120,7 +120,6 @@ def test_folders_nested_beyond_the_recursion_limit(tmp_path: Path) -> None:
     deep = Path(tmp_path, *(["d"] * 1500))
     made = make_folders(deep)
     assert (len(made), made[0], deep.is_dir()) == (1500, deep, True)
-    (deep / "..").resolve().joinpath("mine").write_text("kept")
+    (tmp_path / "d" / "mine").write_text("kept")
     remove_empty(made)
-    assert not deep.exists()
-    assert deep.with_name("mine").read_text() == "kept"
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["mine"]
