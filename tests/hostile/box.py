@@ -114,7 +114,7 @@ def lost(
     ``ours`` is what earlier commands wrote, as they wrote it: it may be replaced below the target
     of the command.
     """
-    target = os.path.realpath(box / Path(command.target).expanduser()) if command.target else None
+    target = command.target and os.path.realpath(box / command.target.replace("~/", f"{box}/", 1))
     moved = {digest for path, digest in after.items() if path not in before}
 
     def replaceable(path: str) -> bool:
