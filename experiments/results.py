@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.errors import ConfigError
-from profiler.files import make_folders, remove_empty, restore
+from profiler.files import make_folders, regular, remove_empty, restore
 from profiler.manifest import NotOursError, check_ours, replace_folder
 from profiler.plain_yaml import read_mapping
 from profiler.strict import SpecError
@@ -108,7 +108,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The folder's summary; empty where there is none."""
     name = VALIDATION if (folder / VALIDATION).is_file() else SUMMARY
     try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        content = json.loads(regular(folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -184,8 +184,9 @@ def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
     requests, ledger = folder / "requests.parquet", folder / "ledger.csv"
     gaps = folder / TOKEN_GAPS  # which the runs of a sweep do not keep
     try:
-        token_gaps = pd.read_parquet(gaps) if gaps.exists() else None
-        tables = Tables(pd.read_parquet(requests), pd.read_csv(ledger), token_gaps, policy, steady)
+        token_gaps = pd.read_parquet(regular(gaps)) if gaps.exists() else None
+        served, idle = pd.read_parquet(regular(requests)), pd.read_csv(regular(ledger))
+        tables = Tables(served, idle, token_gaps, policy, steady)
     except (OSError, ValueError, LookupError, NotImplementedError) as error:
         raise ConfigError(f"{folder}: the result is damaged: {error}") from None
     needed = {requests: (tables.requests, REQUEST_COLUMNS), ledger: (tables.ledger, LEDGER_COLUMNS)}

@@ -22,6 +22,15 @@ def partial(file: Path) -> Path:
     return file.with_name(f".{file.name}.partial")
 
 
+def regular(file: Path) -> Path:
+    """``file`` itself, which may be missing. Raises OSError where it is a folder, or what has no
+    end: a device, or a pipe.
+    """
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "is not a regular file", str(file))
+    return file
+
+
 def write_whole(file: Path, content: str | bytes) -> None:
     """Replace ``file`` by one with this content, text as UTF-8; else it stays as it was.
 

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from profiler.files import exchange, flush_folder, partial, restore, write_whole
+from profiler.files import exchange, flush_folder, partial, regular, restore, write_whole
 
 MANIFEST = "manifest.json"
 _FORMAT = "sarathi-sim manifest 1"
@@ -110,7 +110,7 @@ def write_manifest(folder: Path, kind: str) -> None:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of ``folder``; None where it has none of ours, or a damaged one."""
     try:
-        tree = json.loads((folder / MANIFEST).read_bytes())
+        tree = json.loads(regular(folder / MANIFEST).read_bytes())
         if tree["format"] != _FORMAT:
             return None
         found = Manifest(

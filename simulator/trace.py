@@ -117,7 +117,8 @@ def _column(path: Path, header: list[str], names: tuple[str, ...]) -> int:
         if name in header:
             return header.index(name)
     raise WorkloadError(
-        f"{path}: none of the columns {', '.join(names)}; the file has {', '.join(header)}"
+        f"{path}: none of the columns {', '.join(names)}; the file has "
+        f"{', '.join(' '.join(name.split()) for name in header)}"
     )
 
 

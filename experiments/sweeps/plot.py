@@ -24,6 +24,7 @@ from experiments.results import (
     write_summary,
 )
 from experiments.sweeps.store import RESULTS
+from profiler.files import regular
 from simulator.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _save(
 
 def _summary(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / SUMMARY).read_bytes())
+        found = json.loads(regular(folder / SUMMARY).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -152,7 +153,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def _table(folder: Path) -> pd.DataFrame:
     try:
-        table = pd.read_parquet(folder / RESULTS)
+        table = pd.read_parquet(regular(folder / RESULTS))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder / RESULTS}: the sweep is damaged: {error}") from None
     if table.empty:
@@ -217,7 +218,7 @@ def _requests(
     for (_, row), overloaded in zip(table.iterrows(), growing, strict=True):
         path = folder / "runs" / row["run"] / row["name"] / "requests.parquet"
         try:
-            requests = pd.read_parquet(path, columns=list(CDF_COLUMNS))
+            requests = pd.read_parquet(regular(path), columns=list(CDF_COLUMNS))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: the sweep is damaged: {error}") from None
         if overloaded:

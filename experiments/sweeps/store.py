@@ -28,7 +28,7 @@ from typing import Any
 from experiments.errors import ConfigError
 from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, resolved
 from experiments.sweeps.work import Result
-from profiler.files import make_folders, partial, write_whole
+from profiler.files import make_folders, partial, regular, write_whole
 from profiler.folder_lock import FolderBusyError, FolderLock
 from profiler.manifest import (
     MANIFEST,
@@ -173,7 +173,7 @@ class Store:
         """The numbers of a finished run. Raises ConfigError where its folder is damaged."""
         path = self.runs / key / SUMMARY
         try:
-            summary = json.loads(path.read_bytes())["scenarios"][name]
+            summary = json.loads(regular(path).read_bytes())["scenarios"][name]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{path}: damaged ({error}): remove the folder {path.parent} and give --resume"

@@ -151,7 +151,10 @@ def _damaged_tree(
         if not isinstance(parent, dict | list):
             continue
         change = rng.random()
-        if change < 0.65 or isinstance(parent, list):
+        old = parent[path[-1]]
+        if isinstance(old, int | float) and rng.random() < 0.5:
+            parent[path[-1]] = _nearby(old, rng)
+        elif change < 0.65 or isinstance(parent, list):
             parent[path[-1]] = slot(value(rng))
         elif change < 0.8:
             del parent[path[-1]]
@@ -162,6 +165,14 @@ def _damaged_tree(
     for name, replacement in raw.items():
         text = text.replace(name, replacement, 1)
     return text
+
+
+def _nearby(number: float, rng: Random) -> float:
+    """Another number of the same type, which may well be allowed."""
+    if isinstance(number, bool):
+        return not number
+    other = number * rng.choice((-1, 0, 0.01, 0.1, 0.5, 2, 3, 10, 100)) + rng.choice((0, 0, 1, -1))
+    return type(number)(other)
 
 
 def damaged_yaml(content: bytes, rng: Random) -> bytes:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from profiler.files import exchange, make_folders, partial, remove_empty, restore, write_whole
+from profiler.files import (
+    exchange,
+    make_folders,
+    partial,
+    regular,
+    remove_empty,
+    restore,
+    write_whole,
+)
 from profiler.manifest import replace_folder
 
 
@@ -123,3 +131,17 @@ def test_folders_nested_beyond_the_recursion_limit(tmp_path: Path) -> None:
     (tmp_path / "d" / "mine").write_text("kept")
     remove_empty(made)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["mine"]
+
+
+def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
+    """A device gives bytes for ever, and a pipe waits for somebody who writes."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path):
+        with pytest.raises(OSError, match="is not a regular file"):
+            regular(path)
+    for name in ("file", "link"):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to("file")
+        assert regular(tmp_path / name) == tmp_path / name
+        (tmp_path / "file").touch()
