@@ -23,11 +23,14 @@ class Batch:
     ``skip``            decoding members of the slot that sit this iteration out
     ``members``         gives the slot's decoding sequences, for who executes the batch: nothing
                         that times it needs them one by one
+    ``yields``          in a pool, those whose chunk is their last: it yields a token
+    ``iteration``       in a pool, which one of the slot's it is
     """
 
     __slots__ = (
         "chunks",
         "decode_context",
+        "iteration",
         "longest_context",
         "members",
         "num_decodes",
@@ -35,6 +38,7 @@ class Batch:
         "prefill_tokens",
         "skip",
         "slot",
+        "yields",
     )
 
     def __init__(
@@ -48,6 +52,8 @@ class Batch:
         padding: int = 0,
         skip: tuple[Sequence, ...] = (),
         members: Callable[[], Iterable[Sequence]] = tuple,
+        yields: tuple[Sequence, ...] = (),
+        iteration: int = -1,
     ) -> None:
         self.slot = slot
         self.chunks = chunks
@@ -58,6 +64,8 @@ class Batch:
         self.padding = padding
         self.skip = skip
         self.members = members
+        self.yields = yields
+        self.iteration = iteration
 
     @property
     def num_tokens(self) -> int:

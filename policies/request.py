@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+
+Prefix = tuple[tuple[Hashable, int], ...]
+"""What a prompt shares with others: names, each with the token up to which it holds, ascending.
+
+Sequences that carry the same name agree in all tokens up to there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
+    priority: int = 0
+    prefix: Prefix = ()
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
@@ -40,36 +48,77 @@ class Request:
 class Sequence:
     """A request as policies see it: prompt, declared limit, and how much of the prompt is done.
 
-    ``kv_tokens`` is what admitting it reserves in the KV cache, in tokens.
+    ``kv_tokens`` is what admitting it reserves in the KV cache, in tokens. ``target`` is how many
+    tokens must be processed before it decodes: its prompt and, after a preemption, what it had
+    generated; ``prefilled`` is how many of them have been.
     """
 
     __slots__ = (
         "_first_ride",
         "_group",
         "_next_ride",
+        "arrival_s",
+        "awaited",
         "id",
         "kv_tokens",
         "max_tokens",
+        "offset",
+        "order",
         "prefilled",
+        "prefix",
+        "priority",
         "prompt_tokens",
+        "stale",
+        "target",
+        "yielding",
     )
 
-    def __init__(self, id: int, prompt_tokens: int, max_tokens: int, kv_tokens: int) -> None:
+    def __init__(
+        self,
+        id: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        kv_tokens: int,
+        *,
+        arrival_s: float = 0.0,
+        priority: int = 0,
+        prefix: Prefix = (),
+    ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.kv_tokens = kv_tokens
+        self.arrival_s = arrival_s
+        self.priority = priority
+        self.prefix = prefix
+        self.target = prompt_tokens
         self.prefilled = 0
         # Where it rides, kept by the scheduler: the group (-1: none yet), and the first and next
         # iterations of the run of consecutive iterations it is in.
         self._group = -1
         self._first_ride = 0
         self._next_ride = 0
+        # In a pool: its place in the order of admission; its context less its cohort's iteration;
+        # chunk tokens in flight; those of them from before a preemption; whether its first token
+        # is on the way.
+        self.order = -1
+        self.offset = 0
+        self.awaited = 0
+        self.stale = 0
+        self.yielding = False
 
     @property
     def remaining_prompt(self) -> int:
-        """Prompt tokens not processed yet."""
-        return self.prompt_tokens - self.prefilled
+        """Tokens to process before it decodes."""
+        return self.target - self.prefilled
+
+    def content(self, index: int, block_size: int) -> Hashable:
+        """What its block ``index`` holds: the same for sequences that agree up to its end."""
+        end = (index + 1) * block_size
+        for name, until in self.prefix:
+            if end <= until:
+                return (name, index)
+        return (self, index)
 
     def __repr__(self) -> str:
-        return f"Sequence({self.id}, prompt={self.prefilled}/{self.prompt_tokens})"
+        return f"Sequence({self.id}, prompt={self.prefilled}/{self.target})"

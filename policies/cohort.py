@@ -1,0 +1,98 @@
+"""Sequences that decode together, counted so that an iteration costs the same whatever their number.
+
+Every iteration each member's context grows by one token, so a member's context less the cohort's
+``iteration`` stays as it is (its ``offset``). Which members open a new KV block in an iteration
+depends only on ``(offset + iteration) mod block_size``: they are kept by that phase.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from policies.request import Sequence
+
+
+class Cohort:
+    """The decoding sequences of one slot.
+
+    ``iteration``   the next one to be formed
+    ``outstanding`` how many formed ones have not returned
+    ``opens``       the scheduling step from which on the next one may be formed
+    ``context``     KV tokens of the members before the next iteration, summed
+    ``members``     in the order of joining, each with the first iteration it decodes in
+    ``stops``       by iteration, the members that will have all the tokens they may then
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_offsets",
+        "_phases",
+        "context",
+        "index",
+        "iteration",
+        "members",
+        "opens",
+        "outstanding",
+        "stops",
+    )
+
+    def __init__(self, index: int, block_size: int) -> None:
+        self.index = index
+        self.iteration = 0
+        self.outstanding = 0
+        self.opens = 0
+        self.context = 0
+        self.members: dict[Sequence, int] = {}
+        self.stops: dict[int, list[Sequence]] = {}
+        self._block_size = block_size
+        self._offsets: list[int] = []
+        self._phases: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def longest(self) -> int:
+        """The largest context among the members; 0 without any."""
+        return self._offsets[-1] + self.iteration if self._offsets else 0
+
+    def context_of(self, sequence: Sequence) -> int:
+        """KV tokens a member holds before the next iteration."""
+        return sequence.offset + self.iteration
+
+    def at_block_end(self, ahead: int = 0) -> dict[Sequence, None]:
+        """Members whose context is a multiple of the block size, ``ahead`` iterations from now."""
+        return self._phases[(self.iteration + ahead) % self._block_size]
+
+    def join(self, sequence: Sequence, context: int) -> None:
+        """Let a sequence that holds ``context`` tokens decode from the next iteration on."""
+        offset = sequence.offset = context - self.iteration
+        self.members[sequence] = self.iteration
+        self.context += context
+        insort(self._offsets, offset)
+        self._phases[-offset % self._block_size][sequence] = None
+
+    def leave(self, sequence: Sequence) -> int:
+        """Take a member out; returns its context."""
+        del self.members[sequence]
+        offset = sequence.offset
+        context = offset + self.iteration
+        self.context -= context
+        del self._offsets[bisect_left(self._offsets, offset)]
+        del self._phases[-offset % self._block_size][sequence]
+        return context
+
+    def advance(self) -> None:
+        """An iteration with all members was formed."""
+        self.iteration += 1
+        self.outstanding += 1
+        self.context += len(self.members)
+
+    def returned(self) -> int:
+        """The oldest outstanding iteration came back; returns its number."""
+        self.outstanding -= 1
+        return self.iteration - self.outstanding - 1
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.members)

@@ -1,0 +1,500 @@
+"""The scheduler of engines with paged memory: any request may ride in any micro-batch.
+
+The drivers use it like :class:`~policies.scheduler.Scheduler`. What differs is whom a policy sees:
+everybody who runs, not the members of one micro-batch; and what it may do: preempt. A policy acts on
+the pool while it plans (:class:`PoolPolicy`), because whether a request fits depends on the blocks
+that those before it took or gave back.
+
+Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are scheduled,
+as in vLLM. Who ends, and with which token, only the driver knows (:class:`Endings`).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from policies.batch import Batch, Chunk
+from policies.cohort import Cohort
+from policies.kv import Block, Blocks
+from policies.request import Request, Sequence
+from policies.scheduler import DECODE, PADDING, PREFILL, PolicyError
+
+RECOMPUTE = 3
+"""What a request does in a ride, beside those of the scheduler: it processes again what it lost."""
+
+
+class Endings(Protocol):
+    """Who ends: told by the driver, which alone knows the output lengths or sees the tokens."""
+
+    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes from the cohort's next iteration on."""
+
+    def left(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes no longer in iterations that are not formed yet."""
+
+    def ended(self, batch: Batch) -> Iterable[Sequence]:
+        """Those whose last token came with this batch."""
+
+
+class PoolPolicy(Protocol):
+    """Decides what an iteration does by acting on the pool, and keeps nothing between calls.
+
+    ``pooled`` marks it. ``max_num_seqs`` is the most sequences that run at a time. ``ahead`` is 0
+    where an iteration is formed when the last one has returned; else the least number of
+    steps between two iterations of a sequence, formed without waiting for its token. ``order`` is
+    the key by which requests wait, smallest first, or None for first come, first served.
+    """
+
+    pooled: bool
+    max_num_seqs: int
+    ahead: int
+    order: Callable[[Sequence], Any] | None
+
+    def plan(self, pool: Pool) -> None:
+        """Put together the next iteration; it may stay empty."""
+
+
+class Pool:
+    """Queues requests, lets the policy act, and keeps the books of one replica with paged memory.
+
+    ``waiting``  sequences that hold no memory, in the order in which they are served
+    ``running``  those that do, in the order of admission
+    ``partials`` those of them whose prompt is not all scheduled, in that order
+    ``step``     how often an iteration was formed
+    ``blocks``   the KV cache
+    """
+
+    def __init__(
+        self,
+        policy: PoolPolicy,
+        blocks: Blocks,
+        *,
+        max_in_flight: int = 1,
+        max_length: int,
+        endings: Endings,
+    ) -> None:
+        self.policy = policy
+        self.blocks = blocks
+        self.max_in_flight = max_in_flight
+        self.max_length = max_length
+        self.endings = endings
+        self.waiting: deque[Sequence] | list[Sequence] = [] if policy.order else deque()
+        self.running: dict[Sequence, None] = {}
+        self.partials: dict[Sequence, None] = {}
+        self.step = 0
+        self.num_preempted = 0
+        self.cohorts: list[Cohort] = []
+        self.rides: array[int] = array("q")
+        self._orders = 0
+        self._in_flight = 0
+        self._unfinished = 0
+        self._home: dict[Sequence, Cohort] = {}  # of everyone whose prompt is processed
+        # Of those, the ones all of whose tokens are scheduled (they run until the last one is
+        # back): the first iteration they decoded in, and the one they would have been next in.
+        self._draining: dict[Sequence, tuple[int, int]] = {}
+        # Iterations in which a sequence decoded before it moved to another slot, while in flight.
+        self._abroad: dict[Sequence, list[tuple[int, int]]] = {}
+        # Preempted while decoding in iterations that are out, by slot and iteration.
+        self._stale: dict[tuple[int, int], list[Sequence]] = {}
+        # The iteration that is being put together.
+        self._ready = Cohort(0, 1)
+        self._chunks: dict[Sequence, int] = {}
+        self._decodes: dict[Sequence, None] | None = {}
+
+    # What drivers use --------------------------------------------------------------------------
+
+    def refusal(self, request: Request) -> str | None:
+        """Why the request could never be served, or None if it can."""
+        length = request.prompt_tokens + request.max_tokens
+        if length > self.max_length:
+            return (
+                f"needs {length} tokens (prompt {request.prompt_tokens} + declared maximum "
+                f"{request.max_tokens}), but max_length is {self.max_length}"
+            )
+        if self.blocks.blocks(length - 1) > self.blocks.capacity:
+            return (
+                f"needs {self.blocks.blocks(length - 1)} KV blocks, "
+                f"but the replica holds {self.blocks.capacity}"
+            )
+        return None
+
+    def add(self, request: Request) -> str | None:
+        """Queue an arrived request. Returns why it is rejected, or None."""
+        reason = self.refusal(request)
+        if reason is None:
+            sequence = Sequence(
+                request.id,
+                request.prompt_tokens,
+                request.max_tokens,
+                0,
+                arrival_s=request.arrival_s,
+                priority=request.priority,
+                prefix=request.prefix,
+            )
+            self._queue(sequence, last=True)
+            self._unfinished += 1
+        return reason
+
+    @property
+    def idle(self) -> bool:
+        """Whether an iteration may be formed."""
+        return self._unfinished > 0 and self._in_flight < self.max_in_flight
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were accepted and are not done."""
+        return self._unfinished
+
+    def next_batch(self) -> Batch | None:
+        """Form the next iteration, which is empty if everybody is in flight; None if none may be."""
+        if not self.idle:
+            return None
+        batch = self.form()
+        if not batch.num_tokens and self._in_flight == 1:
+            self.complete(batch)  # nothing is under way: there is no use in going round empty
+            return None
+        return batch
+
+    def form(self) -> Batch:
+        """Form an iteration, whatever is in flight."""
+        self.step += 1
+        self._ready = self._gather()
+        self._chunks, self._decodes = {}, {}
+        self.policy.plan(self)
+        return self._close()
+
+    def complete(self, batch: Batch) -> list[Sequence]:
+        """Book an iteration that returned from the last stage; returns whom it finished."""
+        self._in_flight -= 1
+        cohort = self.cohorts[batch.slot]
+        iteration = cohort.returned()
+        ended = list(self.endings.ended(batch))
+        yields = set(batch.yields)
+        for sequence, tokens, _ in batch.chunks:
+            sequence.awaited -= tokens
+            if sequence.stale:
+                sequence.stale -= tokens
+                sequence.target += sequence in yields
+            elif sequence in yields:
+                sequence.yielding = False
+                if not self.policy.ahead:
+                    self._join(sequence, cohort, sequence.target)
+        for sequence in self._stale.pop((batch.slot, iteration), ()):
+            sequence.stale -= 1
+            sequence.target += 1
+        if self.blocks.caching and self.policy.ahead:
+            # What has come back is known now: full blocks of those who were in this iteration.
+            for sequence in cohort.at_block_end(1 - (cohort.iteration - iteration)):
+                self.blocks.enter(sequence, sequence.offset + iteration + 1)
+            for sequence, (first, stop) in self._draining.items():
+                if self._home[sequence] is cohort and first <= iteration < stop:
+                    self.blocks.enter(sequence, sequence.offset + iteration + 1)
+        for sequence in sorted(ended, key=_order):
+            self._finish(sequence, cohort, iteration)
+        return ended
+
+    # What policies see and do ------------------------------------------------------------------
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences that could decode in this iteration."""
+        return len(self._ready)
+
+    @property
+    def decode_blocks(self) -> int:
+        """KV blocks that it takes if they all do."""
+        return len(self._ready.at_block_end())
+
+    def decodes_all(self) -> int:
+        """Let them all decode; returns how many they are."""
+        ready, blocks = self._ready, self.blocks
+        full = ready.at_block_end()
+        blocks.grow(full, len(full))
+        if blocks.caching and not self.policy.ahead:
+            for sequence in ready.at_block_end(1):
+                blocks.enter(sequence, ready.context_of(sequence) + 1)
+        self._decodes = None
+        return len(ready)
+
+    def eligible(self) -> list[Sequence]:
+        """All running sequences that have something to compute, in the order of admission."""
+        return sorted([*self._ready, *self.partials], key=_order)
+
+    def remaining(self, sequence: Sequence) -> int:
+        """Tokens that an eligible sequence could compute now."""
+        return 1 if sequence in self._ready.members else sequence.target - sequence.prefilled
+
+    def context(self, sequence: Sequence) -> int:
+        """Tokens that an eligible sequence has KV for."""
+        if sequence in self._ready.members:
+            return self._ready.context_of(sequence)
+        return sequence.prefilled
+
+    def needs(self, sequence: Sequence, tokens: int) -> int:
+        """Free blocks it takes for an eligible sequence to compute ``tokens`` more tokens."""
+        if sequence in self._ready.members:
+            return int(sequence in self._ready.at_block_end())
+        return self.blocks.need(sequence, sequence.prefilled + tokens)
+
+    def run(self, sequence: Sequence, tokens: int) -> None:
+        """Let an eligible sequence compute ``tokens`` tokens; its blocks must be free."""
+        if sequence in self._ready.members:
+            self._decode_one(sequence)
+            return
+        total = sequence.prefilled + tokens
+        self.blocks.take(sequence, total)
+        self.blocks.enter(sequence, min(total, sequence.target))
+        self._chunks[sequence] = tokens
+
+    def newest(self) -> Sequence:
+        """The running sequence that was admitted last."""
+        return next(reversed(self.running))
+
+    def preempt(self, sequence: Sequence) -> int:
+        """Take its memory from a running sequence; it waits again, with what it has generated.
+
+        Returns the tokens that it had been given in this iteration.
+        """
+        given = self._chunks.pop(sequence, 0)
+        del self.running[sequence]
+        self.num_preempted += 1
+        if sequence in self._home:
+            given += self._take_back(sequence)
+            out = self._out(sequence)
+            context = self._leave(sequence)
+            self.blocks.release(sequence, context + given)
+            for slot, iteration in out:
+                self._stale.setdefault((slot, iteration), []).append(sequence)
+            sequence.stale = len(out) + sequence.awaited
+            sequence.target = context + 1 - len(out) - sequence.yielding
+        else:
+            # Its chunks count as processed, but for the one of this iteration.
+            self.partials.pop(sequence, None)
+            self.blocks.release(sequence, sequence.prefilled + given)
+            sequence.stale = sequence.awaited
+            self._end_chunks(sequence)
+        sequence.prefilled = 0
+        sequence.yielding = False
+        self._queue(sequence, last=False)
+        return given
+
+    def admit(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
+        """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more."""
+        if self.waiting[0] is sequence and isinstance(self.waiting, deque):
+            self.waiting.popleft()
+        else:
+            self.waiting.remove(sequence)
+        cached = len(hits) * self.blocks.block_size
+        total = cached + tokens
+        self.blocks.take(sequence, total, hits)
+        self.blocks.enter(sequence, min(total, sequence.target))
+        sequence.prefilled = cached
+        sequence.order = self._orders
+        self._orders += 1
+        self.running[sequence] = None
+        self.partials[sequence] = None
+        self._chunks[sequence] = tokens
+
+    # The books -----------------------------------------------------------------------------------
+
+    def _queue(self, sequence: Sequence, *, last: bool) -> None:
+        """Let a sequence wait: behind all others or before them, or where its key puts it."""
+        if isinstance(self.waiting, list):
+            insort(self.waiting, sequence, key=self.policy.order)
+        elif last:
+            self.waiting.append(sequence)
+        else:
+            self.waiting.appendleft(sequence)
+
+    def _free_cohort(self) -> Cohort:
+        """A slot with no members and nothing in flight."""
+        for cohort in self.cohorts:
+            if not cohort.members and not cohort.outstanding and cohort is not self._ready:
+                return cohort
+        self.cohorts.append(Cohort(len(self.cohorts), self.blocks.block_size))
+        return self.cohorts[-1]
+
+    def _gather(self) -> Cohort:
+        """Everybody who could decode now, in one cohort: the largest takes in the others."""
+        ahead, step = self.policy.ahead, self.step
+        ready = [
+            cohort
+            for cohort in self.cohorts
+            if cohort.members and (cohort.opens <= step if ahead else not cohort.outstanding)
+        ]
+        if not ready:
+            return self._free_cohort()
+        largest = max(ready, key=len) if len(ready) > 1 else ready[0]
+        for cohort in ready:
+            if cohort is not largest:
+                for sequence in list(cohort):
+                    self._move(sequence, largest)
+        for sequence in largest.stops.pop(largest.iteration, ()):
+            # (It may have been preempted, and have come again with a later stop, meanwhile.)
+            first = largest.members.get(sequence)
+            if first is not None and self._stop(sequence) <= largest.iteration:
+                self._draining[sequence] = (first, largest.iteration)
+                largest.leave(sequence)
+        return largest
+
+    def _join(self, sequence: Sequence, cohort: Cohort, context: int) -> None:
+        cohort.join(sequence, context)
+        self._home[sequence] = cohort
+        self.endings.joined(sequence, cohort)
+        if self.policy.ahead:
+            stop = max(self._stop(sequence), cohort.iteration)
+            cohort.stops.setdefault(stop, []).append(sequence)
+
+    def _stop(self, sequence: Sequence) -> int:
+        """The iteration before which all tokens that a decoding sequence may have are scheduled."""
+        most = min(sequence.prompt_tokens + sequence.max_tokens, self.max_length)
+        return most - 1 - sequence.offset
+
+    def _leave(self, sequence: Sequence, last: int | None = None) -> int:
+        """Take a sequence from where it decodes; returns its context.
+
+        Its ride ends with iteration ``last`` (the last one formed unless given).
+        """
+        cohort = self._home.pop(sequence)
+        self.endings.left(sequence, cohort)
+        self._abroad.pop(sequence, None)
+        if sequence in self._draining:
+            first, stop = self._draining.pop(sequence)
+            context = sequence.offset + stop
+        else:
+            first, stop = cohort.members[sequence], cohort.iteration
+            context = cohort.leave(sequence)
+        if last is None:
+            last = stop - 1
+        self._log(sequence, DECODE, cohort.index, first, min(last, stop - 1))
+        self._log(sequence, PADDING, cohort.index, max(first, last + 1), stop - 1)
+        return context
+
+    def _move(self, sequence: Sequence, to: Cohort) -> None:
+        out = self._out(sequence)
+        self._join(sequence, to, self._leave(sequence))
+        if out:
+            self._abroad[sequence] = out
+
+    def _out(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """Slot and iteration of every decode of a sequence that has not returned."""
+        cohort = self._home[sequence]
+        stop = cohort.iteration
+        if sequence in self._draining:
+            first, stop = self._draining[sequence]
+        else:
+            first = cohort.members[sequence]
+        oldest = cohort.iteration - cohort.outstanding
+        out = [
+            (slot, iteration)
+            for slot, iteration in self._abroad.get(sequence, ())
+            if iteration >= self.cohorts[slot].iteration - self.cohorts[slot].outstanding
+        ]
+        return out + [(cohort.index, i) for i in range(max(first, oldest), stop)]
+
+    def _decode_one(self, sequence: Sequence) -> None:
+        """Let one of those who could decode do so."""
+        ready, blocks = self._ready, self.blocks
+        if sequence in ready.at_block_end():
+            blocks.grow((sequence,), 1)
+        if not self.policy.ahead:
+            blocks.enter(sequence, ready.context_of(sequence) + 1)
+        assert self._decodes is not None
+        self._decodes[sequence] = None
+
+    def _take_back(self, sequence: Sequence) -> int:
+        """Undo :meth:`_decode_one` where it was done; returns the tokens."""
+        if self._decodes is None:
+            raise PolicyError(f"{sequence} is preempted although its decode was scheduled")
+        if sequence in self._decodes:
+            del self._decodes[sequence]
+            return 1
+        return 0
+
+    def _close(self) -> Batch:
+        """The iteration as the policy put it together."""
+        home = self._ready
+        if self._decodes is not None and len(self._decodes) < len(home):
+            home = self._split()
+        iteration, decodes = home.iteration, len(home)
+        context, longest = home.context, home.longest
+        chunks: list[Chunk] = []
+        yields: list[Sequence] = []
+        prefill_tokens = 0
+        for sequence, tokens in self._chunks.items():
+            chunks.append((sequence, tokens, sequence.prefilled))
+            prefill_tokens += tokens
+            if sequence._group != home.index or sequence._next_ride != iteration:
+                self._end_chunks(sequence)
+                sequence._group, sequence._first_ride = home.index, iteration
+            sequence._next_ride = iteration + 1
+            sequence.prefilled += tokens
+            sequence.awaited += tokens
+            if sequence.prefilled == sequence.target:
+                del self.partials[sequence]
+                sequence.yielding = True
+                yields.append(sequence)
+                self._end_chunks(sequence)
+        home.advance()
+        self._in_flight += 1
+        if self.policy.ahead:
+            home.opens = self.step + self.policy.ahead
+            for sequence in yields:
+                self._join(sequence, home, sequence.target)
+        members = home.members
+        return Batch(
+            home.index,
+            tuple(chunks),
+            prefill_tokens,
+            decodes,
+            context,
+            longest,
+            members=lambda: [s for s, first in members.items() if first <= iteration],
+            yields=tuple(yields),
+            iteration=iteration,
+        )
+
+    def _split(self) -> Cohort:
+        """Who decodes stays together; those left out go on in another slot, or the others do."""
+        ready, chosen = self._ready, self._decodes
+        assert chosen is not None
+        if not chosen:
+            return self._free_cohort()
+        rest = self._free_cohort()
+        rest.opens = self.step
+        for sequence in list(ready):
+            if sequence not in chosen:
+                self._move(sequence, rest)
+        return ready
+
+    def _end_chunks(self, sequence: Sequence) -> None:
+        """Log the ride that a sequence's last chunk ended, if there was one."""
+        if sequence._group >= 0:
+            role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
+            first, last = sequence._first_ride, sequence._next_ride - 1
+            self._log(sequence, role, sequence._group, first, last)
+            sequence._group = -1
+
+    def _log(self, sequence: Sequence, role: int, slot: int, first: int, last: int) -> None:
+        if last >= first:
+            self.rides.extend((sequence.id, role, slot, first, last))
+
+    def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
+        """A sequence has its last token."""
+        self._unfinished -= 1
+        if sequence not in self.running:  # preempted, with this token on its way
+            self.waiting.remove(sequence)
+            return
+        del self.running[sequence]
+        # Iterations that were formed after the one that ended it were in vain.
+        here = self._home[sequence] is cohort
+        context = self._leave(sequence, iteration if here else -1)
+        self.blocks.release(sequence, context)
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.order

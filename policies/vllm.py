@@ -1,0 +1,165 @@
+"""vLLM v1's scheduler, with the names it gives its settings.
+
+Source: vLLM 0.32.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. Its decisions are
+reproduced call by call (``sarathi-sim lockstep``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from policies.policy import named
+from policies.pool import Pool
+from policies.request import Sequence
+
+
+def _by_priority(sequence: Sequence) -> Any:
+    """Smaller priorities first, then earlier arrivals, then ids, which vLLM compares as text."""
+    return sequence.priority, sequence.arrival_s, str(sequence.id)
+
+
+@named("vllm")
+class Vllm:
+    """Who runs is served first, in the order of admission, then who waits, under a token budget.
+
+    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left. Where blocks
+    run out, whoever was admitted last (by ``scheduling_policy: priority`` whoever matters least) is
+    preempted, and computes its tokens again later. ``watermark`` is the share of the blocks
+    that an admission leaves free; ``scheduler_reserve_full_isl`` admits only whose whole prompt
+    fits. ``async_scheduling`` forms an iteration before the last one's tokens are there, on ``pp``
+    stages with Model Runner V2.
+    """
+
+    pooled = True
+
+    def __init__(
+        self,
+        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int = 256,
+        long_prefill_token_threshold: int | None = None,
+        adaptive_threshold: bool = False,
+        enable_chunked_prefill: bool = True,
+        scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool = True,
+        async_scheduling: bool = False,
+        pp: int = 1,
+    ) -> None:
+        if max_num_batched_tokens < 1 or max_num_seqs < 1:
+            raise ValueError(
+                f"max_num_batched_tokens and max_num_seqs must be at least 1, "
+                f"not {max_num_batched_tokens} and {max_num_seqs}"
+            )
+        if not 0 <= watermark < 1:
+            raise ValueError(f"watermark must lie between 0 and 1, not {watermark}")
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.long_prefill_token_threshold = long_prefill_token_threshold or 0
+        self.adaptive_threshold = adaptive_threshold
+        self.enable_chunked_prefill = enable_chunked_prefill
+        self.scheduling_policy = scheduling_policy
+        self.watermark = watermark
+        self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
+        self.ahead = pp if async_scheduling else 0
+        self.order: Callable[[Sequence], Any] | None = (
+            _by_priority if scheduling_policy == "priority" else None
+        )
+
+    def plan(self, pool: Pool) -> None:
+        """Those who run, then, if nobody had to be preempted, those who wait."""
+        most = self._longest_prefill(len(pool.running) + len(pool.waiting))
+        budget, preempted = self._serve_running(pool, most)
+        if not preempted and budget and pool.waiting:
+            self._admit(pool, most, budget)
+
+    def _longest_prefill(self, requests: int) -> int:
+        """Most tokens of one prompt in an iteration."""
+        threshold, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
+        if not threshold or requests == 1:
+            return budget
+        if self.adaptive_threshold:
+            threshold = max(threshold, budget // max(requests, 1))
+        return threshold
+
+    def _serve_running(self, pool: Pool, most: int) -> tuple[int, bool]:
+        """Returns what is left of the budget, and whether somebody was preempted."""
+        budget, preempted = self.max_num_batched_tokens, False
+        decodes = pool.num_decodes
+        if self._order_is_irrelevant(pool, most) or (
+            # Prompts are not cut short, so the one that is unfinished was admitted last.
+            decodes <= budget and not self.long_prefill_token_threshold and self.order is None
+        ):
+            while pool.decode_blocks > pool.blocks.free:
+                pool.preempt(pool.newest())
+                preempted = True
+            budget -= pool.decodes_all()
+            members = list(pool.partials)
+        else:
+            members = pool.eligible()
+        for sequence in members:
+            if not budget:
+                break
+            if sequence not in pool.running:
+                continue  # preempted meanwhile
+            tokens = min(pool.remaining(sequence), most, budget)
+            tokens = min(tokens, pool.max_length - pool.context(sequence) - 1)
+            while pool.needs(sequence, tokens) > pool.blocks.free:
+                victim = self._victim(pool)
+                budget += pool.preempt(victim)
+                preempted = True
+                if victim is sequence:
+                    return budget, True
+            pool.run(sequence, tokens)
+            budget -= tokens
+        return budget, preempted
+
+    def _order_is_irrelevant(self, pool: Pool, most: int) -> bool:
+        """Whether everybody who runs gets all they can take, in whatever order."""
+        budget = self.max_num_batched_tokens - pool.num_decodes
+        blocks = pool.blocks.free - pool.decode_blocks
+        for sequence in pool.partials:
+            tokens = min(sequence.remaining_prompt, most)
+            budget -= tokens
+            blocks -= pool.needs(sequence, tokens)
+        return budget >= 0 and blocks >= 0
+
+    def _victim(self, pool: Pool) -> Sequence:
+        if self.order is None:
+            return pool.newest()
+        return max(pool.running, key=lambda each: (each.priority, each.arrival_s))
+
+    def _admit(self, pool: Pool, most: int, budget: int) -> None:
+        """From the head of the queue; who does not fit is not overtaken."""
+        blocks = pool.blocks
+        for sequence in _in_turn(pool.waiting):
+            if not budget or len(pool.running) >= self.max_num_seqs:
+                return
+            if sequence.stale:
+                continue  # its tokens from before it was preempted are still to come
+            hits = blocks.lookup(sequence)
+            cached = len(hits) * blocks.block_size
+            tokens = min(sequence.target - cached, most)
+            if tokens > budget:
+                if not self.enable_chunked_prefill:
+                    return
+                tokens = budget
+            free = blocks.free
+            if pool.running:
+                free -= int(self.watermark * blocks.num_blocks)
+            whole = sequence.target if self.scheduler_reserve_full_isl else cached + tokens
+            if blocks.need(sequence, max(whole, cached + tokens), hits) > free:
+                return
+            pool.admit(sequence, tokens, hits)
+            budget -= tokens
+
+
+def _in_turn(waiting: deque[Sequence] | list[Sequence]) -> Iterator[Sequence]:
+    """Those who wait, in order, while they are admitted and thereby taken out of the queue."""
+    place = 0
+    while place < len(waiting):
+        sequence = waiting[place]
+        yield sequence
+        if place < len(waiting) and waiting[place] is sequence:
+            place += 1

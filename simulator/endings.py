@@ -1,0 +1,48 @@
+"""Who ends, as a workload knows it: the output lengths that no scheduler may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from policies.batch import Batch
+from policies.cohort import Cohort
+from policies.request import Sequence
+
+
+class OutputLengths:
+    """Tells a pool who ends with which iteration (:class:`~policies.pool.Endings`).
+
+    ``output_tokens`` are the true lengths, by request. A sequence that decodes yields a token in
+    every iteration of its cohort, so the iteration that yields its last one is known when it joins;
+    nobody is looked at in between.
+    """
+
+    def __init__(self, output_tokens: Mapping[int, int]) -> None:
+        self._output_tokens = output_tokens
+        self._due: dict[tuple[int, int], list[Sequence]] = {}
+        self._last: dict[Sequence, tuple[int, int]] = {}
+
+    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes from the cohort's next iteration on."""
+        # The one with context C yields token C + 2 - prompt.
+        last = self._output_tokens[sequence.id] + sequence.prompt_tokens - 2 - sequence.offset
+        if last >= cohort.iteration:
+            place = self._last[sequence] = (cohort.index, last)
+            self._due.setdefault(place, []).append(sequence)
+
+    def left(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes no longer in iterations that are not formed yet."""
+        place = self._last.pop(sequence, None)
+        if place is not None and place[1] >= cohort.iteration:
+            self._due[place].remove(sequence)
+
+    def ended(self, batch: Batch) -> Iterable[Sequence]:
+        """Those whose last token came with this batch."""
+        found = self._due.pop((batch.slot, batch.iteration), [])
+        if batch.yields:
+            yields = set(batch.yields)
+            for sequence, tokens, context in batch.chunks:
+                token = context + tokens + 1 - sequence.prompt_tokens
+                if sequence in yields and token == self._output_tokens[sequence.id]:
+                    found.append(sequence)
+        return found
