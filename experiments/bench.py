@@ -20,6 +20,7 @@ import numpy as np
 from experiments.deployment import Deployment, deploy
 from experiments.errors import ConfigError
 from experiments.loading import Experiment
+from policies.policy import of_micro_batches
 from policies.scheduler import Scheduler
 from simulator.pipeline import stage_times
 from simulator.records import Records
@@ -108,7 +109,7 @@ def _textbook(deployment: Deployment) -> list[TextbookReplica]:
     cluster, batching = scenario.cluster, scenario.batching
     return simulate_textbook(
         deployment.requests,
-        scenario.policy.build(),
+        of_micro_batches(scenario.policy.build()),
         deployment.predictor,
         deployment.layers,
         replicas=cluster.replicas,
@@ -141,7 +142,7 @@ def _by_batch(deployment: Deployment, progress: Progress) -> dict[str, float]:
             at_once(count), np.full(count, prompt), np.full(count, output), max_length=length
         )
         scheduler = Scheduler(
-            deployment.scenario.policy.build(),
+            of_micro_batches(deployment.scenario.policy.build()),
             max_batch=batch,
             max_in_flight=groups,
             kv_capacity=batch * groups * length,

@@ -47,6 +47,18 @@ class Batching(Strict):
     kv_reservation: Literal["max_length", "declared"] = "max_length"
 
 
+class KvCache(Strict):
+    """The paged KV cache of policies that act on a pool (``sarathi-sim policies`` says which).
+
+    ``block_size`` tokens a block; ``num_blocks`` of them, one of which is never used (default: what
+    the memory holds). ``prefix_caching`` keeps full blocks to be found again by their content.
+    """
+
+    block_size: Tokens = 16
+    num_blocks: Annotated[int, Field(ge=2, le=10**8)] | None = None
+    prefix_caching: bool = True
+
+
 class Engine(Strict):
     """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
     of variation), sends that occupy the stage or not, and whether logits are computed.
@@ -77,6 +89,7 @@ class Scenario(Strict):
     cluster: Cluster = Cluster()
     policy: PolicyConfig
     batching: Batching = Batching()
+    kv_cache: KvCache | None = None
     engine: Engine = Engine()
 
 

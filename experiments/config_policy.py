@@ -26,7 +26,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from experiments.config_base import Strict, Text, Tokens
 from policies.catalogue import PolicyFileError, blame, build, builders, builders_in
-from policies.policy import Builder, Policy
+from policies.policy import Builder, Policy, PoolPolicy, is_pooled, of_micro_batches
 
 
 class NamedPolicy(Strict):
@@ -34,7 +34,7 @@ class NamedPolicy(Strict):
 
     name: str
 
-    def build(self) -> Policy:
+    def build(self) -> Policy | PoolPolicy:
         """The policy object this describes."""
         return build(**self.described())
 
@@ -66,11 +66,13 @@ class FilePolicy(NamedPolicy):
         """See :meth:`NamedPolicy.described`."""
         return self.model_dump(exclude={"sha256"}) | {"code": self.code}
 
-    def build(self) -> Policy:
+    def build(self) -> Policy | PoolPolicy:
         """The policy object this describes. Raises PolicyFileError where there is none."""
         try:
             policy = super().build()
-            policy.plan, policy.holds_finished  # noqa: B018
+            policy.plan  # noqa: B018
+            if not is_pooled(policy):
+                of_micro_batches(policy).holds_finished  # noqa: B018
         except Exception as error:
             problem = f"{self.name} cannot be built: {blame(error, self.file)}"
             raise PolicyFileError(problem) from error

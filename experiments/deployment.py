@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from experiments.config import Scenario
+from experiments.config import Batching, KvCache, Scenario
 from experiments.errors import ConfigError
 from experiments.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
 from experiments.loading import Source
 from experiments.memory import Need, check_memory, run_needs, workload_needs
 from experiments.policy_file import blamed
 from experiments.requests import build_requests
+from policies.kv import Blocks, CachedBlocks
+from policies.policy import PoolPolicy, is_pooled, of_micro_batches
+from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.device import DeviceSpec
 from profiler.model import ModelSpec
 from simulator.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
+from simulator.endings import OutputLengths
 from simulator.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 from simulator.records import Records
 from simulator.regression import OpTimes
@@ -66,13 +70,16 @@ class Deployment:
             jitter=engine.jitter,
         )
 
-    def schedulers(self) -> list[Scheduler]:
+    def schedulers(self) -> list[Scheduler | Pool]:
         """One fresh scheduler per replica."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
+        if self.scenario.kv_cache is not None:
+            lengths = {request.id: request.output_tokens for request in self.requests}
+            return [self._pool(self.scenario.kv_cache, lengths) for _ in range(cluster.replicas)]
         return [
             Scheduler(
-                self.scenario.policy.build(),
+                of_micro_batches(self.scenario.policy.build()),
                 max_batch=batching.max_batch,
                 max_in_flight=batching.max_in_flight,
                 kv_capacity=self.kv_capacity,
@@ -82,6 +89,21 @@ class Deployment:
             )
             for _ in range(cluster.replicas)
         ]
+
+    def _pool(self, kv_cache: KvCache, output_tokens: Mapping[int, int]) -> Pool:
+        policy = self.scenario.policy.build()
+        batching, cluster = self.scenario.batching, self.scenario.cluster
+        assert is_pooled(policy) and kv_cache.num_blocks
+        assert batching.max_in_flight and cluster.max_length
+        blocks = CachedBlocks if kv_cache.prefix_caching else Blocks
+        return Pool(
+            policy,
+            blocks(kv_cache.num_blocks, kv_cache.block_size),
+            max_in_flight=batching.max_in_flight,
+            max_length=cluster.max_length,
+            stages=cluster.pp,
+            endings=OutputLengths(output_tokens),
+        )
 
     @property
     def table_sizes(self) -> TableSizes:
@@ -99,6 +121,13 @@ class Deployment:
             sequences = min(sequences, max(1, self.kv_capacity // least))
         fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
         longest = max(fitting, default=1)
+        budget: int | None = getattr(scenario.policy, "max_num_batched_tokens", None)
+        if scenario.kv_cache is not None and budget is not None:
+            # Any chunk may occur; what is computed again may be longer than a prompt.
+            longest = min(budget, length)
+            different = min(longest, CHUNK_BLOCK * (1 + len(requests)))
+            rows = min(budget, sequences * length)
+            return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
         chunk: int | None = getattr(scenario.policy, "chunk_size", None)
         if chunk is None:
             return TableSizes(longest + sequences, length, sequences, longest)
@@ -176,10 +205,20 @@ def deploy(
         batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
     except CapacityError as error:
         raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
-    _check_batch(scenario, kv_capacity, max_length, in_flight, source)
-    if batching.micro_batches == "free" and scenario.policy.build().holds_finished:
+    policy = scenario.policy.build()
+    kv_cache = scenario.kv_cache
+    if is_pooled(policy):
+        _check_pool(scenario, policy.max_num_seqs, source)
+        batch, in_flight = policy.max_num_seqs, batching.max_in_flight or _depth(policy, cluster.pp)
+        kv_cache, kv_capacity = _paged(kv_cache or KvCache(), kv_capacity, source)
+    elif kv_cache is not None:
+        problem = f"must be left out: {scenario.policy.name} reserves memory for whole requests"
+        raise source.error("kv_cache", kv_cache.model_dump(exclude_defaults=True), problem)
+    elif batching.micro_batches == "free" and of_micro_batches(policy).holds_finished:
         problem = f"must be bound: the batches of {scenario.policy.name} leave together"
         raise source.error("batching.micro_batches", "free", problem)
+    if not is_pooled(policy):
+        _check_batch(scenario, kv_capacity, max_length, in_flight, source)
     if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
         problem = (
             "has no effect: every request declares max_length, unless workload.declared is exact"
@@ -205,6 +244,7 @@ def deploy(
             "batching": batching.model_copy(
                 update={"max_batch": batch, "max_in_flight": in_flight}
             ),
+            "kv_cache": kv_cache,
         }
     )
     found = Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
@@ -228,6 +268,40 @@ def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple
             f"the layers of {model.name}",
         )
     return tuple(given)
+
+
+def _depth(policy: PoolPolicy, pp: int) -> int:
+    """Micro-batches in flight: one a stage, and one more where they are formed ahead."""
+    return pp + policy.ahead
+
+
+def _check_pool(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
+    """What a policy that acts on a pool leaves no choice about."""
+    batching, standard = scenario.batching, Batching()
+    if batching.max_batch == max_num_seqs:  # a resolved configuration says so
+        standard = Batching(max_batch=max_num_seqs)
+    for key in ("max_batch", "formation", "micro_batches", "kv_reservation"):
+        value = getattr(batching, key)
+        if value != getattr(standard, key):
+            problem = f"must be left out: {scenario.policy.name} decides this itself"
+            raise source.error(f"batching.{key}", value, problem)
+
+
+def _paged(kv_cache: KvCache, tokens: int, source: Source) -> tuple[KvCache, int]:
+    """The cache with its blocks counted, and the tokens it holds. ``tokens`` is what memory holds.
+
+    One block is the null block.
+    """
+    most = tokens // kv_cache.block_size
+    if kv_cache.num_blocks is not None and kv_cache.num_blocks > most:
+        problem = f"must be at most {most}, what the memory holds"
+        raise source.error("kv_cache.num_blocks", kv_cache.num_blocks, problem)
+    if most < 2:
+        problem = f"must be smaller: the memory holds {tokens} tokens"
+        raise source.error("kv_cache.block_size", kv_cache.block_size, problem)
+    found = kv_cache.model_copy(update={"num_blocks": kv_cache.num_blocks or most})
+    assert found.num_blocks
+    return found, (found.num_blocks - 1) * found.block_size
 
 
 def _check_batch(

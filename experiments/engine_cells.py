@@ -10,6 +10,7 @@ from experiments.config import Engine, Scenario
 from experiments.errors import ConfigError
 from experiments.loading import Experiment, Source
 from experiments.requests import build_requests
+from policies.policy import is_pooled, of_micro_batches
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine_spec import EngineSpec
@@ -66,7 +67,7 @@ class Cell:
 
     def scheduler(self) -> Scheduler:
         """A fresh one."""
-        return Scheduler(self.scenario.policy.build(), **self.settings)
+        return Scheduler(of_micro_batches(self.scenario.policy.build()), **self.settings)
 
     def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
         """The workload; with another seed or count one of the same kind, to calibrate on."""
@@ -113,6 +114,9 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     if batching.formation != "lazy":
         problem = "must be lazy: the engine forms a batch when its first stage is free"
         raise source.error("batching.formation", batching.formation, problem)
+    if is_pooled(scenario.policy.build()):
+        problem = "acts on a pool with paged memory, which this engine does not have"
+        raise source.error("policy.name", scenario.policy.name, problem)
     if batching.max_batch is None:
         raise ConfigError(f"{source.name(('batching', 'max_batch'))}: this key is missing")
     if scenario.workload.too_long != "error":

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import policies
-from policies.policy import Builder, Policy
+from policies.policy import Builder, Policy, PoolPolicy
 
 
 class PolicyFileError(ValueError):
@@ -63,7 +63,9 @@ def blame(error: BaseException, file: str) -> str:
     return f"{where}{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
-def build(name: str, code: str | None = None, file: str = "", **arguments: Any) -> Policy:
+def build(
+    name: str, code: str | None = None, file: str = "", **arguments: Any
+) -> Policy | PoolPolicy:
     """The named policy with its arguments: a shipped one, or that of a file which holds ``code``.
 
     Raises KeyError for an unknown name.

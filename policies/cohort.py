@@ -1,4 +1,5 @@
-"""Sequences that decode together, counted so that an iteration costs the same whatever their number.
+"""Sequences that decode together, counted so that an iteration costs the same whatever their
+number.
 
 Every iteration each member's context grows by one token, so a member's context less the cohort's
 ``iteration`` stays as it is (its ``offset``). Which members open a new KV block in an iteration

@@ -1,8 +1,8 @@
 """The paged KV cache: how many blocks are free, and with prefix caching what they hold.
 
-A sequence with KV for C tokens holds ``ceil(C / block_size)`` blocks. Without prefix caching that is
-all there is to know, and :class:`Blocks` is a number. :class:`CachedBlocks` keeps every block, as it
-must know which ones hold what.
+A sequence with KV for C tokens holds ``ceil(C / block_size)`` blocks. Without prefix caching that
+is all there is to know, and :class:`Blocks` is a number. :class:`CachedBlocks` keeps every block,
+as it must know which ones hold what.
 
 Source: vLLM 0.32, ``vllm/v1/core/block_pool.py`` and ``kv_cache_manager.py``: one block (the null
 block) is never given away; free blocks are handed out from the head of a queue; a block that is

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, KeysView
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast
 
 from policies.request import Sequence
+
+if TYPE_CHECKING:
+    from policies.pool import Pool
 
 
 class View:
@@ -105,7 +108,38 @@ class Policy(Protocol):
         ...
 
 
-Builder = Callable[..., Policy]
+class PoolPolicy(Protocol):
+    """Decides what an iteration does by acting on the pool, and keeps nothing between calls.
+
+    ``pooled`` marks it. ``max_num_seqs`` is the most sequences that run at a time. ``ahead`` says
+    that a sequence's next iteration may be formed before the token of its last one is there, as
+    many steps later as there are stages. ``order`` is the key by which requests wait, smallest
+    first, or None for first come, first served.
+    """
+
+    pooled: bool
+    max_num_seqs: int
+    ahead: bool
+    order: Callable[[Sequence], Any] | None
+
+    def plan(self, pool: Pool) -> None:
+        """Put together the next iteration; it may stay empty."""
+
+
+def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
+    """Whether a policy acts on a :class:`~policies.pool.Pool`, not on one micro-batch."""
+    return bool(getattr(policy, "pooled", False))
+
+
+def of_micro_batches(policy: Policy | PoolPolicy) -> Policy:
+    """The policy, if it plans for one micro-batch. Raises ValueError for one that acts on a
+    pool."""
+    if is_pooled(policy):
+        raise ValueError("this policy acts on a pool with paged memory")
+    return cast(Policy, policy)
+
+
+Builder = Callable[..., Policy | PoolPolicy]
 _Named = TypeVar("_Named", bound=Builder)
 
 

@@ -1,12 +1,12 @@
 """The scheduler of engines with paged memory: any request may ride in any micro-batch.
 
 The drivers use it like :class:`~policies.scheduler.Scheduler`. What differs is whom a policy sees:
-everybody who runs, not the members of one micro-batch; and what it may do: preempt. A policy acts on
-the pool while it plans (:class:`PoolPolicy`), because whether a request fits depends on the blocks
-that those before it took or gave back.
+everybody who runs, not the members of one micro-batch; and what it may do: preempt. A policy acts
+on the pool while it plans (:class:`PoolPolicy`), because whether a request fits depends on the
+blocks that those before it took or gave back.
 
-Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are scheduled,
-as in vLLM. Who ends, and with which token, only the driver knows (:class:`Endings`).
+Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are
+scheduled, as in vLLM. Who ends, and with which token, only the driver knows (:class:`Endings`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 from policies.batch import Batch, Chunk
 from policies.cohort import Cohort
 from policies.kv import Block, Blocks
+from policies.policy import PoolPolicy
 from policies.request import Request, Sequence
-from policies.scheduler import DECODE, PADDING, PREFILL, PolicyError
+from policies.scheduler import DECODE, PREFILL, PolicyError
 
 RECOMPUTE = 3
 """What a request does in a ride, beside those of the scheduler: it processes again what it lost."""
+
+HIT, HIT_AGAIN, LOST = 0, 1, 2
+"""Tokens found in the prefix cache at a first admission and at a later one, or lost by
+preemption."""
 
 
 class Endings(Protocol):
@@ -38,24 +43,6 @@ class Endings(Protocol):
 
     def ended(self, batch: Batch) -> Iterable[Sequence]:
         """Those whose last token came with this batch."""
-
-
-class PoolPolicy(Protocol):
-    """Decides what an iteration does by acting on the pool, and keeps nothing between calls.
-
-    ``pooled`` marks it. ``max_num_seqs`` is the most sequences that run at a time. ``ahead`` is 0
-    where an iteration is formed when the last one has returned; else the least number of
-    steps between two iterations of a sequence, formed without waiting for its token. ``order`` is
-    the key by which requests wait, smallest first, or None for first come, first served.
-    """
-
-    pooled: bool
-    max_num_seqs: int
-    ahead: int
-    order: Callable[[Sequence], Any] | None
-
-    def plan(self, pool: Pool) -> None:
-        """Put together the next iteration; it may stay empty."""
 
 
 class Pool:
@@ -75,22 +62,31 @@ class Pool:
         *,
         max_in_flight: int = 1,
         max_length: int,
+        stages: int = 1,
         endings: Endings,
     ) -> None:
         self.policy = policy
+        self.stages = stages
         self.blocks = blocks
         self.max_in_flight = max_in_flight
         self.max_length = max_length
+        self.max_batch = policy.max_num_seqs
+        self.kv_capacity = blocks.capacity * blocks.block_size
         self.endings = endings
-        self.waiting: deque[Sequence] | list[Sequence] = [] if policy.order else deque()
+        self.waiting: deque[Sequence] | list[Sequence] = deque()
+        if policy.order is not None:
+            self.waiting = []
         self.running: dict[Sequence, None] = {}
         self.partials: dict[Sequence, None] = {}
         self.step = 0
-        self.num_preempted = 0
         self.cohorts: list[Cohort] = []
         self.rides: array[int] = array("q")
+        # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
+        self.events: array[int] = array("q")
+        self.kv_log: array[int] = array("q")  # blocks in use, after each iteration was formed
         self._orders = 0
         self._in_flight = 0
+        self._busy = 0  # those of them that are not empty
         self._unfinished = 0
         self._home: dict[Sequence, Cohort] = {}  # of everyone whose prompt is processed
         # Of those, the ones all of whose tokens are scheduled (they run until the last one is
@@ -150,11 +146,12 @@ class Pool:
         return self._unfinished
 
     def next_batch(self) -> Batch | None:
-        """Form the next iteration, which is empty if everybody is in flight; None if none may be."""
+        """Form the next iteration, which is empty if everybody is in flight; None if none may
+        be."""
         if not self.idle:
             return None
         batch = self.form()
-        if not batch.num_tokens and self._in_flight == 1:
+        if not batch.num_tokens and not self._busy:
             self.complete(batch)  # nothing is under way: there is no use in going round empty
             return None
         return batch
@@ -170,6 +167,7 @@ class Pool:
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book an iteration that returned from the last stage; returns whom it finished."""
         self._in_flight -= 1
+        self._busy -= bool(batch.num_tokens)
         cohort = self.cohorts[batch.slot]
         iteration = cohort.returned()
         ended = list(self.endings.ended(batch))
@@ -261,11 +259,10 @@ class Pool:
         """
         given = self._chunks.pop(sequence, 0)
         del self.running[sequence]
-        self.num_preempted += 1
         if sequence in self._home:
             given += self._take_back(sequence)
             out = self._out(sequence)
-            context = self._leave(sequence)
+            lost = context = self._leave(sequence)
             self.blocks.release(sequence, context + given)
             for slot, iteration in out:
                 self._stale.setdefault((slot, iteration), []).append(sequence)
@@ -274,9 +271,11 @@ class Pool:
         else:
             # Its chunks count as processed, but for the one of this iteration.
             self.partials.pop(sequence, None)
+            lost = sequence.prefilled
             self.blocks.release(sequence, sequence.prefilled + given)
             sequence.stale = sequence.awaited
             self._end_chunks(sequence)
+        self.events.extend((sequence.id, LOST, lost))
         sequence.prefilled = 0
         sequence.yielding = False
         self._queue(sequence, last=False)
@@ -292,6 +291,9 @@ class Pool:
         total = cached + tokens
         self.blocks.take(sequence, total, hits)
         self.blocks.enter(sequence, min(total, sequence.target))
+        if cached:
+            again = HIT if sequence.order < 0 else HIT_AGAIN
+            self.events.extend((sequence.id, again, cached))
         sequence.prefilled = cached
         sequence.order = self._orders
         self._orders += 1
@@ -304,6 +306,7 @@ class Pool:
     def _queue(self, sequence: Sequence, *, last: bool) -> None:
         """Let a sequence wait: behind all others or before them, or where its key puts it."""
         if isinstance(self.waiting, list):
+            assert self.policy.order is not None
             insort(self.waiting, sequence, key=self.policy.order)
         elif last:
             self.waiting.append(sequence)
@@ -371,7 +374,6 @@ class Pool:
         if last is None:
             last = stop - 1
         self._log(sequence, DECODE, cohort.index, first, min(last, stop - 1))
-        self._log(sequence, PADDING, cohort.index, max(first, last + 1), stop - 1)
         return context
 
     def _move(self, sequence: Sequence, to: Cohort) -> None:
@@ -441,8 +443,10 @@ class Pool:
                 self._end_chunks(sequence)
         home.advance()
         self._in_flight += 1
+        self._busy += bool(prefill_tokens or decodes)
+        self.kv_log.append(self.blocks.capacity - self.blocks.free)
         if self.policy.ahead:
-            home.opens = self.step + self.policy.ahead
+            home.opens = self.step + self.stages
             for sequence in yields:
                 self._join(sequence, home, sequence.target)
         members = home.members

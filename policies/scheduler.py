@@ -68,6 +68,7 @@ class Scheduler:
             raise ValueError("a policy that holds finished sequences needs bound micro-batches")
         self.policy = policy
         self.max_batch = max_batch
+        self.max_in_flight = max_in_flight
         self.kv_capacity = kv_capacity
         self.max_length = max_length
         self.reserve_declared = reserve_declared

@@ -1,7 +1,7 @@
 """vLLM v1's scheduler, with the names it gives its settings.
 
-Source: vLLM 0.32.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. Its decisions are
-reproduced call by call (``sarathi-sim lockstep``).
+Source: vLLM 0.32.0, ``vllm/v1/core/sched/scheduler.py`` and ``async_scheduler.py``. Its decisions
+are reproduced call by call (``sarathi-sim lockstep``).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def _by_priority(sequence: Sequence) -> Any:
 class Vllm:
     """Who runs is served first, in the order of admission, then who waits, under a token budget.
 
-    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left. Where blocks
-    run out, whoever was admitted last (by ``scheduling_policy: priority`` whoever matters least) is
-    preempted, and computes its tokens again later. ``watermark`` is the share of the blocks
-    that an admission leaves free; ``scheduler_reserve_full_isl`` admits only whose whole prompt
-    fits. ``async_scheduling`` forms an iteration before the last one's tokens are there, on ``pp``
-    stages with Model Runner V2.
+    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left. Where
+    blocks run out, whoever was admitted last (by ``scheduling_policy: priority`` whoever matters
+    least) is preempted, and computes its tokens again later. ``watermark`` is the share of the
+    blocks that an admission leaves free; ``scheduler_reserve_full_isl`` admits only whose whole
+    prompt fits. ``async_scheduling`` forms an iteration before the last one's tokens are there;
+    under pipeline parallelism that is Model Runner V2.
     """
 
     pooled = True
@@ -45,7 +45,6 @@ class Vllm:
         watermark: float = 0.0,
         scheduler_reserve_full_isl: bool = True,
         async_scheduling: bool = False,
-        pp: int = 1,
     ) -> None:
         if max_num_batched_tokens < 1 or max_num_seqs < 1:
             raise ValueError(
@@ -62,7 +61,7 @@ class Vllm:
         self.scheduling_policy = scheduling_policy
         self.watermark = watermark
         self.scheduler_reserve_full_isl = scheduler_reserve_full_isl
-        self.ahead = pp if async_scheduling else 0
+        self.ahead = async_scheduling
         self.order: Callable[[Sequence], Any] | None = (
             _by_priority if scheduling_policy == "priority" else None
         )

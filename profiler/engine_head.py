@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from policies.catalogue import build
+from policies.policy import of_micro_batches
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.driver import Returned, Served, serve
@@ -55,7 +56,7 @@ class Head(Rank):
 
     def _serve(self, job: dict[str, Any]) -> Served:
         requests = [Request(*row) for row in job["requests"]]
-        scheduler = Scheduler(build(**job["policy"]), **job["scheduler"])
+        scheduler = Scheduler(of_micro_batches(build(**job["policy"])), **job["scheduler"])
         spec = self.spec
         book = SlotBook(requests, spec.slots, spec.model.vocab_size, spec.seed)
         return serve(requests, scheduler, self, book, progress=self._progress)

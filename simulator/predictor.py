@@ -135,8 +135,8 @@ class BundlePredictor:
                 layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
             else:
                 layer_s += self._whole[chunk]
-            if chunk + context == sequence.prompt_tokens:
-                rows += 1  # the prompt's last token yields a token too
+            if chunk + context == sequence.target:
+                rows += 1  # the last token of a prompt yields a token too
         if decodes:
             row = self._decode_rows[decodes]
             place = batch.decode_context / decodes * self._per_step

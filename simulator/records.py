@@ -79,6 +79,18 @@ class StageTimes:
 
 
 @dataclass(frozen=True)
+class PoolLog:
+    """What a replica with paged memory did with it.
+
+    ``kv_tokens`` is the room of the blocks in use after each micro-batch was formed. ``events`` has
+    the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/pool.py``) and tokens.
+    """
+
+    kv_tokens: Ints
+    events: Ints
+
+
+@dataclass(frozen=True)
 class ReplicaLog:
     """Everything that happened on one replica.
 
@@ -90,6 +102,8 @@ class ReplicaLog:
 
     ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter
     made it differ from what the iteration columns say.
+
+    ``pool`` is there where memory was paged, and requests could be preempted.
 
     ``measured`` are the times on a real engine's stages, where this is the log of one: they do not
     follow from the durations.
@@ -104,6 +118,7 @@ class ReplicaLog:
     rides: Ints
     stage_s: Floats | None = None
     measured: StageTimes | None = None
+    pool: PoolLog | None = None
 
     @property
     def num_iterations(self) -> int:

@@ -18,12 +18,13 @@ import numpy as np
 import simpy
 
 from policies.batch import Batch
+from policies.pool import Pool
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
 from simulator.moment import DISPATCH, RETURN, Moment
 from simulator.pipeline import Pipeline
 from simulator.quantum import quantize
-from simulator.records import Columns, ReplicaLog
+from simulator.records import Columns, PoolLog, ReplicaLog
 from simulator.switches import DEFAULT, Switches
 
 BLOCK_ROWS = 4096
@@ -62,7 +63,7 @@ class Replica:
     def __init__(
         self,
         env: simpy.Environment,
-        scheduler: Scheduler,
+        scheduler: Scheduler | Pool,
         predict: Predictor,
         layers: tuple[int, ...],
         switches: Switches = DEFAULT,
@@ -201,7 +202,7 @@ class Replica:
         return ReplicaLog(
             layers=layers,
             switches=self.switches,
-            max_in_flight=len(scheduler.groups),
+            max_in_flight=scheduler.max_in_flight,
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
             iterations=self._columns,
@@ -211,4 +212,10 @@ class Replica:
                 if self.service is not None
                 else None
             ),
+            pool=_pool_log(scheduler) if isinstance(scheduler, Pool) else None,
         )
+
+
+def _pool_log(pool: Pool) -> PoolLog:
+    used = np.frombuffer(pool.kv_log, np.int64) * pool.blocks.block_size
+    return PoolLog(used, np.frombuffer(pool.events, np.int64).reshape(-1, 3))

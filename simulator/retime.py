@@ -49,11 +49,11 @@ def causes(log: ReplicaLog, rides: Rides, arrival_s: Floats) -> Causes:
     # Every member's previous ride, in this group or, from a free pool, in another.
     ours = rides.by_group
     same = np.diff(columns["group"][ours]) == 0
-    np.maximum.at(after, ours[1:][same], ours[:-1][same])
+    _wait_for(after, ours[1:][same], ours[:-1][same], ready, back)
     moved = np.ones(len(rides.first), bool)
     moved[rides.starts] = False
     later = np.flatnonzero(moved)
-    np.maximum.at(after, ours[rides.first[later]], ours[rides.last[later - 1]])
+    _wait_for(after, ours[rides.first[later]], ours[rides.last[later - 1]], ready, back)
     arrived = np.full(len(ready), -np.inf)
     np.maximum.at(arrived, rides.first_row(), arrival_s)
     known = np.maximum(np.where(after >= 0, back[after], -np.inf), arrived)
@@ -66,6 +66,12 @@ def causes(log: ReplicaLog, rides: Rides, arrival_s: Floats) -> Causes:
     if log.switches.lazy:
         unknown[1:] &= stage_times(log).release[:-1, 0] != ready[1:]
     return Causes(after, np.where(unknown, ready, arrived))
+
+
+def _wait_for(after: Ints, batches: Ints, before: Ints, ready: Floats, back: Floats) -> None:
+    """Note that ``batches`` waited for those ``before``, unless they were formed without them."""
+    waited = back[before] <= ready[batches]
+    np.maximum.at(after, batches[waited], before[waited])
 
 
 def retimed_finish(

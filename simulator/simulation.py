@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import simpy
 
+from policies.pool import Pool
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
 from simulator.jitter import JitteredService
@@ -33,7 +34,7 @@ class SimulationError(Exception):
 
 def simulate(
     requests: Seq[Request],
-    schedulers: Seq[Scheduler],
+    schedulers: Seq[Scheduler | Pool],
     predict: Predictor,
     layers: tuple[int, ...],
     *,
