@@ -26,6 +26,7 @@ from experiments.cli_base import (
 from experiments.cli_bundles import add_profile_commands
 from experiments.cli_data import add_data_commands
 from experiments.cli_fit import add_fit_commands
+from experiments.cli_lockstep import add_lockstep_command
 from experiments.cli_paper import add_paper_commands
 from experiments.cli_profile import add_profile_command
 from experiments.cli_results import add_result_commands
@@ -227,6 +228,7 @@ add_profile_command(app)
 add_profile_commands(app)
 add_fit_commands(app)
 add_validate_command(app)
+add_lockstep_command(app)
 add_paper_commands(app)
 
 

@@ -37,7 +37,7 @@ _LONGEST_LINE, _MOST_LINES = 4000, 50
 
 
 GROUPS = {
-    "Simulate": ("check", "run", "plot", "compare", "validate", "bench"),
+    "Simulate": ("check", "run", "plot", "compare", "validate", "lockstep", "bench"),
     "Sweep": ("plan", "sweep"),
     "Profile": (
         *("make-bundle", "import", "profile", "profile-check", "profile-diff"),

@@ -58,9 +58,9 @@ class Cohort:
         """The largest context among the members; 0 without any."""
         return self._offsets[-1] + self.iteration if self._offsets else 0
 
-    def context_of(self, sequence: Sequence) -> int:
-        """KV tokens a member holds before the next iteration."""
-        return sequence.offset + self.iteration
+    def context_of(self, sequence: Sequence, iteration: int | None = None) -> int:
+        """KV tokens a member holds before an iteration: the next one, or the one given."""
+        return sequence.offset + (self.iteration if iteration is None else iteration)
 
     def at_block_end(self, ahead: int = 0) -> dict[Sequence, None]:
         """Members whose context is a multiple of the block size, ``ahead`` iterations from now."""
