@@ -84,16 +84,5 @@ class Cohort:
         del self._phases[-offset % self._block_size][sequence]
         return context
 
-    def advance(self) -> None:
-        """An iteration with all members was formed."""
-        self.iteration += 1
-        self.outstanding += 1
-        self.context += len(self.members)
-
-    def returned(self) -> int:
-        """The oldest outstanding iteration came back; returns its number."""
-        self.outstanding -= 1
-        return self.iteration - self.outstanding - 1
-
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self.members)

@@ -12,7 +12,7 @@ freed goes to the tail if its content is known (least recently used first out), 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 from policies.request import Sequence
@@ -24,7 +24,8 @@ class Blocks:
     One block is the null block, so ``num_blocks - 1`` can be used. ``free`` of them are free.
     """
 
-    caching = False
+    sharing: Collection[Sequence] = ()
+    """Decoding sequences of which others may look for what they generate."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -53,15 +54,19 @@ class Blocks:
         """Give the sequence, which holds ``sequence.prefilled`` tokens, blocks for ``tokens``."""
         self.free -= self.blocks(tokens) - self.blocks(sequence.prefilled)
 
-    def grow(self, sequences: Iterable[Sequence], count: int) -> None:
-        """Give each of ``count`` decoding sequences one more block."""
-        self.free -= count
+    def grow(self, sequences: Collection[Sequence]) -> None:
+        """Give each of these decoding sequences, whose blocks are full, one more."""
+        self.free -= len(sequences)
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
         """Note that the sequence's first ``tokens`` tokens are known: nothing to do here."""
 
-    def release(self, sequence: Sequence, tokens: int) -> None:
-        """Take back the blocks of a sequence that holds ``tokens`` tokens."""
+    def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
+        """Take back the blocks of a sequence that holds ``tokens`` tokens.
+
+        The content of the first ``known`` is known; ``again`` says that the sequence will come back
+        for them.
+        """
         self.free += self.blocks(tokens)
 
 
@@ -73,23 +78,35 @@ class Block:
     content: Hashable = None
 
 
+@dataclass(eq=False, slots=True)
+class _Run:
+    """Free blocks one behind the other whose content nobody will ever look for."""
+
+    count: int
+
+
 class CachedBlocks(Blocks):
     """A paged KV cache whose full blocks are found again by their content (prefix caching).
 
     The content of a sequence's i-th block is named by :meth:`~policies.request.Sequence.content`.
     Of several blocks with the same content the one entered first is found.
+
+    Only blocks that another sequence may look for are kept one by one: those of a shared prefix,
+    and those of a preempted sequence, which looks for its own. All others are counted, so that
+    growing decodes cost no more than without caching.
     """
 
-    caching = True
-
     def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        # The first blocks of each sequence that are kept one by one, and how many were entered.
         self._held: dict[Sequence, list[Block]] = {}
         self._entered: dict[Sequence, int] = {}
         self._known: dict[Hashable, dict[Block, None]] = {}
+        # Sequences that share more than their prompts: what they generate is looked for, too.
+        self.sharing: set[Sequence] = set()
         # Free blocks: those of unknown content, which are used first, then in order of their use.
-        self._blank: list[Block] = [Block() for _ in range(num_blocks - 1)]
-        self._used: OrderedDict[Block, None] = OrderedDict()
-        super().__init__(num_blocks, block_size)
+        self._blank = self.capacity
+        self._used: OrderedDict[Block | _Run, None] = OrderedDict()
 
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
         """The cached blocks with which the sequence begins.
@@ -106,62 +123,100 @@ class CachedBlocks(Blocks):
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
         """Free blocks it takes: new ones, and hits that no sequence holds."""
-        held = len(self._held.get(sequence, ())) + len(hits)
-        return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits)
+        if not hits:
+            return super().need(sequence, tokens)
+        return max(self.blocks(tokens) - len(hits), 0) + sum(not hit.holders for hit in hits)
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
-        held = self._held.setdefault(sequence, [])
+        total, before = self.blocks(tokens), self.blocks(sequence.prefilled)
+        shared = sequence.shared_tokens // self.block_size
+        held = self._held.get(sequence)
+        if held is None and (shared or hits):
+            held = self._held[sequence] = []
+            if sequence.shared_tokens > sequence.prompt_tokens:
+                self.sharing.add(sequence)
         for hit in hits:
             if not hit.holders:
                 del self._used[hit]
                 self.free -= 1
             hit.holders += 1
-            held.append(hit)
-        if hits:
-            self._entered[sequence] = len(hits)
-        for _ in range(self.blocks(tokens) - len(held)):
-            held.append(self._new())
+        if hits and held is not None:
+            held.extend(hits)
+            self._entered[sequence] = before = len(hits)
+        new = total - before
+        self._use(new)
+        if held is not None and new and len(held) == before:  # none of its own before them
+            held.extend(Block(1) for _ in range(min(total, shared) - before))
 
-    def _new(self) -> Block:
-        self.free -= 1
-        if self._blank:
-            block = self._blank.pop()
-        else:
-            block, _ = self._used.popitem(last=False)
-            copies = self._known[block.content]
-            del copies[block]
+    def _use(self, count: int) -> None:
+        """Take free blocks, and forget what they held."""
+        self.free -= count
+        blank = min(count, self._blank)
+        self._blank -= blank
+        count -= blank
+        while count:
+            oldest = next(iter(self._used))
+            if isinstance(oldest, _Run):
+                taken = min(count, oldest.count)
+                oldest.count -= taken
+                count -= taken
+                if not oldest.count:
+                    del self._used[oldest]
+                continue
+            del self._used[oldest]
+            copies = self._known[oldest.content]
+            del copies[oldest]
             if not copies:
-                del self._known[block.content]
-            block.content = None
-        block.holders = 1
-        return block
+                del self._known[oldest.content]
+            count -= 1
 
-    def grow(self, sequences: Iterable[Sequence], count: int) -> None:
-        """Give each of the sequences one more block."""
-        for sequence in sequences:
-            self._held[sequence].append(self._new())
+    def grow(self, sequences: Collection[Sequence]) -> None:
+        """Give each of these decoding sequences, whose blocks are full, one more."""
+        self._use(len(sequences))
+        if self.sharing:
+            for sequence in self.sharing.intersection(sequences):
+                held = self._held[sequence]
+                if (len(held) + 1) * self.block_size <= sequence.shared_tokens:
+                    held.append(Block(1))
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
-        """Enter the full blocks among the sequence's first ``tokens`` tokens into the cache."""
-        first, last = self._entered.get(sequence, 0), tokens // self.block_size
-        if last <= first:
+        """Note that the sequence's first ``tokens`` tokens are known, as far as others may look."""
+        held = self._held.get(sequence)
+        if held is None:
             return
-        held = self._held[sequence]
+        first, last = self._entered.get(sequence, 0), min(tokens // self.block_size, len(held))
         for index in range(first, last):
-            block = held[index]
-            block.content = sequence.content(index, self.block_size)
-            self._known.setdefault(block.content, {})[block] = None
-        self._entered[sequence] = last
+            self._learn(held[index], sequence.content(index, self.block_size))
+        if last > first:
+            self._entered[sequence] = last
 
-    def release(self, sequence: Sequence, tokens: int) -> None:
+    def _learn(self, block: Block, content: Hashable) -> None:
+        block.content = content
+        self._known.setdefault(content, {})[block] = None
+
+    def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
         """Take back a sequence's blocks, the last first; what is known stays until it is used."""
-        for block in reversed(self._held.pop(sequence, [])):
+        held = self._held.pop(sequence, [])
+        self._entered.pop(sequence, None)
+        self.sharing.discard(sequence)
+        first = len(held)
+        own = self.blocks(tokens) - first
+        full = max(known // self.block_size - first, 0)
+        self.free += own
+        self._blank += own - full
+        if again:
+            for index in reversed(range(first, first + full)):
+                block = Block()
+                self._learn(block, sequence.content(index, self.block_size))
+                self._used[block] = None
+        elif full:
+            self._used[_Run(full)] = None
+        for block in reversed(held):
             block.holders -= 1
             if not block.holders:
                 self.free += 1
                 if block.content is None:
-                    self._blank.append(block)
+                    self._blank += 1
                 else:
                     self._used[block] = None
-        self._entered.pop(sequence, None)

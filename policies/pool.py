@@ -14,7 +14,6 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
 from typing import Protocol
 
 from policies.batch import Batch, Chunk
@@ -27,6 +26,7 @@ from policies.scheduler import DECODE, PREFILL, PolicyError
 RECOMPUTE = 3
 """What a request does in a ride, beside those of the scheduler: it processes again what it lost."""
 
+NO_CHUNKS: tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]] = ((), 0, ())
 HIT, HIT_AGAIN, LOST = 0, 1, 2
 """Tokens found in the prefix cache at a first admission and at a later one, or lost by
 preemption."""
@@ -41,7 +41,7 @@ class Endings(Protocol):
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes no longer in iterations that are not formed yet."""
 
-    def ended(self, batch: Batch) -> Iterable[Sequence]:
+    def ended(self, batch: Batch) -> list[Sequence]:
         """Those whose last token came with this batch."""
 
 
@@ -52,6 +52,8 @@ class Pool:
     ``running``  those that do, in the order of admission
     ``partials`` those of them whose prompt is not all scheduled, in that order
     ``step``     how often an iteration was formed
+    ``num_decodes`` sequences that could decode in this iteration; ``decode_blocks`` the free KV
+                 blocks that it takes if they all do
     ``blocks``   the KV cache
     """
 
@@ -98,6 +100,7 @@ class Pool:
         self._stale: dict[tuple[int, int], list[Sequence]] = {}
         # The iteration that is being put together.
         self._ready = Cohort(0, 1)
+        self.num_decodes = self.decode_blocks = 0
         self._chunks: dict[Sequence, int] = {}
         self._decodes: dict[Sequence, None] | None = {}
 
@@ -151,7 +154,7 @@ class Pool:
         if not self.idle:
             return None
         batch = self.form()
-        if not batch.num_tokens and not self._busy:
+        if not self._busy and not (batch.num_decodes or batch.chunks):
             self.complete(batch)  # nothing is under way: there is no use in going round empty
             return None
         return batch
@@ -159,7 +162,9 @@ class Pool:
     def form(self) -> Batch:
         """Form an iteration, whatever is in flight."""
         self.step += 1
-        self._ready = self._gather()
+        ready = self._ready = self._gather()
+        self.num_decodes = len(ready.members)
+        self.decode_blocks = len(ready.at_block_end())
         self._chunks, self._decodes = {}, {}
         self.policy.plan(self)
         return self._close()
@@ -167,56 +172,51 @@ class Pool:
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book an iteration that returned from the last stage; returns whom it finished."""
         self._in_flight -= 1
-        self._busy -= bool(batch.num_tokens)
+        if batch.num_decodes or batch.chunks:
+            self._busy -= 1
         cohort = self.cohorts[batch.slot]
-        iteration = cohort.returned()
-        ended = list(self.endings.ended(batch))
-        yields = set(batch.yields)
+        cohort.outstanding -= 1
+        ended = self.endings.ended(batch)
+        if batch.chunks:
+            self._book_chunks(batch, cohort)
+        if self._stale:
+            for sequence in self._stale.pop((batch.slot, batch.iteration), ()):
+                sequence.stale -= 1
+                sequence.target += 1
+        if self.blocks.sharing and self.policy.ahead:
+            # What has come back is known now: full blocks of those who were in this iteration.
+            for sequence in self.blocks.sharing:
+                if self._home.get(sequence) is cohort:
+                    self.blocks.enter(sequence, sequence.offset + batch.iteration + 1)
+        if len(ended) > 1:
+            ended.sort(key=_order)
+        for sequence in ended:
+            self._finish(sequence, cohort, batch.iteration)
+        return ended
+
+    def _book_chunks(self, batch: Batch, cohort: Cohort) -> None:
         for sequence, tokens, _ in batch.chunks:
             sequence.awaited -= tokens
             if sequence.stale:
                 sequence.stale -= tokens
-                sequence.target += sequence in yields
-            elif sequence in yields:
+                sequence.target += sequence in batch.yields
+            elif sequence in batch.yields:
                 sequence.yielding = False
                 if not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
-        for sequence in self._stale.pop((batch.slot, iteration), ()):
-            sequence.stale -= 1
-            sequence.target += 1
-        if self.blocks.caching and self.policy.ahead:
-            # What has come back is known now: full blocks of those who were in this iteration.
-            for sequence in cohort.at_block_end(1 - (cohort.iteration - iteration)):
-                self.blocks.enter(sequence, sequence.offset + iteration + 1)
-            for sequence, (first, stop) in self._draining.items():
-                if self._home[sequence] is cohort and first <= iteration < stop:
-                    self.blocks.enter(sequence, sequence.offset + iteration + 1)
-        for sequence in sorted(ended, key=_order):
-            self._finish(sequence, cohort, iteration)
-        return ended
 
     # What policies see and do ------------------------------------------------------------------
-
-    @property
-    def num_decodes(self) -> int:
-        """Sequences that could decode in this iteration."""
-        return len(self._ready)
-
-    @property
-    def decode_blocks(self) -> int:
-        """KV blocks that it takes if they all do."""
-        return len(self._ready.at_block_end())
 
     def decodes_all(self) -> int:
         """Let them all decode; returns how many they are."""
         ready, blocks = self._ready, self.blocks
-        full = ready.at_block_end()
-        blocks.grow(full, len(full))
-        if blocks.caching and not self.policy.ahead:
+        if self.decode_blocks:
+            blocks.grow(ready.at_block_end())
+        if blocks.sharing and not self.policy.ahead:
             for sequence in ready.at_block_end(1):
                 blocks.enter(sequence, ready.context_of(sequence) + 1)
         self._decodes = None
-        return len(ready)
+        return self.num_decodes
 
     def eligible(self) -> list[Sequence]:
         """All running sequences that have something to compute, in the order of admission."""
@@ -259,11 +259,17 @@ class Pool:
         """
         given = self._chunks.pop(sequence, 0)
         del self.running[sequence]
+        if sequence in self._ready.members:
+            self.num_decodes -= 1
+            self.decode_blocks -= sequence in self._ready.at_block_end()
         if sequence in self._home:
             given += self._take_back(sequence)
             out = self._out(sequence)
             lost = context = self._leave(sequence)
-            self.blocks.release(sequence, context + given)
+            known = context
+            if self.policy.ahead:
+                known = max(sequence.target, context - len(out) - sequence.yielding)
+            self.blocks.release(sequence, context + given, known + given, again=True)
             for slot, iteration in out:
                 self._stale.setdefault((slot, iteration), []).append(sequence)
             sequence.stale = len(out) + sequence.awaited
@@ -272,7 +278,8 @@ class Pool:
             # Its chunks count as processed, but for the one of this iteration.
             self.partials.pop(sequence, None)
             lost = sequence.prefilled
-            self.blocks.release(sequence, sequence.prefilled + given)
+            held = sequence.prefilled + given
+            self.blocks.release(sequence, held, min(held, sequence.target), again=True)
             sequence.stale = sequence.awaited
             self._end_chunks(sequence)
         self.events.extend((sequence.id, LOST, lost))
@@ -336,6 +343,8 @@ class Pool:
             if cohort is not largest:
                 for sequence in list(cohort):
                     self._move(sequence, largest)
+        if not largest.stops:
+            return largest
         for sequence in largest.stops.pop(largest.iteration, ()):
             # (It may have been preempted, and have come again with a later stop, meanwhile.)
             first = largest.members.get(sequence)
@@ -402,7 +411,7 @@ class Pool:
         """Let one of those who could decode do so."""
         ready, blocks = self._ready, self.blocks
         if sequence in ready.at_block_end():
-            blocks.grow((sequence,), 1)
+            blocks.grow((sequence,))
         if not self.policy.ahead:
             blocks.enter(sequence, ready.context_of(sequence) + 1)
         assert self._decodes is not None
@@ -420,13 +429,35 @@ class Pool:
     def _close(self) -> Batch:
         """The iteration as the policy put it together."""
         home = self._ready
-        if self._decodes is not None and len(self._decodes) < len(home):
+        if self._decodes is not None and len(self._decodes) < len(home.members):
             home = self._split()
-        iteration, decodes = home.iteration, len(home)
-        context, longest = home.context, home.longest
+        iteration, decodes, context = home.iteration, len(home.members), home.context
+        longest = home.longest if decodes else 0
+        chunks, prefill_tokens, yields = NO_CHUNKS
+        if self._chunks:
+            chunks, prefill_tokens, yields = self._close_chunks(home)
+        home.iteration = iteration + 1
+        home.outstanding += 1
+        home.context = context + decodes
+        self._in_flight += 1
+        if decodes or chunks:
+            self._busy += 1
+        self.kv_log.append(self.blocks.capacity - self.blocks.free)
+        if self.policy.ahead:
+            home.opens = self.step + self.stages
+            for sequence in yields:
+                self._join(sequence, home, sequence.target)
+        members = home.members
+        return Batch(
+            home.index, chunks, prefill_tokens, decodes, context, longest, 0, (),
+            lambda: [s for s, first in members.items() if first <= iteration], yields, iteration,
+        )  # fmt: skip
+
+    def _close_chunks(self, home: Cohort) -> tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]]:
+        """The chunks that ride in a cohort's next iteration, their tokens, and which ones yield."""
         chunks: list[Chunk] = []
         yields: list[Sequence] = []
-        prefill_tokens = 0
+        prefill_tokens, iteration = 0, home.iteration
         for sequence, tokens in self._chunks.items():
             chunks.append((sequence, tokens, sequence.prefilled))
             prefill_tokens += tokens
@@ -441,26 +472,7 @@ class Pool:
                 sequence.yielding = True
                 yields.append(sequence)
                 self._end_chunks(sequence)
-        home.advance()
-        self._in_flight += 1
-        self._busy += bool(prefill_tokens or decodes)
-        self.kv_log.append(self.blocks.capacity - self.blocks.free)
-        if self.policy.ahead:
-            home.opens = self.step + self.stages
-            for sequence in yields:
-                self._join(sequence, home, sequence.target)
-        members = home.members
-        return Batch(
-            home.index,
-            tuple(chunks),
-            prefill_tokens,
-            decodes,
-            context,
-            longest,
-            members=lambda: [s for s, first in members.items() if first <= iteration],
-            yields=tuple(yields),
-            iteration=iteration,
-        )
+        return tuple(chunks), prefill_tokens, tuple(yields)
 
     def _split(self) -> Cohort:
         """Who decodes stays together; those left out go on in another slot, or the others do."""
@@ -496,8 +508,9 @@ class Pool:
         del self.running[sequence]
         # Iterations that were formed after the one that ended it were in vain.
         here = self._home[sequence] is cohort
+        known = sequence.offset + iteration + 1 if here else sequence.target
         context = self._leave(sequence, iteration if here else -1)
-        self.blocks.release(sequence, context)
+        self.blocks.release(sequence, context, min(known, context), again=False)
 
 
 def _order(sequence: Sequence) -> int:

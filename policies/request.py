@@ -68,6 +68,7 @@ class Sequence:
         "prefix",
         "priority",
         "prompt_tokens",
+        "shared_tokens",
         "stale",
         "target",
         "yielding",
@@ -91,6 +92,7 @@ class Sequence:
         self.arrival_s = arrival_s
         self.priority = priority
         self.prefix = prefix
+        self.shared_tokens = prefix[-1][1] if prefix else 0
         self.target = prompt_tokens
         self.prefilled = 0
         # Where it rides, kept by the scheduler: the group (-1: none yet), and the first and next

@@ -68,15 +68,18 @@ class Vllm:
 
     def plan(self, pool: Pool) -> None:
         """Those who run, then, if nobody had to be preempted, those who wait."""
-        most = self._longest_prefill(len(pool.running) + len(pool.waiting))
+        running, waiting = len(pool.running), len(pool.waiting)
+        most = self.max_num_batched_tokens
+        if self.long_prefill_token_threshold:
+            most = self._longest_prefill(running + waiting)
         budget, preempted = self._serve_running(pool, most)
-        if not preempted and budget and pool.waiting:
+        if waiting and budget and running < self.max_num_seqs and not preempted:
             self._admit(pool, most, budget)
 
     def _longest_prefill(self, requests: int) -> int:
         """Most tokens of one prompt in an iteration."""
         threshold, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
-        if not threshold or requests == 1:
+        if requests == 1:
             return budget
         if self.adaptive_threshold:
             threshold = max(threshold, budget // max(requests, 1))
@@ -93,8 +96,9 @@ class Vllm:
             while pool.decode_blocks > pool.blocks.free:
                 pool.preempt(pool.newest())
                 preempted = True
-            budget -= pool.decodes_all()
-            members = list(pool.partials)
+            if pool.num_decodes:
+                budget -= pool.decodes_all()
+            members = list(pool.partials) if pool.partials else []
         else:
             members = pool.eligible()
         for sequence in members:
@@ -118,6 +122,8 @@ class Vllm:
         """Whether everybody who runs gets all they can take, in whatever order."""
         budget = self.max_num_batched_tokens - pool.num_decodes
         blocks = pool.blocks.free - pool.decode_blocks
+        if not pool.partials:
+            return budget >= 0 and blocks >= 0
         for sequence in pool.partials:
             tokens = min(sequence.remaining_prompt, most)
             budget -= tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from policies.batch import Batch
 from policies.cohort import Cohort
@@ -36,7 +36,7 @@ class OutputLengths:
         if place is not None and place[1] >= cohort.iteration:
             self._due[place].remove(sequence)
 
-    def ended(self, batch: Batch) -> Iterable[Sequence]:
+    def ended(self, batch: Batch) -> list[Sequence]:
         """Those whose last token came with this batch."""
         found = self._due.pop((batch.slot, batch.iteration), [])
         if batch.yields:
