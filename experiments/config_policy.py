@@ -5,7 +5,7 @@ The parameters of a policy's constructor are its keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from inspect import Parameter, signature
@@ -83,6 +83,12 @@ class FilePolicy(NamedPolicy):
 
 
 _Kind = TypeVar("_Kind", bound=NamedPolicy)
+_BOUNDED: dict[Any, Any] = {
+    int: Tokens,
+    int | None: Tokens | None,
+    float: Annotated[float, Field(ge=0, le=1e12)],
+}
+"""What numbers a policy takes: counts are at least 1, all others at least 0."""
 _FILE_KEYS = ("name", "file", "sha256", "code")
 
 
@@ -120,7 +126,8 @@ def _policy_model(
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
         needed = parameter.default is Parameter.empty
-        kind = Tokens if hints.get(key) is int else hints.get(key, Any)
+        hint = hints.get(key, Any)
+        kind = _BOUNDED.get(hint, hint) if isinstance(hint, Hashable) else hint
         fields[key] = (kind, ... if needed else parameter.default)
     about = (builder.__doc__ or "").partition("\n")[0]
     try:
