@@ -25,6 +25,7 @@ from experiments.sweeps.store import Store
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
 from tests.experiments.test_policy_file import AT_MOST, OWN_SWEEP
 from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("distributed")
 from experiments.sweeps.dask_backend import DaskWorkers
@@ -94,7 +95,7 @@ def test_one_of_two_workers_is_killed_half_way(cluster: Cluster, tmp_path: Path)
         killed.append(doomed)
 
     backend = DaskWorkers(cluster.address)
-    backend._client.wait_for_workers(2, timeout=60)
+    backend._client.wait_for_workers(2, timeout=PATIENCE_S)
     killer = threading.Thread(target=kill)
     killer.start()
     report = execute(plan, there, backend)
@@ -229,7 +230,7 @@ def test_a_bad_address_is_one_line(tmp_path: Path, address: str, says: str) -> N
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: --address {address}: {says}")

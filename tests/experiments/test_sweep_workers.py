@@ -25,6 +25,7 @@ from experiments.sweeps.worker import READY
 from tests.experiments.odd_worker import VARIABLE
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, start, wait_for_runs
+from tests.patience import PATIENCE_S
 from tests.processes import children, gone, state
 
 ODD = "tests.experiments.odd_worker"
@@ -101,9 +102,9 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     wait_for_runs(tmp_path / "sweep", 1)
     workers = children(process.pid)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert len(workers) == 2
-    assert gone(workers, seconds=10)
+    assert gone(workers, seconds=PATIENCE_S)
 
 
 def worker(module: str, **environment: str) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -123,11 +124,11 @@ def test_a_worker_ends_with_its_channel(tiny_plan: SweepPlan, tmp_path: Path) ->
     """Where the system does not end it with its parent, this does; also in the middle of a run."""
     idle, channel = worker("experiments.sweeps.worker")
     channel.close()
-    assert idle.wait(timeout=60) == 0
+    assert idle.wait(timeout=PATIENCE_S) == 0
     busy, channel = worker(ODD, **{VARIABLE: f"busy:{tmp_path / 'mark'}"})
     channel.send([Job(tiny_plan.runs[0], "")])
     channel.close()
-    assert busy.wait(timeout=60) == 0
+    assert busy.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
@@ -137,7 +138,7 @@ def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
             [sys.executable, "-m", "experiments.sweeps.worker", "1"],
             stdin=theirs.fileno(),
             cwd=ROOT,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         assert done.returncode == 0
         assert not ours.poll()
@@ -153,8 +154,8 @@ def test_a_closed_pool_leaves_neither_process_nor_thread(
     store.open(False)
     execute(tiny_plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
     assert pids and backend.processes == []
-    assert gone(pids, seconds=10)
-    deadline = time.monotonic() + 60
+    assert gone(pids, seconds=PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert set(threading.enumerate()) <= before

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiler.threads import default_to_one_thread
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = (
@@ -42,7 +43,7 @@ def threads(code: str, **chosen: str) -> list[list[int]]:
         env=environment | chosen,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
