@@ -1,5 +1,5 @@
 """``python -m experiments`` is ``sarathi-sim``."""
 
-from experiments.cli import main
+from experiments.cli.app import main
 
 main()

@@ -14,11 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.errors import ConfigError
-from profiler.files import make_folders, regular, remove_empty, restore
-from profiler.manifest import NotOursError, check_ours, replace_folder
-from profiler.plain_yaml import read_mapping
-from profiler.strict import SpecError
+from experiments.config.errors import ConfigError
+from profiler.storage.files import make_folders, regular, remove_empty, restore
+from profiler.storage.manifest import NotOursError, check_ours, replace_folder
+from profiler.storage.plain_yaml import read_mapping
+from profiler.storage.strict import SpecError
+from simulator.views.ledger import ACCOUNTS
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -32,6 +33,13 @@ ACCURACY_FORMAT = "sarathi-sim accuracy 1"
 PAPER_FORMAT = "sarathi-sim paper 1"
 ITERATIONS = "iterations.parquet"
 TOKEN_GAPS = "token_gaps.parquet"
+# What figures need of the tables.
+REQUEST_COLUMNS = ("arrival_s", "finish_s", "ttft_s", "latency_s", "bubble_s")
+GAP_COLUMNS = ("share", "tbt_s")
+LEDGER_COLUMNS = (
+    *("replica", "stage", "wall_s", "fill_s", "drain_s"),
+    *(f"{account}_s" for account in ACCOUNTS if account not in ("fill", "drain")),
+)
 
 
 @contextmanager
@@ -129,7 +137,7 @@ def to_json(value: Any) -> Any:
 class Tables:
     """One scenario's tables, as the figures take them, and the policy it ran.
 
-    ``token_gaps`` is that of :class:`simulator.metrics.Analysis`, None where it was not kept;
+    ``token_gaps`` is that of :class:`simulator.views.metrics.Analysis`, None where it was not kept;
     ``steady`` that of the summary: whether the run is overloaded, and how long it warmed up.
     """
 
@@ -179,8 +187,6 @@ def policy_of(folder: Path, scenario: str) -> str:
 
 
 def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
-    from experiments.figures import GAP_COLUMNS, LEDGER_COLUMNS, REQUEST_COLUMNS
-
     requests, ledger = folder / "requests.parquet", folder / "ledger.csv"
     gaps = folder / TOKEN_GAPS  # which the runs of a sweep do not keep
     try:

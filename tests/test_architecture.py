@@ -5,68 +5,177 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("policies", "profiler", "simulator", "experiments")
-# The part of the profiler that is data and needs no torch.
-TORCH_FREE = {
-    f"profiler.{name}" for name in ("schema", "model", "device", "paths", "residual", "strict")
+MOST_MODULES = 16
+
+# Every room, from the ground up, and what it may import beside the libraries. ARCHITECTURE.md draws
+# this map.
+ROOMS: dict[str, str] = {
+    "policies": "",
+    "profiler.storage": "",
+    "profiler.facts": "profiler.storage",
+    "profiler.bundle": "profiler.facts profiler.storage",
+    "profiler.public": "profiler.bundle profiler.facts profiler.storage",
+    "profiler.physics": "profiler.public profiler.bundle profiler.facts profiler.storage",
+    "profiler.importers": (
+        "profiler.physics profiler.public profiler.bundle profiler.facts profiler.storage"
+    ),
+    "profiler.planning": "profiler.bundle profiler.facts profiler.storage",
+    "profiler.shard": "profiler.planning profiler.facts profiler.storage",
+    "profiler.engine": "policies profiler.shard profiler.planning profiler.facts profiler.storage",
+    "profiler.measuring": (
+        "profiler.engine profiler.shard profiler.planning profiler.bundle profiler.facts "
+        "profiler.storage"
+    ),
+    "simulator.loop": "policies",
+    "simulator.op_times": (
+        "policies simulator.loop profiler.physics profiler.bundle profiler.facts profiler.storage"
+    ),
+    "simulator.load": "policies simulator.loop profiler.facts profiler.storage",
+    "simulator.views": "policies simulator.loop simulator.op_times profiler.facts",
+    "simulator.confidence": (
+        "simulator.views simulator.op_times simulator.loop profiler.bundle profiler.facts "
+        "profiler.storage"
+    ),
+    "experiments.configs": "",
+    "experiments.config": "policies profiler simulator",
+    "experiments.results": "experiments.config profiler simulator",
+    "experiments.figures": "experiments.results experiments.config profiler simulator",
+    "experiments.run": (
+        "experiments.figures experiments.results experiments.config policies profiler simulator"
+    ),
+    "experiments.sweeps": (
+        "experiments.run experiments.figures experiments.results experiments.config policies "
+        "profiler simulator"
+    ),
+    "experiments.paper": (
+        "experiments.run experiments.figures experiments.results experiments.config policies "
+        "profiler simulator"
+    ),
+    "experiments.validate": (
+        "experiments.run experiments.figures experiments.results experiments.config policies "
+        "profiler simulator"
+    ),
+    "experiments.cli": "experiments policies profiler simulator",
+    "experiments.__main__": "experiments.cli",
 }
+# Of the profiler the simulator imports what reads bundles, and nothing that measures.
+TORCH = ("profiler.shard", "profiler.engine", "profiler.measuring")
 
 
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Absolute names of everything a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {dotted(path): path for package in PACKAGES for path in modules(package)}
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names of what a file imports when it runs, wherever in it; modules where it can."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and id(node) not in for_types:
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            yield node.module
+            if id(node) not in for_types:
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {name if name in MODULES else node.module for name in full}
+    return found
 
 
-def allowed(package: str, name: str) -> bool:
-    target = name.partition(".")[0]
-    if target == package:
-        return True
-    if package == "policies":
-        return target in sys.stdlib_module_names
-    if target not in PACKAGES:
-        return target not in ("torch", "xformers") or package == "profiler"
-    if package == "profiler":
-        return target == "policies"
-    if package == "simulator":
-        return target == "policies" or name in TORCH_FREE
-    return True
+GRAPH = {name: imports(path) for name, path in MODULES.items()}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_run_one_way(package: str) -> None:
-    files = modules(package)
-    assert files
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in files
-        for name in imports(path)
-        if not allowed(package, name)
-    ]
+def room(module: str) -> str:
+    """The room a module is in: a sub-package, or a module that stands by itself."""
+    if module.startswith("policies"):
+        return "policies"
+    return ".".join(module.split(".")[:2])
+
+
+def within(module: str, places: str) -> bool:
+    return any(module == place or module.startswith(f"{place}.") for place in places.split())
+
+
+def test_imports_run_one_way() -> None:
+    wrong = []
+    for module, imported in GRAPH.items():
+        here = room(module)
+        if here in PACKAGES and here != "policies":  # a package's docstring
+            continue
+        for name in sorted(imported):
+            target = name.partition(".")[0]
+            if target in PACKAGES:
+                fine = room(name) == here or within(name, ROOMS[here])
+            elif here == "policies":
+                fine = target in sys.stdlib_module_names
+            else:
+                fine = target not in ("torch", "xformers") or here in TORCH
+            if not fine:
+                wrong.append(f"{module} imports {name}")
     assert wrong == []
+
+
+def test_the_map_runs_one_way_itself() -> None:
+    known = list(ROOMS)
+    for number, (place, reachable) in enumerate(ROOMS.items()):
+        for other in known[number:]:
+            assert place == "experiments.cli" or not within(other, reachable), (place, other)
+        if place.startswith("simulator"):
+            assert not any(within(each, reachable) for each in TORCH)
+    assert {room(module) for module in MODULES} - set(PACKAGES) <= set(known)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    order: list[str] = []
+    open_, done = [], set()
+
+    def visit(module: str) -> None:
+        assert module not in open_, " -> ".join([*open_[open_.index(module) :], module])
+        if module in done:
+            return
+        open_.append(module)
+        for name in sorted(GRAPH[module] & MODULES.keys() - {module}):
+            visit(name)
+        order.append(open_.pop())
+        done.add(module)
+
+    for module in MODULES:
+        visit(module)
+    assert len(order) == len(MODULES)
+
+
+def test_no_room_is_crowded() -> None:
+    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    crowded = {str(f.relative_to(ROOT)): n for f, n in folders.items() if n > MOST_MODULES}
+    assert crowded == {}
 
 
 def test_a_simulation_needs_no_torch() -> None:
     names = [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for package in ("policies", "simulator", "experiments")
-        for path in modules(package)
-        if path.stem != "__main__"
+        name
+        for name in MODULES
+        if not name.startswith("profiler") and not name.endswith("__main__")
     ]
     code = (
         "import importlib, sys\n"

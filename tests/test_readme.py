@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.loading import load_experiment, shipped_configs
-from experiments.run import simulate_all
+from experiments.config.loading import load_experiment, shipped_configs
+from experiments.run.experiment import simulate_all
 from tests.simulator import oracle
 from tests.simulator.test_textbook import assert_bitwise_equal
 from tests.test_architecture import allowed, imports

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config import Scenario
-from experiments.loading import Source
-from experiments.requests import build_requests
-from simulator.trace import read_trace
-from simulator.workload import (
+from experiments.config.loading import Source
+from experiments.config.requests import build_requests
+from experiments.config.scenario import Scenario
+from simulator.load.trace import read_trace
+from simulator.load.workload import (
     WorkloadError,
     at_once,
     gamma_arrivals,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.paper.claims import reads
+from experiments.paper.register import reads
 from experiments.paper.throughput import balanced, gain, sarathi
 from experiments.paper.variants import Lab
 

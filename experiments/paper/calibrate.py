@@ -13,11 +13,11 @@ import numpy as np
 
 from experiments.paper.claims import load_claims, readings
 from experiments.paper.variants import Constants, Lab
-from profiler.files import write_whole
-from profiler.paths import data_dir
-from profiler.plain_yaml import dump_yaml
-from profiler.threads import default_to_one_thread
-from simulator.records import Floats
+from profiler.storage.files import write_whole
+from profiler.storage.paths import data_dir
+from profiler.storage.plain_yaml import dump_yaml
+from profiler.storage.threads import default_to_one_thread
+from simulator.loop.records import Floats
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from experiments.errors import ConfigError
-from experiments.messages import suggest
+from experiments.config.errors import ConfigError
+from experiments.config.messages import suggest
+from experiments.paper.register import READINGS, Reading
 from experiments.paper.variants import Lab, Variant
-from profiler.paths import data_dir
+from profiler.storage.paths import data_dir
 
 TOLERANCE = 0.15
 """How far a value may be from the paper's to count as reproduced."""
@@ -56,19 +57,6 @@ class Claim:
     def gain_holds(self, ours: float) -> bool:
         """Whether our gain less 1 is within :data:`TOLERANCE` of the paper's gain less 1."""
         return abs(ours - self.paper) <= TOLERANCE * (self.paper - 1)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a claim is read: the text that says so, and the function that computes our value.
-
-    ``control`` computes it without what the paper says is the reason: a claim that holds then too
-    is no evidence of that.
-    """
-
-    text: str
-    compute: Callable[[Lab], float]
-    control: Callable[[Lab], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,23 +105,6 @@ class Result:
         }
 
 
-_READINGS: dict[str, Reading] = {}
-
-
-def reads(
-    id: str, text: str, *, control: Callable[[Lab], float] | None = None
-) -> Callable[[Callable[[Lab], float]], Callable[[Lab], float]]:
-    """Register the function below as what computes our value of claim ``id``."""
-
-    def register(compute: Callable[[Lab], float]) -> Callable[[Lab], float]:
-        if id in _READINGS:
-            raise ValueError(f"claim {id!r} is computed twice")
-        _READINGS[id] = Reading(text, compute, control)
-        return compute
-
-    return register
-
-
 def readings() -> dict[str, Reading]:
     """Every claim's reading, by id."""
     from experiments.paper import (  # noqa: F401  (they register theirs)
@@ -144,7 +115,7 @@ def readings() -> dict[str, Reading]:
         throughput,
     )
 
-    return _READINGS
+    return READINGS
 
 
 @cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from experiments.machine import Iteration, Machine
-from experiments.paper.claims import reads
+from experiments.paper.register import reads
 from experiments.paper.variants import Lab
-from simulator.capacity import kv_capacity_tokens, max_batch, stage_layers
+from experiments.run.machine import Iteration, Machine
+from simulator.load.capacity import kv_capacity_tokens, max_batch, stage_layers
 
 LENGTH = 1024
 SATURATED = 1.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.machine import Machine
-from experiments.paper.claims import reads
+from experiments.paper.register import reads
 from experiments.paper.variants import Lab
+from experiments.run.machine import Machine
 
 CHUNK = 256
 MAX_BATCH = {1024: 18, 2048: 10, 3072: 6}

@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from profiler.files import write_whole
+from profiler.storage.files import write_whole
 
 
 def update(page: str, tables: str) -> str:

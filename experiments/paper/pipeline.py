@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.paper.claims import reads
+from experiments.paper.register import reads
 from experiments.paper.scenarios import (
     DEVICE,
     MODEL,
@@ -14,7 +14,7 @@ from experiments.paper.scenarios import (
     makespan,
 )
 from experiments.paper.variants import Lab
-from profiler.device import DeviceSpec
+from profiler.facts.device import DeviceSpec
 
 _PLAIN = "plain reading (token-level Zipf lengths, 8 micro-batches in flight), seed 0"
 _ASSUMED = Assumptions()

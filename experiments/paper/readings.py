@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.paper.scenarios import Assumptions, Ratios, ratios
 from experiments.paper.variants import Lab
-from simulator.records import Floats
+from simulator.loop.records import Floats
 
 SEEDS = range(5)
 _GRID = "workload.lengths.step=1024"

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.deployment import Deployment, deploy
-from experiments.loading import load_experiment
-from experiments.machine import mixing, with_attention
+from experiments.config.deployment import Deployment, deploy
+from experiments.config.loading import load_experiment
 from experiments.paper.variants import Lab
-from simulator.ledger import gaps, iteration_bubbles
-from simulator.records import Floats, Records
-from simulator.regression import OpTimes
-from simulator.rides import Rides
+from experiments.run.machine import mixing, with_attention
+from simulator.loop.records import Floats, Records
+from simulator.op_times.regression import OpTimes
+from simulator.views.ledger import gaps, iteration_bubbles
+from simulator.views.rides import Rides
 
 CONFIG = "gpt3_pp"
 DEVICE, MODEL, TP = "a100-80g-sxm", "gpt3-175b", 8

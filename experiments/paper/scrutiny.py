@@ -21,14 +21,14 @@ from io import StringIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.machine import with_attention
 from experiments.paper.claims import Claim, Result, load_claims, readings
 from experiments.paper.variants import Lab, RowTime, with_rows
-from profiler.files import write_whole
-from profiler.model import LAYER_GEMMS
-from profiler.paths import data_dir
-from simulator.records import Floats
-from simulator.regression import OpTimes
+from experiments.run.machine import with_attention
+from profiler.facts.model import LAYER_GEMMS
+from profiler.storage.files import write_whole
+from profiler.storage.paths import data_dir
+from simulator.loop.records import Floats
+from simulator.op_times.regression import OpTimes
 
 _FACTOR = 4.0
 _UNMOVED = 0.01

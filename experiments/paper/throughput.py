@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache, partial
 
-from experiments.machine import Machine, Served
-from experiments.paper.claims import reads
 from experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
+from experiments.paper.register import reads
 from experiments.paper.variants import Lab
+from experiments.run.machine import Machine, Served
 from policies.orca import Orca, OrcaWorstCase
 from policies.request_level import RequestLevel
 from policies.sarathi import ChunkRule, Sarathi

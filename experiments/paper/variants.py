@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.machine import Machine, with_attention
-from profiler.model import LAYER_GEMMS
-from profiler.paths import data_dir
-from profiler.plain_yaml import read_mapping
-from profiler.schema import find_bundle, load_bundle
-from profiler.strict import STRICT, parse
-from simulator.records import Floats
-from simulator.regression import OpTimes
+from experiments.run.machine import Machine, with_attention
+from profiler.bundle.schema import find_bundle, load_bundle
+from profiler.facts.model import LAYER_GEMMS
+from profiler.storage.paths import data_dir
+from profiler.storage.plain_yaml import read_mapping
+from profiler.storage.strict import STRICT, parse
+from simulator.loop.records import Floats
+from simulator.op_times.regression import OpTimes
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")

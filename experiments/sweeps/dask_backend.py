@@ -8,7 +8,7 @@ from collections.abc import Generator
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from experiments.errors import ConfigError
+from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
 from experiments.sweeps.identity import code_fingerprint
 from experiments.sweeps.work import Job, work

@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 from io import BytesIO
 
-from experiments.deployment import deploy
-from experiments.loading import Source
+from experiments.config.deployment import deploy
+from experiments.config.loading import Source
 from experiments.sweeps.plan import SweepPlan
-from simulator.metrics import Analysis
+from simulator.views.metrics import Analysis
 
 PROBES, PROBE_REQUESTS = 6, 200
 

@@ -9,30 +9,16 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.deployment import Deployment
-from profiler.paths import user_path
+from experiments.config.deployment import Deployment
+from profiler.storage.paths import user_path
 
 _ROOT = Path(__file__).resolve().parents[2]
 # Whose code decides what a run's files hold. The profiler's parts are those that read profiles.
 _CODE = (
-    *("policies/*.py", "simulator/*.py"),
-    *(
-        f"profiler/{name}.py"
-        for name in (
-            "schema",
-            "tables",
-            "table_files",
-            "plain_yaml",
-            "strict",
-            "model",
-            "device",
-            "residual",
-        )
-    ),
-    *(
-        f"experiments/{name}.py"
-        for name in ("config*", "deployment", "inputs", "policy_file", "requests", "results")
-    ),
+    *("policies/*.py", "simulator/*/*.py"),
+    *("profiler/storage/*.py", "profiler/facts/*.py", "profiler/bundle/*.py"),
+    "profiler/physics/residual.py",
+    *("experiments/config/*.py", "experiments/results.py"),
     "experiments/sweeps/work.py",
 )
 _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")

@@ -20,10 +20,10 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from experiments.errors import ConfigError
+from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
 from experiments.sweeps.work import Job, Result
-from profiler.threads import default_to_one_thread
+from profiler.storage.threads import default_to_one_thread
 
 STARTS = 3
 """Workers that may die one after the other before they are ready."""

@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.config import Scenario
-from experiments.config_workload import TraceLengths
-from experiments.deployment import deploy
-from experiments.errors import ConfigError
-from experiments.key_paths import KeyPath, assign, meet, merge
-from experiments.loading import Draft, Source, check_scenario, read_draft
-from experiments.messages import mistakes, suggest
-from experiments.requests import build_requests, trace_path
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.key_paths import KeyPath, assign, meet, merge
+from experiments.config.loading import Draft, Source, check_scenario, read_draft
+from experiments.config.messages import mistakes, suggest
+from experiments.config.requests import build_requests, trace_path
+from experiments.config.scenario import Scenario
+from experiments.config.workload import TraceLengths
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.points import MOST_RUNS, Point, expand
 from experiments.sweeps.spec import SweepSpec

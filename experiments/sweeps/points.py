@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.errors import ConfigError
-from experiments.key_paths import key_path
+from experiments.config.errors import ConfigError
+from experiments.config.key_paths import key_path
 from experiments.sweeps.spec import Axes, Range, SweepSpec
 
 MOST_RUNS = 200_000

@@ -25,12 +25,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from experiments.errors import ConfigError
+from experiments.config.errors import ConfigError
 from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, resolved
 from experiments.sweeps.work import Result
-from profiler.files import make_folders, partial, regular, write_whole
-from profiler.folder_lock import FolderBusyError, FolderLock
-from profiler.manifest import (
+from profiler.storage.files import make_folders, partial, regular, write_whole
+from profiler.storage.folder_lock import FolderBusyError, FolderLock
+from profiler.storage.manifest import (
     MANIFEST,
     Manifest,
     NotOursError,
@@ -42,6 +42,8 @@ from profiler.manifest import (
     replace_folder,
 )
 
+POLICY = "policy.name"
+"""The column of the table that names a run's policy."""
 RESULTS = "results.parquet"
 _APART = re.compile(
     r"lock|figures|damaged/?|\.figures\.\w+|runs/|runs/\.?[0-9a-f]{16}|failed/"

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from experiments.parameter_names import parameter, value_name
+from experiments.config.parameter_names import parameter, value_name
 from experiments.sweeps.execute import Report
 from experiments.sweeps.plan import SweepPlan, coordinates
-from simulator.metric_registry import Quantity, known
+from simulator.views.metric_registry import Quantity, known
 
 _MOST_SHOWN = 12
 _MOST_ROWS = 20

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from experiments.config import Scenario
-from experiments.deployment import deploy
-from experiments.loading import Source
-from experiments.policy_file import stored
+from experiments.config.deployment import deploy
+from experiments.config.loading import Source
+from experiments.config.policy_file import stored
+from experiments.config.scenario import Scenario
 from experiments.results import FORMAT, SUMMARY, to_json
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests
-from profiler.paths import user_path
-from profiler.plain_yaml import dump_yaml
-from simulator.metrics import Analysis
+from profiler.storage.paths import user_path
+from profiler.storage.plain_yaml import dump_yaml
+from simulator.views.metrics import Analysis
 
 _requests_of = SharedRequests()
 

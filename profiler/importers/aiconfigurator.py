@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler import public_data as data
-from profiler.device import DeviceSpec
+from profiler.bundle.schema import Bundle, BundleError
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
 from profiler.importers.assemble import Source, assemble
 from profiler.importers.attention import attention_part, with_context
 from profiler.importers.part import Part
 from profiler.importers.shapes import ShapePool
-from profiler.measured_csv import source_folder
-from profiler.model import ModelSpec
-from profiler.op_times import DeviceModel
-from profiler.schema import Bundle, BundleError
-from profiler.study import AIC
+from profiler.physics.op_times import DeviceModel
+from profiler.physics.study import AIC
+from profiler.public import frames as data
+from profiler.public.measured_csv import source_folder
 
 FOLDER = "aiconfigurator_a100_sxm"
 _DEVICE = "a100-80g-sxm"

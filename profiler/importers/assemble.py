@@ -9,13 +9,13 @@ from typing import Literal
 
 import pandas as pd
 
-from profiler.device import DeviceSpec, device_sha256
+from profiler.bundle.schema import EDGE_OPS, LAYER_OPS, TABLES, Bundle, BundleError, BundleMeta
+from profiler.facts.device import DeviceSpec, device_sha256
+from profiler.facts.model import LAYER_GEMMS, ModelSpec
 from profiler.importers.part import ATTENTION, SEND_RECV, Part, listed
-from profiler.model import LAYER_GEMMS, ModelSpec
-from profiler.modelled import make_bundle, rounded_us
-from profiler.schema import EDGE_OPS, LAYER_OPS, TABLES, Bundle, BundleError, BundleMeta
-from profiler.strict import SpecError
-from profiler.study import Origin
+from profiler.physics.modelled import make_bundle, rounded_us
+from profiler.physics.study import Origin
+from profiler.storage.strict import SpecError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
+from profiler.facts.model import ModelSpec
+from profiler.facts.roofline import HALF, Array
 from profiler.importers.part import Part
-from profiler.model import ModelSpec
-from profiler.op_times import DeviceModel
-from profiler.roofline import HALF, Array
+from profiler.physics.op_times import DeviceModel
 
 #: Columns of the measurements, and of the bundle.
 _KEYS = {

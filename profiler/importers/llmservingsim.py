@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiler import public_data as data
-from profiler.device import DeviceSpec
+from profiler.bundle.schema import Bundle, BundleError
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
 from profiler.importers.assemble import Source, assemble
 from profiler.importers.attention import attention_part
 from profiler.importers.shapes import ShapePool
-from profiler.measured_csv import source_folder
-from profiler.model import ModelSpec
-from profiler.op_times import DeviceModel
-from profiler.schema import Bundle, BundleError
-from profiler.study import LLMSERVINGSIM
+from profiler.physics.op_times import DeviceModel
+from profiler.physics.study import LLMSERVINGSIM
+from profiler.public import frames as data
+from profiler.public.measured_csv import source_folder
 
 FOLDER = "llmservingsim_a6000"
 _DEVICE = "a6000"

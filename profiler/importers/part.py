@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from profiler.tables import SCOPES
+from profiler.bundle.tables import SCOPES
 
 #: How a part came about, from the most to the least direct.
 Kind = Literal["measured", "combined", "interpolated", "scaled", "modelled"]

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from profiler.device import DeviceSpec
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import GemmShape
+from profiler.facts.roofline import Array, gemm_us
 from profiler.importers.part import Part, listed
-from profiler.model import GemmShape
-from profiler.op_times import DeviceModel
-from profiler.roofline import Array, gemm_us
-from profiler.strict import SpecError
+from profiler.physics.op_times import DeviceModel
+from profiler.storage.strict import SpecError
 
 #: (tokens, shape) -> microseconds.
 Expectation = Callable[[Array, GemmShape], Array]

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from profiler.device import DeviceSpec, load_device
+from profiler.bundle.schema import Bundle, BundleError
+from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.model import ModelSpec, load_model
 from profiler.importers.aiconfigurator import import_aiconfigurator
 from profiler.importers.llmservingsim import import_llmservingsim
 from profiler.importers.vidur import import_vidur
-from profiler.model import ModelSpec, load_model
-from profiler.paths import WHERE
-from profiler.schema import Bundle, BundleError
-from profiler.strict import did_you_mean
+from profiler.storage.paths import WHERE
+from profiler.storage.strict import did_you_mean
 
 
 class Importer(Protocol):

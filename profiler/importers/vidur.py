@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler import public_data as data
-from profiler.device import DeviceSpec
+from profiler.bundle.schema import Bundle, BundleError
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
 from profiler.importers.assemble import Source, assemble
 from profiler.importers.attention import attention_part
 from profiler.importers.part import Part, half_octaves, listed
 from profiler.importers.shapes import ShapePool
-from profiler.measured_csv import merged, source_folder
-from profiler.model import ModelSpec
-from profiler.op_times import DeviceModel
-from profiler.public_vidur import GEMMS, OTHERS, median_of, read_vidur_mlp, vidur_files
-from profiler.public_vidur import vidur_all_reduce as read_all_reduce
-from profiler.schema import Bundle, BundleError
-from profiler.study import VIDUR
+from profiler.physics.op_times import DeviceModel
+from profiler.physics.study import VIDUR
+from profiler.public import frames as data
+from profiler.public.measured_csv import merged, source_folder
+from profiler.public.vidur_frames import GEMMS, OTHERS, median_of, read_vidur_mlp, vidur_files
+from profiler.public.vidur_frames import vidur_all_reduce as read_all_reduce
 
 _MILLI = 1e3
 _ATTENTION_FILE = "attention_a100_CodeLlama-34b_tp2.csv"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from experiments.bench import _fast, _textbook
-from experiments.deployment import Deployment, deploy
-from experiments.loading import load_experiment
-from simulator.metrics import Analysis
-from simulator.pipeline import stage_times
-from simulator.predictor import BundlePredictor
-from simulator.records import Records
+from experiments.config.deployment import Deployment, deploy
+from experiments.config.loading import load_experiment
+from experiments.run.bench import _fast, _textbook
+from simulator.loop.pipeline import stage_times
+from simulator.loop.records import Records
+from simulator.op_times.predictor import BundlePredictor
+from simulator.views.metrics import Analysis
 
 REQUESTS = 2000
 # Requests finished and tokens processed follow from the workload alone; iterations from the system.

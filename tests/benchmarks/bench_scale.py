@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import resource, sys, time
-from experiments.deployment import deploy
-from experiments.loading import load_experiment
-from simulator.metrics import Analysis
+from experiments.config.deployment import deploy
+from experiments.config.loading import load_experiment
+from simulator.views.metrics import Analysis
 
 count = int(sys.argv[1])
 experiment = load_experiment("gpt3_pp", [

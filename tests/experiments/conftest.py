@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.loading import load_experiment
-from experiments.run import run_experiment
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import run_experiment
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL

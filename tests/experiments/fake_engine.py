@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.engine_cells import Cell
+from experiments.validate.cells import Cell
 from policies.batch import Batch
 from policies.request import Request
-from profiler.driver import Decision, Served
-from profiler.engine_processes import EngineRun, StageLog
-from profiler.in_situ import GridWork
-from profiler.work import TIMED_OPS
-from simulator.pipeline import stage_times
-from simulator.quantum import quantize
-from simulator.records import Records
-from simulator.simulation import simulate
-from simulator.switches import Switches
+from profiler.engine.driver import Decision, Served
+from profiler.engine.processes import EngineRun, StageLog
+from profiler.engine.work import TIMED_OPS
+from profiler.measuring.in_situ import GridWork
+from simulator.loop.pipeline import stage_times
+from simulator.loop.quantum import quantize
+from simulator.loop.records import Records
+from simulator.loop.simulation import simulate
+from simulator.loop.switches import Switches
 
 SEND_S, TURNAROUND_S = float(quantize(2e-4)), float(quantize(3e-4))
 

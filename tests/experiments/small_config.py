@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
-from experiments.run import deploy_all
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import deploy_all
 
 SMALL = """\
 name: small

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.accuracy import STUDIES, Score, adaptive_grid, spread_points
-from profiler.paths import public_datasets
+from experiments.figures.accuracy import STUDIES, Score, adaptive_grid, spread_points
+from profiler.storage.paths import public_datasets
 from tests.experiments.test_uncertainty import DATASETS
 
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")

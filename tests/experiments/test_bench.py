@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from experiments.bench import _fast, _textbook
-from experiments.deployment import deploy
-from experiments.loading import load_experiment
+from experiments.config.deployment import deploy
+from experiments.config.loading import load_experiment
+from experiments.run.bench import _fast, _textbook
 from tests.simulator.test_textbook import assert_bitwise_equal
 
 SWITCHES = (

@@ -14,8 +14,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.cli_base import GROUPS
+from experiments.cli.app import app
+from experiments.cli.base import GROUPS
 from tests.experiments.small_config import SMALL
 
 COMMANDS = sorted(typer.main.get_command(app).commands)
@@ -168,7 +168,7 @@ def test_a_list_of_degrees_is_shown_as_one_gives_it() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; import experiments.cli; "
+        "import sys; import experiments.cli.app; "
         "heavy = {'numpy', 'pandas', 'simpy', 'matplotlib', 'pydantic', 'scipy', 'yaml'}; "
         "print(*sorted(heavy & set(sys.modules)))"
     )

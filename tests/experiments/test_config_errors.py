@@ -11,13 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config import Scenario
-from experiments.engine_cells import engine_spec, make_cells
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment, shipped_configs
-from experiments.run import deploy_all
-from profiler.paths import data_dir
-from profiler.schema import bundle_path
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment, shipped_configs
+from experiments.config.scenario import Scenario
+from experiments.run.experiment import deploy_all
+from experiments.validate.cells import engine_spec, make_cells
+from profiler.bundle.schema import bundle_path
+from profiler.storage.paths import data_dir
 from tests.experiments.small_config import SMALL, message
 
 Write = Callable[[str], Path]

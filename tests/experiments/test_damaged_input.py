@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
-from experiments.run import deploy_all
-from profiler.hf_config import model_fields
-from profiler.strict import SpecError
-from simulator.trace import read_trace
-from simulator.workload import WorkloadError
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import deploy_all
+from profiler.facts.hf_config import model_fields
+from profiler.storage.strict import SpecError
+from simulator.load.trace import read_trace
+from simulator.load.workload import WorkloadError
 from tests.experiments.small_config import SMALL
 
 

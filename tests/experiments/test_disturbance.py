@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.disturbance import MOST_OF_TARGET, TARGETS, Lost, lost, lost_seconds
-from experiments.engine_cells import Cell, engine_spec, make_cells
-from experiments.loading import load_experiment
+from experiments.config.loading import load_experiment
+from experiments.validate.cells import Cell, engine_spec, make_cells
+from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS, Lost, lost, lost_seconds
 from policies.catalogue import build
 from policies.request import Request
 from policies.scheduler import Scheduler
-from profiler.driver import Decision, Served
-from profiler.engine_processes import EngineRun, StageLog
-from profiler.engine_spec import EngineSpec
-from profiler.work import TIMED_OPS
+from profiler.engine.driver import Decision, Served
+from profiler.engine.processes import EngineRun, StageLog
+from profiler.engine.spec import EngineSpec
+from profiler.engine.work import TIMED_OPS
 from tests.experiments.fake_engine import FakeEngine
 from tests.experiments.test_validation import cell_of, load
 

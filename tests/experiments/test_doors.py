@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from profiler.paths import data_dir, user_path
-from profiler.schema import _content_sha256
-from profiler.strict import SpecError
+from experiments.cli.app import app
+from profiler.bundle.schema import _content_sha256
+from profiler.storage.paths import data_dir, user_path
+from profiler.storage.strict import SpecError
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]
@@ -245,7 +245,7 @@ def test_what_nobody_foresaw_is_one_line(monkeypatch: pytest.MonkeyPatch, fault:
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("experiments.loading.load_experiment", fail)
+    monkeypatch.setattr("experiments.config.loading.load_experiment", fail)
     line = refused("check", "gpt3_pp")
     named = "out of memory" if isinstance(fault, MemoryError) else type(fault).__name__
     assert line.startswith(f"error: {named}")

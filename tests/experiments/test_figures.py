@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import run
-from experiments.figures import cdf, completions, ledger_bars, run_figures
-from experiments.gantt import stage_timeline
-from experiments.loading import load_experiment
+from experiments.config.loading import load_experiment
+from experiments.figures.distributions import cdf, completions, ledger_bars, run_figures
+from experiments.figures.gantt import stage_timeline
+from experiments.figures.slices import Window
+from experiments.figures.style import BLUE, VERMILION, policy_colour, policy_styles
 from experiments.results import Tables
-from experiments.run import simulate_all
-from experiments.slices import Window
-from experiments.style import BLUE, VERMILION, policy_colour, policy_styles
-from simulator.ledger import ACCOUNTS
+from experiments.run.experiment import experiment as run
+from experiments.run.experiment import simulate_all
+from simulator.views.ledger import ACCOUNTS
 
 
 def _tables(

@@ -11,16 +11,16 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
 from experiments.sweeps.plan import plan_sweep
-from profiler.paths import data_dir
-from profiler.plain_yaml import parse_yaml, read_mapping
-from profiler.schema import TABLES, BundleError, load_bundle
-from profiler.strict import SpecError
-from profiler.table_files import read_table
-from simulator.trace import read_trace
-from simulator.workload import WorkloadError
+from profiler.bundle.schema import TABLES, BundleError, load_bundle
+from profiler.bundle.table_files import read_table
+from profiler.storage.paths import data_dir
+from profiler.storage.plain_yaml import parse_yaml, read_mapping
+from profiler.storage.strict import SpecError
+from simulator.load.trace import read_trace
+from simulator.load.workload import WorkloadError
 from tests.experiments.small_sweep import SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]

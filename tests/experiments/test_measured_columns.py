@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler.check import check_bundle
-from profiler.device import load_device
-from profiler.diff import diff_bundles
-from profiler.measured import best_gemm, best_send
-from profiler.paths import data_dir
-from profiler.schema import TABLES, Bundle, load_bundle
-from simulator.held_out import op_tables
-from simulator.regression import OpTimes
+from profiler.bundle.check import check_bundle
+from profiler.bundle.diff import diff_bundles
+from profiler.bundle.schema import TABLES, Bundle, load_bundle
+from profiler.facts.device import load_device
+from profiler.measuring.measured import best_gemm, best_send
+from profiler.storage.paths import data_dir
+from simulator.confidence.held_out import op_tables
+from simulator.op_times.regression import OpTimes
 
 
 @pytest.fixture(scope="module")

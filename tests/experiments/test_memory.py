@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import simulator.memory
-from experiments import memory
-from experiments.deployment import deploy
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
-from experiments.run import deploy_all, simulate_all
-from simulator import trace
-from simulator.memory import available_bytes, size_text
-from simulator.predictor import BundlePredictor, TableSizes
-from simulator.regression import OpTimes
-from simulator.workload import WorkloadError
+import simulator.load.memory
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.config.scenario import memory
+from experiments.run.experiment import deploy_all, simulate_all
+from simulator.load import trace
+from simulator.load.memory import available_bytes, size_text
+from simulator.load.workload import WorkloadError
+from simulator.op_times.predictor import BundlePredictor, TableSizes
+from simulator.op_times.regression import OpTimes
 from tests.experiments.small_config import SMALL, message
 from tests.simulator.test_predictor import simple_bundle
 
@@ -167,8 +167,8 @@ def test_a_control_group_counts(
 ) -> None:
     """The limit of the group around this one; what is cached files there can be had back."""
     (tmp_path / "member").write_text(membership)
-    monkeypatch.setattr(simulator.memory, "MEMBERSHIP", tmp_path / "member")
-    monkeypatch.setattr(simulator.memory, "GROUPS", tmp_path)
+    monkeypatch.setattr(simulator.load.memory, "MEMBERSHIP", tmp_path / "member")
+    monkeypatch.setattr(simulator.load.memory, "GROUPS", tmp_path)
     assert available_bytes() > 2700  # no group is there that limits memory
     folder = tmp_path / ("memory/a" if "memory" in membership else "a")
     folder.mkdir(parents=True)

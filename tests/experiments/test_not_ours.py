@@ -13,17 +13,17 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from experiments.cli import app
-from profiler.device import load_device
-from profiler.files import remove_empty
-from profiler.measure import asked_for, missing_degrees
-from profiler.measured import write_device
-from profiler.model import load_model
-from profiler.modelled import make_bundle
-from profiler.paths import data_dir
-from profiler.plan import Limits, Settings
-from profiler.profile_error import ProfileError
-from profiler.schema import bundle_path, load_bundle, write_bundle
+from experiments.cli.app import app
+from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
+from profiler.measuring.measure import asked_for, missing_degrees
+from profiler.measuring.measured import write_device
+from profiler.physics.modelled import make_bundle
+from profiler.planning.plan import Limits, Settings
+from profiler.planning.profile_error import ProfileError
+from profiler.storage.files import remove_empty
+from profiler.storage.paths import data_dir
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import SWEEP, tree
 
@@ -309,7 +309,7 @@ def test_the_papers_figures_replace_only_such(
     def drawn(out: Path, *_: object) -> None:
         (out / "tables.md").write_text("tables")
 
-    monkeypatch.setattr("experiments.paper.gallery.write_gallery", drawn)
+    monkeypatch.setattr("experiments.paper.figures.gallery.write_gallery", drawn)
     out = tmp_path / "paper"
     for _ in range(2):
         assert command("reproduce", "tile_257", "--out", out).exit_code == 0

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.config_policy import FilePolicy
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
-from experiments.run import run_experiment, simulate_all
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.config.policy import FilePolicy
+from experiments.run.experiment import run_experiment, simulate_all
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.execute import execute
 from experiments.sweeps.local_processes import LocalProcesses

@@ -10,14 +10,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
-from experiments.metric_paths import SHAPE
-from experiments.plot import plot_results
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.config.metric_paths import SHAPE
+from experiments.figures.slices import Window
 from experiments.results import read_tables
-from experiments.run import run_experiment
-from experiments.slices import Window
-from experiments.uncertainty import PER_MAKESPAN
+from experiments.run.experiment import run_experiment
+from experiments.run.plot import plot_results
+from experiments.run.uncertainty import PER_MAKESPAN
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]
@@ -112,7 +112,7 @@ def test_where_nothing_can_be_written_nothing_is_simulated(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("experiments.run._run", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr("experiments.run.experiment._run", lambda *_: pytest.fail("simulated"))
     with pytest.raises(OSError, match="file"):
         run_experiment(load_experiment(write_config(SMALL)), tmp_path / "file" / "run")
 

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
-from experiments.plot import plot_results
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.figures.slices import Window, parse_window, stage_slices
 from experiments.results import FORMAT
-from experiments.run import run_experiment, simulate_all
-from experiments.slices import Window, parse_window, stage_slices
-from simulator.ledger import ACCOUNTS
+from experiments.run.experiment import run_experiment, simulate_all
+from experiments.run.plot import plot_results
+from simulator.views.ledger import ACCOUNTS
 from tests.experiments.small_config import SMALL
 
 CDFS = ("ttft_cdf", "tbt_cdf", "latency_cdf", "bubble_cdf")
@@ -124,7 +124,7 @@ def test_a_run_that_fails_leaves_nothing(
 
     out = tmp_path / "out" / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.style.save", full_disk)
+        patch.setattr("experiments.figures.style.save", full_disk)
         with pytest.raises(OSError, match="No space left"):
             run_experiment(experiment, out)
     assert not out.parent.exists()
@@ -133,7 +133,7 @@ def test_a_run_that_fails_leaves_nothing(
     run_experiment(experiment, out, figures=False)
     before = (out / "summary.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.style.save", full_disk)
+        patch.setattr("experiments.figures.style.save", full_disk)
         with pytest.raises(OSError, match="No space left"):
             run_experiment(experiment, out)
     assert [path.name for path in out.parent.iterdir()] == ["run"]

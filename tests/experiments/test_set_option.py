@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.loading import load_experiment
+from experiments.config.loading import load_experiment
 from tests.experiments.small_config import SMALL, message
 
 Write = Callable[[str], Path]

@@ -19,16 +19,17 @@ from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.errors import ConfigError
-from experiments.sweeps import figures, plot
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import InProcess
-from experiments.sweeps.drawing import label
 from experiments.sweeps.execute import execute
+from experiments.sweeps.figures import lines as figures
+from experiments.sweeps.figures import plot
+from experiments.sweeps.figures.drawing import label
+from experiments.sweeps.figures.pareto import pareto, pareto_front
+from experiments.sweeps.figures.plot import plot_sweep
 from experiments.sweeps.paired import paired_differences
-from experiments.sweeps.pareto import pareto, pareto_front
 from experiments.sweeps.plan import plan_sweep
-from experiments.sweeps.plot import plot_sweep
 from experiments.sweeps.store import Store
 from tests.experiments.small_sweep import SWEEP
 

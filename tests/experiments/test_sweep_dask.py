@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.errors import ConfigError
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.execute import execute
 from experiments.sweeps.plan import plan_sweep

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.config import Scenario
-from experiments.parameter_names import PARAMETERS, value_name
-from experiments.style import policy_colour
-from experiments.sweeps.drawing import groups, label
-from experiments.sweeps.pareto import pareto, seed_means
+from experiments.cli.app import app
+from experiments.config.parameter_names import PARAMETERS, value_name
+from experiments.config.scenario import Scenario
+from experiments.figures.style import policy_colour
+from experiments.sweeps.figures.drawing import groups, label
+from experiments.sweeps.figures.pareto import pareto, seed_means
 from experiments.sweeps.tables import results_table
 from tests.experiments.small_sweep import SWEEP
 

@@ -11,15 +11,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.config_policy import POLICIES
-from experiments.errors import ConfigError
-from experiments.loading import load_experiment
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.config.policy import POLICIES
 from experiments.sweeps.estimate import seconds_of_work
 from experiments.sweeps.identity import _CODE
 from experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
-from profiler.paths import data_dir
-from profiler.schema import load_bundle, write_bundle
+from profiler.bundle.schema import load_bundle, write_bundle
+from profiler.storage.paths import data_dir
 from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]

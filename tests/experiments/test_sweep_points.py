@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.errors import ConfigError
+from experiments.config.errors import ConfigError
 from experiments.sweeps.points import axis_values, expand
 from experiments.sweeps.spec import Range, Sample, SweepSpec
 

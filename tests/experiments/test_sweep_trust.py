@@ -15,17 +15,17 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.deployment import Deployment
-from experiments.errors import ConfigError
+from experiments.cli.app import app
+from experiments.config.deployment import Deployment
+from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import Bundles, InProcess, Lost, Outcomes
 from experiments.sweeps.execute import ATTEMPTS
 from experiments.sweeps.local_processes import LocalProcesses
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from experiments.sweeps.store import Store
 from experiments.sweeps.work import work
-from profiler.files import partial
-from simulator.records import Records
+from profiler.storage.files import partial
+from simulator.loop.records import Records
 from tests.experiments.small_sweep import RUNS, swept, tree
 from tests.patience import PATIENCE_S
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.errors import ConfigError
+from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import Waiting
 from experiments.sweeps.execute import execute, waited_for
 from experiments.sweeps.local_processes import STARTS, LocalProcesses

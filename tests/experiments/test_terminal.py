@@ -14,10 +14,10 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from experiments.loading import load_experiment
-from experiments.report import deployments_table
-from experiments.run import deploy_all
-from experiments.style import line_styles
+from experiments.config.loading import load_experiment
+from experiments.figures.style import line_styles
+from experiments.run.experiment import deploy_all
+from experiments.run.report import deployments_table
 from tests.experiments.small_config import SMALL
 from tests.patience import PATIENCE_S
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from experiments.loading import load_experiment
-from experiments.run import simulate_all
-from profiler.paths import data_dir
-from profiler.schema import bundle_path, load_bundle, write_bundle
-from simulator.interaction import WholeLayer
+from experiments.cli.app import app
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import simulate_all
+from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from profiler.storage.paths import data_dir
+from simulator.op_times.interaction import WholeLayer
 from tests.simulator.test_interaction import layers
 
 Write = Callable[..., Path]

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.disturbance import Lost
-from experiments.engine_cells import Cell, engine_spec, grid_of, make_cells
-from experiments.errors import ConfigError
-from experiments.loading import Experiment, load_experiment
-from experiments.measured import links, lockstep, measured_records, replay
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Experiment, load_experiment
 from experiments.results import to_json
-from experiments.totals import Whole
-from experiments.validation import Repeat, Served, Session
-from experiments.validation_errors import (
+from experiments.validate.cells import Cell, engine_spec, grid_of, make_cells
+from experiments.validate.differences import (
     errors_by_kind,
     evaluate,
     iteration_errors,
     noise_floor,
     rejection,
 )
-from experiments.validation_report import evaluate_all, report
-from experiments.validation_table import iterations, table, verdict
+from experiments.validate.disturbance import Lost
+from experiments.validate.measured import links, lockstep, measured_records, replay
+from experiments.validate.report import evaluate_all, report
+from experiments.validate.session import Repeat, Served, Session
+from experiments.validate.table import iterations, table, verdict
+from experiments.validate.totals import Whole
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
 CONFIG: dict[str, Any] = {

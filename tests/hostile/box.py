@@ -268,7 +268,7 @@ def outcomes(
 
 
 def _main(command: Command) -> None:
-    from experiments import cli
+    from experiments.cli.app import app as cli
 
     _forget()
     sys.argv = ["sarathi-sim", *command.argv]

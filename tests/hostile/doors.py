@@ -10,7 +10,7 @@ from random import Random
 
 import yaml
 
-from profiler.tables import TABLES
+from profiler.bundle.tables import TABLES
 from tests.hostile.box import Command
 from tests.hostile.mutate import damaged_bytes, damaged_csv, damaged_json, damaged_yaml, odd_path
 from tests.hostile.template import EXPERIMENT

@@ -115,7 +115,7 @@ class Harness:
             write_template(self.template)
             from typer.testing import CliRunner
 
-            from experiments.cli import app
+            from experiments.cli.app import app
 
             for line in (
                 "run exp.yaml --no-figures --out result",
@@ -143,7 +143,7 @@ class Harness:
                 importlib.import_module(name)
         import typer
 
-        from experiments import cli
+        from experiments.cli.app import app as cli
 
         cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # takes 20 ms
         boxes.caches()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.model import load_model
-from profiler.modelled import make_bundle
-from profiler.schema import Bundle, bundle_path, write_bundle
+from profiler.bundle.schema import Bundle, bundle_path, write_bundle
+from profiler.facts.model import load_model
+from profiler.physics.modelled import make_bundle
 
 EXPERIMENT = """\
 name: small

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config_policy import POLICIES
+from experiments.config.policy import POLICIES
 from policies import catalogue
 from policies.orca import Orca, OrcaWorstCase
 from policies.request_level import RequestLevel
@@ -62,8 +62,8 @@ def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
     (tmp_path / "at_most.py").write_text(SHORTEST_FIRST)
     code = (
         f"import policies; policies.__path__.append({str(tmp_path)!r})\n"
-        "from experiments.run import simulate_all\n"
-        "from experiments.loading import load_experiment\n"
+        "from experiments.run.experiment import simulate_all\n"
+        "from experiments.config.loading import load_experiment\n"
         "e = load_experiment('first_experiment', ['workload.requests=30',\n"
         "    'scenarios.orca.policy={name: at_most, prompts: 2}'])\n"
         "print(vars(e.scenarios['orca'].policy.build()))\n"

@@ -10,18 +10,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler import public_data
-from profiler.calibrate import CalibrationResult, calibrate, report_from_yaml, structure_from_yaml
-from profiler.device import load_device
-from profiler.fit import columns_of, errors, fit_op, fold_of, held_out
-from profiler.forms import GEMM, LINK
-from profiler.model import GemmShape
-from profiler.op_times import DeviceModel
-from profiler.paths import DATASETS_VARIABLE, public_datasets
-from profiler.roofline import gemm_us
-from profiler.strict import SpecError
-from profiler.studies import STUDIES
-from profiler.study import HoldOut, Origin, Study, on
+from profiler.facts.device import load_device
+from profiler.facts.model import GemmShape
+from profiler.facts.roofline import gemm_us
+from profiler.physics.calibrate import (
+    CalibrationResult,
+    calibrate,
+    report_from_yaml,
+    structure_from_yaml,
+)
+from profiler.physics.fit import columns_of, errors, fit_op, fold_of, held_out
+from profiler.physics.forms import GEMM, LINK
+from profiler.physics.op_times import DeviceModel
+from profiler.physics.studies import STUDIES
+from profiler.physics.study import HoldOut, Origin, Study, on
+from profiler.public import frames as public_data
+from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from profiler.storage.strict import SpecError
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

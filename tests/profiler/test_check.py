@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from profiler.check import Finding, bundle_folders, check_bundle, check_folder
-from profiler.device import load_device
-from profiler.diff import diff_bundles
-from profiler.model import load_model
-from profiler.modelled import make_bundle
-from profiler.paths import data_dir
-from profiler.schema import Bundle, BundleError, load_bundle, write_bundle
+from experiments.cli.app import app
+from profiler.bundle.check import Finding, bundle_folders, check_bundle, check_folder
+from profiler.bundle.diff import diff_bundles
+from profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
+from profiler.physics.modelled import make_bundle
+from profiler.storage.paths import data_dir
 
 A100 = load_device("a100-80g-sxm")
 SHIPPED = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.container import memory_within_limits
+from profiler.storage.container import memory_within_limits
 
 GIB = 2**30
 

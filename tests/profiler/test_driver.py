@@ -11,11 +11,11 @@ import pytest
 from policies.orca import Orca
 from policies.request import Request
 from policies.scheduler import Scheduler
-from profiler import driver
-from profiler.driver import Returned, Served, serve
-from profiler.profile_error import ProfileError
-from profiler.rank_processes import LOST_A_PEER, RankProcesses
-from profiler.work import SlotBook, Work
+from profiler.engine import driver
+from profiler.engine.driver import Returned, Served, serve
+from profiler.engine.work import SlotBook, Work
+from profiler.planning.profile_error import ProfileError
+from profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
 
 
 class SlowLastStage:
@@ -78,7 +78,7 @@ def test_an_idle_engine_shows_life(clock: SimpleNamespace) -> None:
     ],
 )
 def test_who_lost_a_peer_is_blamed_last(codes: tuple[int | None, ...], blamed: str) -> None:
-    processes = RankProcesses("profiler.engine_main", lambda folder: [], 2, "gloo")
+    processes = RankProcesses("profiler.engine.main", lambda folder: [], 2, "gloo")
     for code in codes:
         processes.processes.append(SimpleNamespace(poll=lambda code=code: code))  # type: ignore[arg-type]
     processes._complaint = lambda first=0: ""  # type: ignore[method-assign]

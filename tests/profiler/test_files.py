@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.files import (
+from profiler.storage.files import (
     exchange,
     make_folders,
     partial,
@@ -16,7 +16,7 @@ from profiler.files import (
     restore,
     write_whole,
 )
-from profiler.manifest import replace_folder
+from profiler.storage.manifest import replace_folder
 
 
 @pytest.fixture
@@ -85,8 +85,10 @@ def test_two_folders_change_places(
     tmp_path: Path, atomic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not atomic:
-        monkeypatch.setattr("profiler.files._UNKNOWN", set(range(200)))
-        monkeypatch.setattr("profiler.files._EXCHANGE", 1 << 20)  # a flag that no system knows
+        monkeypatch.setattr("profiler.storage.files._UNKNOWN", set(range(200)))
+        monkeypatch.setattr(
+            "profiler.storage.files._EXCHANGE", 1 << 20
+        )  # a flag that no system knows
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(name)
@@ -111,7 +113,7 @@ def test_what_a_kill_within_an_exchange_took_away_is_put_back(
             raise Killed
         return rename(self, target)
 
-    monkeypatch.setattr("profiler.files._EXCHANGE", 1 << 20)
+    monkeypatch.setattr("profiler.storage.files._EXCHANGE", 1 << 20)
     for name in ("new", "place"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)

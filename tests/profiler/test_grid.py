@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler.grid import Grid, Line, Surface
-from profiler.plan import OPS, Limits, allowed, coarse_grid, default_limits
+from profiler.planning.grid import Grid, Line, Surface
+from profiler.planning.plan import OPS, Limits, allowed, coarse_grid, default_limits
 
 
 def refine(grid: Grid, time: object, most: int = 200) -> list[tuple[int, ...]]:

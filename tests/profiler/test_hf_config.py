@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler import hf_config
-from profiler.model import LARGEST, ModelSpec, load_model
-from profiler.strict import SpecError
+from profiler.facts import hf_config
+from profiler.facts.model import LARGEST, ModelSpec, load_model
+from profiler.storage.strict import SpecError
 from tests.profiler.hf_configs import LLAMA_3, MISTRAL_3, MODELLED, REFUSED, Config
 
 

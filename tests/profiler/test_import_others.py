@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.check import check_folder
-from profiler.device import load_device
+from profiler.bundle.check import check_folder
+from profiler.bundle.schema import Bundle, BundleError, write_bundle
+from profiler.facts.device import load_device
+from profiler.facts.model import GemmShape
+from profiler.facts.roofline import wave_fill
 from profiler.importers.shapes import ShapePool
 from profiler.importers.sources import import_bundle
-from profiler.model import GemmShape
-from profiler.paths import DATASETS_VARIABLE, public_datasets
-from profiler.roofline import wave_fill
-from profiler.schema import Bundle, BundleError, write_bundle
+from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.loading import load_experiment
-from experiments.run import run_experiment
-from profiler.check import check_folder
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import run_experiment
+from profiler.bundle.check import check_folder
+from profiler.bundle.schema import Bundle, BundleError, bundle_path, load_bundle, write_bundle
+from profiler.facts.model import load_model
 from profiler.importers.part import half_octaves
 from profiler.importers.sources import import_bundle
-from profiler.model import load_model
-from profiler.paths import DATASETS_VARIABLE, public_datasets
-from profiler.schema import Bundle, BundleError, bundle_path, load_bundle, write_bundle
+from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

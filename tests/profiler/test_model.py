@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.model import GemmShape, list_models, load_model
-from profiler.strict import SpecError
+from profiler.facts.model import GemmShape, list_models, load_model
+from profiler.storage.strict import SpecError
 
 # Hugging Face model cards (safetensors totals without rotary buffers), and for LLaMA 13B and 33B
 # the counts of the converted checkpoints. GPT-3: 12 h^2 + 13 h a layer, tables and final norm.

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiler.device import device_files, device_sha256
-from profiler.model import LAYER_GEMMS, load_model
-from profiler.modelled import make_bundle, token_grid
-from profiler.paths import data_dir
-from profiler.schema import Bundle, bundle_path, list_bundles, load_bundle, write_bundle
-from profiler.strict import SpecError
+from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle, write_bundle
+from profiler.facts.device import device_files, device_sha256
+from profiler.facts.model import LAYER_GEMMS, load_model
+from profiler.physics.modelled import make_bundle, token_grid
+from profiler.storage.paths import data_dir
+from profiler.storage.strict import SpecError
 
 SHIPPED = list_bundles(data_dir() / "profiles")
 MODELLED = [b for b in SHIPPED if b[0] in ("a100-80g-sxm", "a6000", "a40")]

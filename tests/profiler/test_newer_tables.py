@@ -8,15 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profiler.check import check_bundle, check_folder
-from profiler.device import load_device
-from profiler.diff import backend_differences, diff_bundles
-from profiler.journal import Journal, Timing
-from profiler.measured import measured_bundle, skipped
-from profiler.model import load_model
-from profiler.plan import OPS
-from profiler.schema import Bundle, load_bundle, write_bundle
-from profiler.tables import OVERHEADS, TABLES
+from profiler.bundle.check import check_bundle, check_folder
+from profiler.bundle.diff import backend_differences, diff_bundles
+from profiler.bundle.schema import Bundle, load_bundle, write_bundle
+from profiler.bundle.tables import OVERHEADS, TABLES
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
+from profiler.measuring.measured import measured_bundle, skipped
+from profiler.planning.journal import Journal, Timing
+from profiler.planning.plan import OPS
 
 A100 = load_device("a100-80g-sxm")
 SDPA, XFORMERS = "torch SDPA, mask", "xformers 0.0.35 memory_efficient_attention"

@@ -14,16 +14,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.errors import ConfigError
-from experiments.loading import CONFIGS, load_experiment
+from experiments.config.errors import ConfigError
+from experiments.config.loading import CONFIGS, load_experiment
 from experiments.paper.variants import load_calibration
-from profiler import plain_yaml
-from profiler.device import load_device
-from profiler.model import load_model
-from profiler.paths import data_dir
-from profiler.plain_yaml import LARGEST_FILE, dump_yaml, parse_yaml, read_mapping
-from profiler.schema import BundleError, load_bundle
-from profiler.strict import SpecError
+from profiler.bundle.schema import BundleError, load_bundle
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
+from profiler.storage import plain_yaml
+from profiler.storage.paths import data_dir
+from profiler.storage.plain_yaml import LARGEST_FILE, dump_yaml, parse_yaml, read_mapping
+from profiler.storage.strict import SpecError
 
 PARSERS = [yaml.CSafeLoader, yaml.SafeLoader]
 TAGGED = ["!!bool foo", "!!timestamp foo", "!!map [a, b]", "!!set [a]", "!!int ''"]
@@ -260,7 +260,7 @@ def test_nested_aliases_take_no_memory(tmp_path: Path) -> None:
     path.write_text(LAUGHS)
     code = (
         "import resource, sys\n"
-        "from profiler.device import load_device\n"
+        "from profiler.facts.device import load_device\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: load_device(sys.argv[1])\n"
         "except ValueError: pass\n"

@@ -7,8 +7,8 @@ import io
 import numpy as np
 import pytest
 
-from profiler.residual import Curve, Trees, fit_curve, fit_trees, residual_from_arrays
-from profiler.roofline import Array
+from profiler.facts.roofline import Array
+from profiler.physics.residual import Curve, Trees, fit_curve, fit_trees, residual_from_arrays
 
 
 @pytest.fixture(scope="module")

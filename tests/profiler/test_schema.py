@@ -8,9 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profiler.model import load_model
-from profiler.paths import data_dir
-from profiler.schema import (
+from profiler.bundle.schema import (
     EDGE_OPS,
     LAYER_OPS,
     TABLES,
@@ -21,6 +19,8 @@ from profiler.schema import (
     load_bundle,
     write_bundle,
 )
+from profiler.facts.model import load_model
+from profiler.storage.paths import data_dir
 
 
 def make(tp: int = 2) -> Bundle:

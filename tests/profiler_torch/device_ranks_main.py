@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from profiler import engine_head, engine_main, engine_rank
-from profiler.compute import Compute
-from profiler.engine_spec import EngineSpec
+from profiler.engine import head as engine_head
+from profiler.engine import main as engine_main
+from profiler.engine import rank as engine_rank
+from profiler.engine.compute import Compute
+from profiler.engine.spec import EngineSpec
 
 WAIT_S = 5e-3
 

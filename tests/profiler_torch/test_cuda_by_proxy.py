@@ -17,23 +17,24 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler import attention as attention_module  # noqa: E402
-from profiler import environment, overhead, timing  # noqa: E402
-from profiler.attention import (  # noqa: E402
+from profiler.facts.model import load_model  # noqa: E402
+from profiler.measuring import overhead  # noqa: E402
+from profiler.measuring.measure import _identity  # noqa: E402
+from profiler.planning.journal import settings_hash  # noqa: E402
+from profiler.planning.plan import Limits, Settings  # noqa: E402
+from profiler.shard import attention as attention_module  # noqa: E402
+from profiler.shard import environment, timing  # noqa: E402
+from profiler.shard.attention import (  # noqa: E402
     KVCache,
     choose_attention,
     decode_step,
     prefill_step,
     skewed_decode_step,
 )
-from profiler.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
-from profiler.journal import settings_hash  # noqa: E402
-from profiler.layer import ShardLayer  # noqa: E402
-from profiler.measure import _identity  # noqa: E402
-from profiler.model import load_model  # noqa: E402
-from profiler.plan import Limits, Settings  # noqa: E402
-from profiler.ragged import RaggedDecode  # noqa: E402
-from profiler.timing import Timer  # noqa: E402
+from profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from profiler.shard.layer import ShardLayer  # noqa: E402
+from profiler.shard.ragged import RaggedDecode  # noqa: E402
+from profiler.shard.timing import Timer  # noqa: E402
 
 CPU = torch.device("cpu")
 CUDA = SimpleNamespace(type="cuda")

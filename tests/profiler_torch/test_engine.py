@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 
 from policies.request import Request  # noqa: E402
 from policies.scheduler import Scheduler  # noqa: E402
-from profiler.engine import Engine  # noqa: E402
-from profiler.model import ModelSpec, load_model  # noqa: E402
-from profiler.stage import Stage, StageShape  # noqa: E402
-from profiler.work import EngineError, SlotBook, Work  # noqa: E402
+from profiler.engine.local import Engine  # noqa: E402
+from profiler.engine.stage import Stage, StageShape  # noqa: E402
+from profiler.engine.work import EngineError, SlotBook, Work  # noqa: E402
+from profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.simulator.oracle import POLICIES  # noqa: E402
 

@@ -17,16 +17,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from experiments.measured import lockstep  # noqa: E402
-from profiler import compute, engine_processes, stopwatch  # noqa: E402
-from profiler.compute import Compute, open_compute  # noqa: E402
-from profiler.engine_processes import EngineProcesses  # noqa: E402
-from profiler.profile_error import ProfileError  # noqa: E402
-from profiler.rank_processes import RankProcesses  # noqa: E402
-from profiler.stage import Stage  # noqa: E402
-from profiler.stopwatch import CudaStopwatch, HostStopwatch  # noqa: E402
-from profiler.weights import RandomWeights  # noqa: E402
-from profiler.work import Work  # noqa: E402
+from experiments.validate.measured import lockstep  # noqa: E402
+from profiler.engine import compute, stopwatch  # noqa: E402
+from profiler.engine import processes as engine_processes  # noqa: E402
+from profiler.engine.compute import Compute, open_compute  # noqa: E402
+from profiler.engine.processes import EngineProcesses  # noqa: E402
+from profiler.engine.stage import Stage  # noqa: E402
+from profiler.engine.stopwatch import CudaStopwatch, HostStopwatch  # noqa: E402
+from profiler.engine.work import Work  # noqa: E402
+from profiler.planning.profile_error import ProfileError  # noqa: E402
+from profiler.shard.rank_processes import RankProcesses  # noqa: E402
+from profiler.shard.weights import RandomWeights  # noqa: E402
 from tests.profiler_torch.device_ranks_main import WAIT_S  # noqa: E402
 from tests.profiler_torch.test_engine_processes import (  # noqa: E402
     POLICIES,
@@ -48,7 +49,7 @@ def test_activations_that_travel_apart_yield_the_same_tokens(
         expected = engine.serve(load, POLICIES["orca_best"], settings(1)).served.outputs
 
     def start(module: str, *more: Any) -> RankProcesses:
-        assert module == "profiler.engine_main"
+        assert module == "profiler.engine.main"
         return RankProcesses("tests.profiler_torch.device_ranks_main", *more)
 
     monkeypatch.setattr(engine_processes, "RankProcesses", start)

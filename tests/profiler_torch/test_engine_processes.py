@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.measured import compare, lockstep, measured_records, replay, stage_times
+from experiments.validate.measured import compare, lockstep, measured_records, replay, stage_times
 from policies.catalogue import build
 from policies.request import Request
 from policies.scheduler import Scheduler
-from profiler.engine_processes import EngineProcesses
-from profiler.engine_spec import EngineSpec
-from profiler.model import load_model
-from profiler.profile_error import ProfileError
-from simulator.metrics import Analysis
-from simulator.quantum import quantize
+from profiler.engine.processes import EngineProcesses
+from profiler.engine.spec import EngineSpec
+from profiler.facts.model import load_model
+from profiler.planning.profile_error import ProfileError
+from simulator.loop.quantum import quantize
+from simulator.views.metrics import Analysis
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +157,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
 
 
 def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
-    from profiler.engine_main import lost_a_peer
+    from profiler.engine.main import lost_a_peer
 
     closed = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     assert all(map(lost_a_peer, (EOFError(), BrokenPipeError(), RuntimeError(closed))))

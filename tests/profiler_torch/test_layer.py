@@ -8,18 +8,18 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.attention import (  # noqa: E402
+from profiler.facts.model import LAYER_GEMMS, ModelSpec, load_model  # noqa: E402
+from profiler.measuring.shard_ops import ShardOps  # noqa: E402
+from profiler.planning.plan import OPS, Limits  # noqa: E402
+from profiler.shard.attention import (  # noqa: E402
     KVCache,
     choose_attention,
     decode_step,
     prefill_step,
 )
-from profiler.attention_backends import SdpaAttention  # noqa: E402
-from profiler.layer import ShardLayer  # noqa: E402
-from profiler.model import LAYER_GEMMS, ModelSpec, load_model  # noqa: E402
-from profiler.plan import OPS, Limits  # noqa: E402
-from profiler.shard_ops import ShardOps  # noqa: E402
-from profiler.timing import Timer, no_garbage_collection, relative_iqr  # noqa: E402
+from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from profiler.shard.layer import ShardLayer  # noqa: E402
+from profiler.shard.timing import Timer, no_garbage_collection, relative_iqr  # noqa: E402
 
 CPU = torch.device("cpu")
 SDPA = SdpaAttention(CPU, torch.float32)

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli import app
-from profiler.collectives import message_sizes, read_inter_node, time_collectives
-from profiler.device import load_device
-from profiler.journal import Timing
-from profiler.profile_error import ProfileError
-from profiler.schema import bundle_path, load_bundle
+from experiments.cli.app import app
+from profiler.bundle.schema import bundle_path, load_bundle
+from profiler.facts.device import load_device
+from profiler.measuring.collectives import message_sizes, read_inter_node, time_collectives
+from profiler.planning.journal import Timing
+from profiler.planning.profile_error import ProfileError
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,8 +57,8 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
     profiles, sends = tmp_path / "profiles", tmp_path / "inter_node.jsonl"
     between = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "profiler.ranks", "--backend", "gloo", "--dtype", "float32", "--send-recv", "1024",
-         "65536", "--repeats", "3", "--out", str(sends)],
+         "-m", "profiler.measuring.ranks", "--backend", "gloo", "--dtype", "float32",
+         "--send-recv", "1024", "65536", "--repeats", "3", "--out", str(sends)],
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
         env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"),
     )  # fmt: skip

@@ -15,11 +15,11 @@ from policies.request import Request
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
-from simulator.quantum import quantize
-from simulator.records import Records
-from simulator.simulation import Router, simulate
-from simulator.switches import Switches
-from simulator.textbook import Micro, TextbookReplica, simulate_textbook
+from simulator.loop.quantum import quantize
+from simulator.loop.records import Records
+from simulator.loop.simulation import Router, simulate
+from simulator.loop.switches import Switches
+from simulator.loop.textbook import Micro, TextbookReplica, simulate_textbook
 
 POLICIES: dict[str, Policy] = {
     "request_level": RequestLevel(),

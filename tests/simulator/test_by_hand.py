@@ -15,10 +15,10 @@ from policies.policy import Policy
 from policies.request import Request
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
-from simulator.metrics import Analysis
-from simulator.pipeline import stage_times
-from simulator.records import Records
-from simulator.simulation import simulate
+from simulator.loop.pipeline import stage_times
+from simulator.loop.records import Records
+from simulator.loop.simulation import simulate
+from simulator.views.metrics import Analysis
 
 UNIT = 2.0**-10
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from profiler.device import load_device
-from profiler.model import load_model
-from simulator.capacity import (
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
+from simulator.load.capacity import (
     CapacityError,
     kv_capacity_tokens,
     max_batch,

@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from experiments.deployment import Deployment, deploy
-from experiments.loading import load_experiment
-from simulator.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
-from simulator.metrics import Analysis
+from experiments.config.deployment import Deployment, deploy
+from experiments.config.loading import load_experiment
+from simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
+from simulator.views.metrics import Analysis
 
 GPT3 = ("workload.requests=60", "batching.max_batch=4")
 CASES = {

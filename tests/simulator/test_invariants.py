@@ -13,11 +13,11 @@ from policies.batch import Batch
 from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
 from policies.scheduler import PADDING, Scheduler
-from simulator.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
-from simulator.metrics import Analysis
-from simulator.pipeline import stage_times
-from simulator.rides import Rides
-from simulator.textbook import Micro, TextbookReplica
+from simulator.loop.pipeline import stage_times
+from simulator.loop.textbook import Micro, TextbookReplica
+from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
+from simulator.views.metrics import Analysis
+from simulator.views.rides import Rides
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
 
 any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

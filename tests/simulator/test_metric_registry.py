@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.metric_paths import SHAPE
-from simulator.metric_registry import (
+from experiments.config.metric_paths import SHAPE
+from simulator.views.metric_registry import (
     METRICS,
     STEADY,
     Better,

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.paths import DATASETS_VARIABLE, public_datasets
-from simulator.interaction import SUM, WholeLayer, _fit_layer, _Layers
+from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from simulator.op_times.interaction import SUM, WholeLayer, _fit_layer, _Layers
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "act_fn", "rotary_emb")
 

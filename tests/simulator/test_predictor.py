@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from policies.batch import Batch
 from policies.request import Sequence
-from profiler.model import load_model
-from profiler.paths import data_dir
-from profiler.schema import Bundle, BundleMeta, find_bundle, list_bundles, load_bundle
-from simulator.lines import PiecewiseLinear
-from simulator.predictor import BundlePredictor
-from simulator.quantum import QUANTUM_S
-from simulator.regression import OpTimes
-from simulator.surface import Kind, PhysicalSurface
+from profiler.bundle.schema import Bundle, BundleMeta, find_bundle, list_bundles, load_bundle
+from profiler.facts.model import load_model
+from profiler.storage.paths import data_dir
+from simulator.loop.quantum import QUANTUM_S
+from simulator.op_times.lines import PiecewiseLinear
+from simulator.op_times.predictor import BundlePredictor
+from simulator.op_times.regression import OpTimes
+from simulator.op_times.surface import Kind, PhysicalSurface
 
 GPT3 = load_model("gpt3-175b")
 SHIPPED = list_bundles(data_dir() / "profiles")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.request import Request
-from simulator.records import Floats, Ints, Records
-from simulator.retime import causes, retimed_finish
-from simulator.rides import Rides
+from simulator.confidence.retime import causes, retimed_finish
+from simulator.loop.records import Floats, Ints, Records
+from simulator.views.rides import Rides
 from tests.simulator.oracle import System, make_requests, systems
 
 

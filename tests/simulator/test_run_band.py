@@ -11,17 +11,17 @@ from policies.request import Request
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
-from simulator.bands import Band, coverage, fit_band
-from simulator.breakdown import OpUse, breakdown, whole_layer
-from simulator.coverage import queries_outside
-from simulator.held_out import OpTable, line, op_tables
-from simulator.metrics import Analysis
-from simulator.predictor import BundlePredictor
-from simulator.records import Floats, Records
-from simulator.regression import OpTimes
-from simulator.run_band import SAMPLES, makespan_samples
-from simulator.simulation import simulate
-from simulator.uncertainty import LayerError, OpError, standard_normals
+from simulator.confidence.bands import Band, coverage, fit_band
+from simulator.confidence.coverage import queries_outside
+from simulator.confidence.held_out import OpTable, line, op_tables
+from simulator.confidence.run_band import SAMPLES, makespan_samples
+from simulator.confidence.uncertainty import LayerError, OpError, standard_normals
+from simulator.loop.records import Floats, Records
+from simulator.loop.simulation import simulate
+from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
+from simulator.op_times.predictor import BundlePredictor
+from simulator.op_times.regression import OpTimes
+from simulator.views.metrics import Analysis
 from tests.simulator.test_predictor import simple_bundle
 
 EXACT = Band(0.0, 0.0, 0.0, 0.0)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.deployment import deploy
-from experiments.loading import load_experiment
-from experiments.report import load_notes, ratios_table, results_table
-from experiments.run import simulate_all
-from simulator.metrics import Analysis
-from simulator.records import Floats
-from simulator.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
+from experiments.config.deployment import deploy
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import simulate_all
+from experiments.run.report import load_notes, ratios_table, results_table
+from simulator.loop.records import Floats
+from simulator.views.metrics import Analysis
+from simulator.views.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
 
 
 def queue(load: float, servers: int, count: int, seed: int) -> tuple[Floats, Floats, Floats]:

@@ -8,11 +8,11 @@ from policies.batch import Batch
 from policies.orca import Orca
 from policies.request import Request
 from policies.scheduler import Scheduler
-from profiler.device import load_device
-from profiler.model import load_model
-from simulator.metrics import Analysis
-from simulator.simulation import simulate
-from simulator.switches import Switches
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
+from simulator.loop.simulation import simulate
+from simulator.loop.switches import Switches
+from simulator.views.metrics import Analysis
 
 UNIT = 2.0**-10
 MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")

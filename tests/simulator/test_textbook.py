@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from simulator.metrics import Analysis
-from simulator.pipeline import stage_times
-from simulator.records import Records
-from simulator.textbook import TextbookReplica
+from simulator.loop.pipeline import stage_times
+from simulator.loop.records import Records
+from simulator.loop.textbook import TextbookReplica
+from simulator.views.metrics import Analysis
 from tests.simulator.oracle import POLICIES, System, make_requests, start_finish, systems
 
 

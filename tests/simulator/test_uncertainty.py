@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler.schema import Bundle
-from simulator.bands import UNKNOWN
-from simulator.interaction import WholeLayer
-from simulator.regression import OpTimes
-from simulator.uncertainty import NORMAL_90, layer_error, op_errors
+from profiler.bundle.schema import Bundle
+from simulator.confidence.bands import UNKNOWN
+from simulator.confidence.uncertainty import NORMAL_90, layer_error, op_errors
+from simulator.op_times.interaction import WholeLayer
+from simulator.op_times.regression import OpTimes
 from tests.simulator.test_interaction import attention_bundle, layers
 from tests.simulator.test_predictor import simple_bundle
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.errors import ConfigError
+from experiments.config.errors import ConfigError
 from experiments.paper.claims import Claim, Result, evaluate, load_claims, pick_claims, readings
 from experiments.paper.reproduce import summary
 from experiments.paper.variants import VARIANTS, Lab, Variant, load_calibration

@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.advise import FIXED, advise, explain
-from experiments.cli import app
-from experiments.demand import Demand, parse_demand
-from experiments.errors import ConfigError
-from experiments.machine import Machine
-from experiments.paper import figures_chunks, figures_costs, figures_pipeline, gallery
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
 from experiments.paper.claims import pick_claims
 from experiments.paper.decode_speedup import TABLE_4
-from experiments.paper.gallery import _save
+from experiments.paper.figures import chunks as figures_chunks
+from experiments.paper.figures import costs as figures_costs
+from experiments.paper.figures import gallery
+from experiments.paper.figures import pipeline as figures_pipeline
+from experiments.paper.figures.gallery import _save
 from experiments.paper.reproduce import reproduce
 from experiments.paper.variants import VARIANTS, Lab
+from experiments.run.advise import FIXED, advise, explain
+from experiments.run.demand import Demand, parse_demand
+from experiments.run.machine import Machine
 from policies.sarathi import Sarathi
 
 

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.advise import plan
-from experiments.demand import Demand
-from experiments.machine import Machine, mixing
 from experiments.paper.costs import saturation
 from experiments.paper.decode_speedup import decode_speedup
+from experiments.paper.figures.tables import markdown
 from experiments.paper.page import update
 from experiments.paper.readings import CHANGES, READINGS, spread
 from experiments.paper.scenarios import (
@@ -27,11 +25,13 @@ from experiments.paper.scenarios import (
     relevant,
     run,
 )
-from experiments.paper.tables import markdown
 from experiments.paper.throughput import BASELINE, balanced, sarathi, split
 from experiments.paper.variants import Constants, Lab, _op_times, calibrated
+from experiments.run.advise import plan
+from experiments.run.demand import Demand
+from experiments.run.machine import Machine, mixing
 from policies.orca import Orca
-from profiler.model import load_model
+from profiler.facts.model import load_model
 
 LAYERS = 40
 

@@ -12,11 +12,16 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from experiments.paper import figures_chunks, figures_costs, figures_pipeline, figures_throughput
+from experiments.figures.style import styled
 from experiments.paper.ablation import end_to_end
 from experiments.paper.claims import Result, evaluate, load_claims, readings
-from experiments.paper.figures_costs import Labs
-from experiments.paper.gallery import DPI, LOOK
+from experiments.paper.figures import chunks as figures_chunks
+from experiments.paper.figures import costs as figures_costs
+from experiments.paper.figures import pipeline as figures_pipeline
+from experiments.paper.figures import throughput as figures_throughput
+from experiments.paper.figures.costs import Labs
+from experiments.paper.figures.gallery import DPI, LOOK
+from experiments.paper.figures.tables import claims_table, gains_table
 from experiments.paper.reproduce import gains, independent, said, summary
 from experiments.paper.scrutiny import (
     CANNOT_FAIL,
@@ -30,10 +35,8 @@ from experiments.paper.scrutiny import (
     scrutinise,
     values,
 )
-from experiments.paper.tables import claims_table, gains_table
 from experiments.paper.throughput import ORCA_BEST, gain, sarathi
 from experiments.paper.variants import TILE, VARIANTS, Lab
-from experiments.style import styled
 from tests.experiments.paper.test_claims import recorded
 
 ROOT = Path(__file__).resolve().parents[3]

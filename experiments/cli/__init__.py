@@ -1,0 +1,4 @@
+"""The command line: thin commands, each importing what it needs when it runs. Imports every room.
+
+Read ``app.py`` first.
+"""

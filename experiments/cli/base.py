@@ -1,0 +1,158 @@
+"""What all commands share: consoles, and user errors as one message with exit code 2."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from experiments.config.deployment import Deployment
+
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, and no table there.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Replace a bundle that was measured, too.")
+]
+
+# What a wrong option raises; typer handles it, but has no name for it.
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+# A message repeats what the user wrote, and a file may hold a value of megabytes.
+_LONGEST_LINE, _MOST_LINES = 4000, 50
+
+
+GROUPS = {
+    "Simulate": ("check", "run", "plot", "compare", "validate", "lockstep", "bench"),
+    "Sweep": ("plan", "sweep"),
+    "Profile": (
+        *("make-bundle", "import", "profile", "profile-check", "profile-diff"),
+        *("fit", "accuracy", "calibrate"),
+    ),
+    "Data": ("models", "devices", "policies"),
+    "Paper": ("reproduce", "advise"),
+}
+"""The commands by what they are about, in the order of ``--help``."""
+
+
+class Commands(TyperGroup):
+    """Commands in groups, which end in a message on stderr and exit code 2, whatever goes wrong.
+
+    ``--debug`` before the command shows the traceback, too.
+    """
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands group by group, each with the first sentence of its help."""
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                limit = formatter.width - width - 4
+                rows = [
+                    (name.ljust(width), self.commands[name].get_short_help_str(limit))
+                    for name in names
+                ]
+                formatter.write_dl(rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(130) from None
+        except (typer.Exit, typer.Abort, _ClickException, BrokenPipeError):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                typer.echo(traceback.format_exc(), err=True, nl=False)
+            typer.echo(f"error: {_message(error)}", err=True)
+            raise typer.Exit(2) from None
+
+
+def _message(error: Exception) -> str:
+    """A line a mistake, none of them endless; a line in all for what nobody foresaw."""
+    if _is_user_error(error):
+        text = str(error)
+    else:
+        what = "out of memory" if isinstance(error, MemoryError) else type(error).__name__
+        said = " ".join(str(error).split())
+        text = f"{what}{': ' if said else ''}{said} (sarathi-sim --debug COMMAND ... shows where)"
+    lines = [_shortened(line) for line in text.splitlines()]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more"]
+    return "\n".join(lines)
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= _LONGEST_LINE:
+        return line
+    half = _LONGEST_LINE // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+def _is_user_error(error: Exception) -> bool:
+    from experiments.config.errors import ConfigError
+
+    # A full disk, a folder one may not write to, a file that is not there.
+    if isinstance(error, ConfigError | OSError):
+        return True
+    from profiler.bundle.schema import BundleError
+    from profiler.storage.strict import SpecError
+    from simulator.load.capacity import CapacityError
+    from simulator.loop.simulation import SimulationError
+
+    return isinstance(error, SpecError | BundleError | CapacityError | SimulationError)
+
+
+def consoles() -> tuple[Console, Console]:
+    """stdout and stderr. Away from a terminal tables are as wide as they need to be."""
+    from rich.console import Console
+
+    def wide(console: Console) -> Console:
+        if not console.is_terminal:
+            console.width = 10_000
+        return console
+
+    return wide(Console()), wide(Console(stderr=True))
+
+
+def print_notes(deployments: Iterable[Deployment]) -> None:
+    """What the user should know, on stderr: each note once."""
+    for note in dict.fromkeys(note for d in deployments for note in d.notes):
+        typer.echo(f"note: {note}", err=True)
+
+
+def finite(value: float | None) -> float | None:
+    """An option's ``callback``: a bound alone lets NaN and infinity through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on stdout; NaN and infinities are null."""
+    from json import dumps
+
+    from experiments.results import to_json
+
+    typer.echo(dumps(to_json(dict(value)), indent=2, allow_nan=False))
+
+
+def report_written(console: Console, folder: Path, figures: str | None) -> None:
+    """Say where the result is."""
+    console.print(f"written: {folder}", highlight=False, markup=False, soft_wrap=True)
+    if figures is not None:
+        console.print(f"figures: {folder / figures}", highlight=False, markup=False, soft_wrap=True)

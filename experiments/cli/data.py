@@ -1,0 +1,241 @@
+"""The commands about models, devices, policies and profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli.base import ForceOption, consoles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def add_data_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(models)
+    app.command()(devices)
+    app.command()(policies)
+    app.command("make-bundle")(make_bundle)
+    app.command()(calibrate)
+
+
+def models() -> None:
+    """List the models that ship with the package.
+
+    \b
+    Examples:
+      sarathi-sim models
+    """
+    from profiler.facts.model import list_models, load_model
+
+    rows = []
+    for name in list_models():
+        spec = load_model(name)
+        rows.append(
+            (
+                name,
+                f"{spec.num_parameters / 1e9:.2f}",
+                str(spec.num_layers),
+                str(spec.hidden_size),
+                f"{spec.num_heads}/{spec.num_kv_heads}",
+                str(spec.max_position_embeddings),
+                f"{spec.kv_bytes_per_token() / 1024:.0f}",
+            )
+        )
+    columns = (
+        "model",
+        "10^9 parameters",
+        "layers",
+        "hidden",
+        "heads/KV",
+        "context",
+        "KV KiB/token",
+    )
+    _print_table(columns, rows)
+
+
+def devices() -> None:
+    """List the devices that ship with the package.
+
+    \b
+    Examples:
+      sarathi-sim devices
+    """
+    from profiler.facts.device import list_devices, load_device
+
+    rows = []
+    for name in list_devices():
+        spec = load_device(name)
+        rows.append(
+            (
+                name,
+                f"{spec.memory_bytes / 1e9:.0f}",
+                f"{spec.peak_flops / 1e12:.0f}",
+                f"{spec.memory_bandwidth / 1e9:.0f}",
+                str(spec.gpus_per_node),
+                "calibrated" if spec.fitted else "specifications only",
+            )
+        )
+    _print_table(("device", "GB", "peak TFLOP/s", "GB/s", "GPUs a node", "op times"), rows)
+
+
+def policies() -> None:
+    """List the scheduling policies and their keys.
+
+    These are the keys of a configuration's `policy` section. A policy of your own comes from a
+    file: `policy: {file: mine.py, name: ...}`.
+
+    \b
+    Examples:
+      sarathi-sim policies
+    """
+    from experiments.config.policy import POLICIES
+
+    rows = []
+    for name, policy in POLICIES.items():
+        fields = policy.model_fields
+        keys = [
+            f"{key}={field.default}{_others(field.annotation, field.default)}"
+            for key, field in fields.items()
+            if key != "name"
+        ]
+        rows.append((name, ", ".join(keys) or "-", " ".join((policy.__doc__ or "").split())))
+    _print_table(("name", "keys and defaults", "what it does"), rows)
+
+
+def _others(annotation: object, default: object) -> str:
+    """The other values a key may have, where they can be listed."""
+    from typing import Literal, get_args, get_origin
+
+    if get_origin(annotation) is not Literal:
+        return ""
+    others = [str(value) for value in get_args(annotation) if value != default]
+    return f" (or {', '.join(others)})" if others else ""
+
+
+def make_bundle(
+    device: Annotated[str, typer.Option(help="A calibrated device.")],
+    model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    out: Annotated[
+        Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
+    ] = Path("profiles"),
+    force: ForceOption = False,
+) -> None:
+    """Make a profile bundle from a device model.
+
+    No GPU is needed: the op times are those of the device's calibrated model.
+
+    \b
+    Examples:
+      sarathi-sim make-bundle --device a100-80g-sxm --model llama-2-70b --tp 2 --out profiles
+      sarathi-sim run my.yaml --set profiles=profiles
+    """
+    from experiments.config.errors import ConfigError
+    from profiler.bundle.schema import bundle_path, check_replaceable, write_bundle
+    from profiler.facts.device import load_device
+    from profiler.facts.model import load_model
+    from profiler.physics.modelled import make_bundle as make
+
+    spec, gpu = load_model(model), load_device(device)
+    if tp > gpu.gpus_per_node:
+        raise ConfigError(
+            f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs a node of {gpu.name} has"
+        )
+    path = bundle_path(out, gpu.name, spec.name, tp)
+    check_replaceable(path, force=force)
+    try:
+        write_bundle(make(gpu.name, spec, tp), path, force=force)
+    except ValueError as error:  # a tp that fits neither the model nor the node
+        raise ConfigError(str(error)) from None
+    consoles()[0].print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+
+
+def calibrate(
+    device: Annotated[str | None, typer.Option(help="One device; all by default.")] = None,
+    datasets: Annotated[
+        Path | None,
+        typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Print the stored errors instead of fitting anew.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Store the fit in the shipped device files.")
+    ] = False,
+) -> None:
+    """Fit device models to public measurements (needs them).
+
+    Prints the error on rows held out of the fit. data/README.md says where the files come from.
+    --report needs no files.
+
+    \b
+    Examples:
+      sarathi-sim calibrate --report
+      sarathi-sim calibrate --device a6000 --datasets measurements
+      SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
+    """
+    from experiments.config.errors import ConfigError
+    from profiler.physics import calibrate as fitting
+    from profiler.physics.studies import STUDIES
+    from profiler.storage.paths import public_datasets
+
+    if report:
+        if write:
+            raise ConfigError("--write: does not go with --report, which fits nothing")
+        _print_errors(fitting.report_from_yaml(device), fitting.structure_from_yaml(device))
+        return
+    folder = public_datasets(datasets)
+    _, stderr = consoles()
+    for name in [device] if device else list(STUDIES):
+        result = fitting.calibrate(
+            name, folder, lambda step: stderr.print(step, style="dim", highlight=False)
+        )
+        _print_errors(result.report(), result.structure())
+        if write:
+            for path in result.write():
+                typer.echo(f"written: {path}")
+
+
+_HEADINGS = {
+    "median_pct": "median",
+    "p95_pct": "p95",
+    "worst_pct": "worst",
+    "roofline_median_pct": "roofline alone: median",
+    "roofline_p95_pct": "p95",
+    "roofline_worst_pct": "worst",
+    "hold_out": "held out",
+}
+
+
+def _print_errors(report: pd.DataFrame, structure: pd.DataFrame) -> None:
+    # Where the rows come from takes a paragraph each: the device file and data/README.md have it.
+    for device, errors in report.groupby("device", sort=False):
+        typer.echo(f"{device}: error of predicted times on rows held out of the fit, in percent")
+        _print_frame(errors.drop(columns=["device", "source"]).rename(columns=_HEADINGS))
+        typer.echo(f"{device}: by range, at tile edges, and on other sources' rows")
+        where = structure[structure["device"] == device]
+        _print_frame(where.drop(columns="device").rename(columns=_HEADINGS))
+
+
+def _print_frame(frame: pd.DataFrame) -> None:
+    rows = [
+        tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row)
+        for row in frame.itertuples(index=False)
+    ]
+    _print_table(tuple(str(column) for column in frame.columns), rows)
+
+
+def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    consoles()[0].print(table, markup=False, highlight=False)

@@ -1,0 +1,58 @@
+"""The command that compares our scheduler with the recorded decisions of an engine's."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.base import consoles
+
+
+def add_lockstep_command(app: typer.Typer) -> None:
+    """Register ``lockstep``."""
+    app.command()(lockstep)
+
+
+def lockstep(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Recorded decisions.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+) -> None:
+    """Compare our scheduler with an engine's recorded decisions.
+
+    Each log's arrivals and returns are fed to our scheduler, and every decision is compared: the
+    batch and its order, computed tokens, who was preempted, free blocks, running, waiting. Exit
+    code 1 where any differs, with the first difference side by side.
+
+    \b
+    Examples:
+      sarathi-sim lockstep tests/data/vllm/*.jsonl.gz
+      sarathi-sim lockstep base.jsonl.gz --json
+    """
+    from experiments.run.decision_log import read_log, replay
+    from experiments.run.report import ProgressBar
+
+    _, err = consoles()
+    read = [read_log(path) for path in logs]
+    found = {}
+    with ProgressBar(err, enabled=not json) as progress:
+        for number, (path, log) in enumerate(zip(logs, read, strict=True)):
+            name = log.name if sum(each.name == log.name for each in read) == 1 else str(path)
+            found[name] = replay(log)
+            progress("logs", number + 1, len(read))
+    if json:
+        report = {name: vars(one) for name, one in found.items()}
+        typer.echo(json_module.dumps({"logs": report}, indent=2))
+    else:
+        width = max(map(len, found))
+        for name, one in found.items():
+            typer.echo(f"{name:{width}s} {one.identical:7,} of {one.decisions:7,} identical")
+            if one.first_difference is not None:
+                typer.echo(f"  first difference: {one.first_difference}")
+        total = sum(one.decisions for one in found.values())
+        same = sum(one.identical for one in found.values())
+        typer.echo(f"{len(found)} logs, {same:,} of {total:,} decisions identical")
+    if any(one.first_difference is not None for one in found.values()):
+        raise typer.Exit(1)

@@ -1,0 +1,199 @@
+"""The commands about the paper: its claims beside ours, and advice on the chunk size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli.base import JsonOption, consoles, print_json, report_written
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from experiments.paper.claims import Result
+
+
+def add_paper_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(reproduce)
+    app.command()(advise)
+
+
+def reproduce(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims; all by default.")
+    ] = None,
+    json: JsonOption = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write the rows, and every figure and table of the paper, to this folder "
+            "(with all claims: and the readings of the pipeline experiment, over five seeds).",
+        ),
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="predicted or paper-calibrated; both by default.")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the claims and how each is read.")
+    ] = False,
+) -> None:
+    """Compute the paper's numbers, each beside the paper's own.
+
+    \b
+    Examples:
+      sarathi-sim reproduce
+      sarathi-sim reproduce tile_257 pd_peak_256_at --variant predicted
+      sarathi-sim reproduce --out runs/paper
+      sarathi-sim reproduce --json | jq .claims[0]
+      sarathi-sim reproduce --list
+    """
+    from contextlib import nullcontext
+
+    from experiments.config.errors import ConfigError
+    from experiments.config.messages import suggest
+    from experiments.paper.claims import pick_claims
+    from experiments.paper.reproduce import reproduce as compute
+    from experiments.paper.reproduce import said
+    from experiments.paper.variants import VARIANTS, Lab
+    from experiments.results import PAPER_FORMAT, result_folder, write_summary
+    from experiments.run.report import ProgressBar
+
+    claims = pick_claims(ids or [])
+    if listing:
+        _print_readings([claim.id for claim in claims])
+        return
+    labs = [Lab(name) for name in VARIANTS]
+    wanted = [lab for lab in labs if variant in (None, lab.variant)]
+    if not wanted:
+        raise ConfigError(
+            f"--variant {variant}: no such variant{suggest(str(variant), VARIANTS)}; "
+            f"allowed: {', '.join(VARIANTS)}"
+        )
+    stdout, stderr = consoles()
+    # The folder is made before the work: one may not be allowed to.
+    folder = nullcontext() if out is None else result_folder(out, PAPER_FORMAT)
+    with ProgressBar(stderr, enabled=True) as progress, folder as scratch:
+        results = compute(claims, wanted, progress)
+        content = {"claims": [result.row() for result in results]}
+        if scratch is not None:
+            from experiments.paper.figures.gallery import write_gallery
+
+            write_gallery(scratch, labs, None if ids else results, progress)
+            write_summary(scratch, PAPER_FORMAT, content)
+    if json:
+        print_json(content)
+    else:
+        stdout.print(claims_table(results))
+        for line in said(results):
+            stdout.print(line, highlight=False, markup=False, soft_wrap=True)
+    if out is not None:
+        report_written(stderr if json else stdout, out, None)
+
+
+def advise(
+    model: Annotated[str, typer.Option(help="A model that the profiles hold.")],
+    device: Annotated[str, typer.Option(help="A device that the profiles hold, or its YAML.")],
+    workload: Annotated[
+        str,
+        typer.Option(
+            metavar="LENGTH:PD",
+            help="Prompt + output tokens of a request, and their ratio: a number, a range "
+            "LOW..HIGH, or ? for unknown (1..200).",
+        ),
+    ],
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
+    ] = None,
+    tbt_limit: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="MS", help="Most time between tokens, in milliseconds."),
+    ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of profile bundles.  [default: the shipped ones]")
+    ] = None,
+) -> None:
+    """Advise on Sarathi's chunk size and batch cap.
+
+    Prints five lines, and what they rest on.
+
+    \b
+    Examples:
+      sarathi-sim advise --model llama-13b --device a6000 --workload 1K:14 --batch 18
+      sarathi-sim advise --model llama-13b --device a6000 --workload "2K:?"
+      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 4K:5..50 --tbt-limit 40
+    """
+    from experiments.run.advise import advise as find
+    from experiments.run.advise import explain
+    from experiments.run.demand import parse_demand
+    from experiments.run.machine import Machine
+    from experiments.run.report import ProgressBar
+    from profiler.bundle.schema import find_bundle, load_bundle
+    from profiler.facts.device import load_device
+    from profiler.storage.paths import data_dir
+    from simulator.op_times.regression import OpTimes
+
+    demand = parse_demand(workload)
+    folder = profiles if profiles is not None else data_dir() / "profiles"
+    path = find_bundle(folder, load_device(device).name, model, tp)
+    machine = Machine(OpTimes(load_bundle(path)), device)
+    stdout, stderr = consoles()
+    with ProgressBar(stderr, enabled=True) as progress:
+        advice = find(
+            machine,
+            demand,
+            batch_cap=batch,
+            tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
+            progress=lambda done, total: progress("simulations", done, total),
+        )
+    for line in explain(advice):
+        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def claims_table(results: Sequence[Result]) -> Table:
+    """One row a claim, the variants side by side."""
+    from rich.table import Table
+
+    from experiments.paper.scrutiny import MARKS, marks
+
+    variants = list(dict.fromkeys(result.variant for result in results))
+    table = Table(
+        caption="*: fitted. Reproduced: within 15 %, or on the right side of a bound. " + MARKS,
+        caption_justify="left",
+    )
+    table.add_column("claim", overflow="fold")
+    table.add_column("")
+    table.add_column("section")
+    table.add_column("unit")
+    table.add_column("paper", justify="right")
+    for name in variants:
+        table.add_column(name, justify="right")
+        table.add_column("ratio", justify="right")
+        table.add_column("")
+    bounds = {"upper bound": "<= ", "lower bound": ">= "}
+    for number in range(0, len(results), len(variants)):
+        row = results[number : number + len(variants)]
+        claim = row[0].claim
+        cells = []
+        for result in row:
+            mark = "*" if result.fitted else ""
+            good = "yes" if result.ok else "[bold]no[/bold]"
+            cells += [f"{result.ours:.4g}{mark}", f"{result.ratio:.2f}", good]
+        stated = f"{bounds.get(claim.kind, '')}{claim.paper:g}"
+        table.add_row(claim.id, marks(row), claim.section, claim.unit, stated, *cells)
+    return table
+
+
+def _print_readings(ids: Sequence[str]) -> None:
+    from experiments.paper.claims import load_claims, readings
+
+    claims, known = load_claims(), readings()
+    for id in ids:
+        claim = claims[id]
+        typer.echo(f"{id} (section {claim.section}): {claim.metric}; {claim.setting}")
+        typer.echo(f"    {known[id].text}")

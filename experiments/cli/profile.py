@@ -1,0 +1,168 @@
+"""The command that measures op times on this machine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from experiments.cli.base import consoles, finite
+
+
+class Device(StrEnum):
+    """Where to measure."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """In what numbers."""
+
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class AttentionBy(StrEnum):
+    """What computes attention."""
+
+    AUTO = "auto"
+    XFORMERS = "xformers"
+    SDPA = "sdpa"
+
+
+_DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
+    Dtype.FP16: "float16",
+    Dtype.BF16: "bfloat16",
+    Dtype.FP32: "float32",
+}
+
+
+def add_profile_command(app: typer.Typer) -> None:
+    """Register ``profile``."""
+    app.command()(profile)
+
+
+def profile(
+    model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
+    tp: Annotated[
+        list[int] | None,
+        typer.Option(help="Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="The GPU, or the CPU.")] = Device.CUDA,
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(help="Of weights and activations.  [default: fp16, on a CPU fp32]"),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
+    ] = Path("profiles"),
+    device_name: Annotated[
+        str | None,
+        typer.Option(help="Folder and name of the device.  [default: the GPU's, or cpu]"),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of a batch.")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of one sequence, chunk and cached.")
+    ] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(min=2, help="Sequences of a decode batch.")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help="Seconds, after which no points are added.  [default: 45, on a GPU 900]",
+        ),
+    ] = None,
+    target_error: Annotated[
+        float,
+        typer.Option(min=0.01, callback=finite, help="Held-out error in percent at which to stop."),
+    ] = 3.0,
+    attention: Annotated[
+        AttentionBy, typer.Option(help="xformers where it works, else torch SDPA; or one of them.")
+    ] = AttentionBy.AUTO,
+    repeats: Annotated[int, typer.Option(min=1, help="Samples of a point, at least.")] = 5,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,
+    inter_node: Annotated[
+        Path | None,
+        typer.Option(
+            help="Sends between nodes, as profiler/measuring/ranks.py wrote them under torchrun."
+        ),
+    ] = None,
+    collectives: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A bundle to take all-reduce and send/recv from, where the GPUs are too few.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure anew what was measured already.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
+    extra_tp: Annotated[list[int] | None, typer.Argument(metavar="--tp N", hidden=True)] = None,
+) -> None:
+    """Measure op times on this GPU or CPU (needs torch).
+
+    One layer's shard with random weights is measured at a time.
+
+    Killed or stopped, the same command goes on where it was.
+
+    \b
+    Examples:
+      sarathi-sim profile --model llama-13b --tp 1 2 4 8 --out profiles
+      sarathi-sim profile --model tiny-llama-40m --tp 1 2 --device cpu --out profiles
+      sarathi-sim profile --model llama-13b --attention sdpa --device-name h200-sdpa --out profiles
+      sarathi-sim run my.yaml --set device=profiles/cpu.yaml --set profiles=profiles
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.run.report import ProgressBar
+    from profiler.facts.model import load_model
+    from profiler.measuring.measure import profile as measure
+    from profiler.planning.plan import Limits, Settings, default_limits
+    from profiler.planning.profile_error import ProfileError
+
+    spec = load_model(model)
+    kind: Literal["cpu", "cuda"] = "cpu" if device is Device.CPU else "cuda"
+    usual = default_limits(kind, spec.max_position_embeddings)
+    degrees = [*(tp or []), *(extra_tp or [])] or [1]
+    settings = Settings(
+        model=spec,
+        tps=tuple(dict.fromkeys(degrees)),
+        device=kind,
+        dtype=_DTYPES[dtype or (Dtype.FP32 if kind == "cpu" else Dtype.FP16)],
+        out=out,
+        limits=Limits(
+            max_tokens or usual.max_tokens,
+            max_context or usual.max_context,
+            max_batch or usual.max_batch,
+        ),
+        device_name=device_name,
+        budget_s=budget if budget is not None else (45.0 if kind == "cpu" else 900.0),
+        target=target_error / 100,
+        repeats=repeats,
+        threads=threads,
+        inter_node=inter_node,
+        collectives=collectives,
+        attention=attention.value,
+        force=force,
+    )
+    stdout, stderr = consoles()
+
+    def say(line: str) -> None:
+        if not quiet:
+            stderr.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    try:
+        with ProgressBar(stderr, enabled=not quiet) as progress:
+            written = measure(settings, say, progress)
+    except ProfileError as error:
+        raise ConfigError(str(error)) from None
+    if not quiet:
+        for path in written:
+            stdout.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,112 @@
+"""The commands about results that are there already: plot, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.cli.base import JsonOption, consoles, print_json, report_written
+
+
+def add_result_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(plot)
+    app.command()(compare)
+
+
+def plot(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Results of runs, or one sweep.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the figures.  [default: runs/plot, or figures in the sweep]"),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", metavar="NAME", help="Of a sweep: what to draw; may be repeated."),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option("--over", metavar="AXIS", help="Of a sweep: over what; may be repeated."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
+) -> None:
+    """Draw runs into the same figures, or draw a sweep.
+
+    \b
+    Examples:
+      sarathi-sim plot runs/gpt3_pp
+      sarathi-sim plot runs/pp4 runs/pp8 --out runs/pp4_and_pp8
+      sarathi-sim plot runs/pd_sweep
+      sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.run.plot import plot_results
+    from experiments.run.report import ProgressBar
+    from experiments.sweeps.figures.plot import is_sweep, plot_sweep
+    from experiments.sweeps.store import RESULTS
+
+    stdout, stderr = consoles()
+    if len(folders) == 1 and is_sweep(folders[0]):
+        target = out or folders[0] / "figures"
+        with ProgressBar(stderr, enabled=not quiet) as progress:
+            drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
+        if not quiet:
+            if drawn.note:
+                where = folders[0] / RESULTS
+                typer.echo(f"note: {drawn.note}; their numbers are in {where}", err=True)
+            stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
+        return
+    if metrics or over:
+        raise ConfigError("--metric and --over go with the folder of one sweep")
+    target = out or Path("runs/plot")
+    plot_results(folders, target)
+    if not quiet:
+        report_written(stdout, target, "figures")
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or a scenario's in it.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    out: Annotated[Path | None, typer.Option(help="Also draw the parts, into this folder.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say which part of the time makes two results differ.
+
+    Both are simulated again from their config.yaml. The parts add up to the difference exactly.
+
+    \b
+    Examples:
+      sarathi-sim compare runs/gpt3_pp/orca_pp runs/gpt3_pp/sarathi_pp
+      sarathi-sim compare runs/before runs/after --out runs/difference
+      sarathi-sim compare runs/before runs/after --json
+    """
+    from experiments.results import FIGURES_FORMAT, check_replaceable
+    from experiments.run.compare import compare as compared
+    from experiments.run.compare import comparison_tables
+    from experiments.run.report import ProgressBar
+
+    if out is not None:
+        check_replaceable(out, FIGURES_FORMAT)
+    stdout, stderr = consoles()
+    with ProgressBar(stderr, enabled=True) as progress:
+        result = compared(a, b, progress)
+    for note in result["notes"]:
+        typer.echo(f"note: {note}", err=True)
+    if out is not None:
+        from experiments.run.compare_figure import write_comparison
+
+        write_comparison(result, out)
+    if json:
+        print_json(result)
+        return
+    stdout.print(f"A: {a}\nB: {b}", highlight=False, markup=False, soft_wrap=True)
+    if not result["same_requests"]:
+        stdout.print("They serve different requests.", highlight=False)
+    for table in comparison_tables(result):
+        stdout.print(table)
+    if out is not None:
+        report_written(stdout, out, "figures")

@@ -1,0 +1,192 @@
+"""The commands about many runs: plan, sweep."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli.base import ConfigArgument, SetOption, consoles
+
+if TYPE_CHECKING:
+    from experiments.sweeps.backends import Backend
+    from experiments.sweeps.execute import Report
+    from experiments.sweeps.plan import SweepPlan
+    from experiments.sweeps.store import Store
+
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=4096, help="Processes.  [default: the processors there are]"),
+]
+
+
+class Where(StrEnum):
+    """Where runs are simulated."""
+
+    local = "local"
+    dask = "dask"
+
+
+def add_sweep_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(plan)
+    app.command()(sweep)
+
+
+def plan(
+    config: ConfigArgument, assignments: SetOption = None, workers: WorkersOption = None
+) -> None:
+    """Check the runs of a sweep, and say how long they take.
+
+    \b
+    Examples:
+      sarathi-sim plan pd_sweep
+      sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
+    """
+    from experiments.sweeps.estimate import seconds_of_work
+    from experiments.sweeps.tables import axes_table, duration
+
+    planned = _planned(config, assignments, quiet=False)
+    stdout, _ = consoles()
+    stdout.print(axes_table(planned))
+    processes = workers or _processors()
+    work_s = seconds_of_work(planned)
+    stdout.print(
+        f"{len(planned.runs)} runs, predicted {duration(work_s / processes)} "
+        f"on {processes} worker{'s' if processes > 1 else ''}",
+        highlight=False,
+    )
+
+
+def sweep(
+    config: ConfigArgument,
+    assignments: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the sweep.  [default: runs/NAME]")
+    ] = None,
+    workers: WorkersOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in a folder; finished runs are not repeated.")
+    ] = False,
+    backend: Annotated[
+        Where, typer.Option(help="Processes here, or a Dask cluster.")
+    ] = Where.local,
+    address: Annotated[
+        str | None, typer.Option(help="Of the Dask scheduler, as in tcp://127.0.0.1:8786.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table.")
+    ] = False,
+) -> None:
+    """Simulate every run of a sweep.
+
+    The result is a table with a row per run. Where runs failed, or the sweep was interrupted,
+    --resume completes it.
+
+    \b
+    Examples:
+      sarathi-sim sweep pd_sweep --out runs/pd_sweep
+      sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
+      sarathi-sim sweep pd_sweep --backend dask --address tcp://127.0.0.1:8786
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.sweeps.execute import Report
+    from experiments.sweeps.store import Store
+
+    if (backend is Where.dask) != (address is not None):
+        raise ConfigError("--backend dask and --address belong together")
+    if backend is Where.dask and workers is not None:
+        raise ConfigError(f"--workers {workers}: a Dask cluster has the workers that it has")
+    planned = _planned(config, assignments, quiet)
+    folder = out or Path("runs") / planned.name
+    store = Store(folder)
+    report = Report(len({run.key for run in planned.runs}))
+    where = _backend(backend, address, workers)
+    try:
+        store.open(resume)
+        with store.locked():
+            _execute(planned, store, where, report, quiet)
+    except BaseException:
+        if report.wall_s:  # it had begun
+            typer.echo(
+                f"stopped: {report.finished} of {report.total} runs are finished; complete the "
+                f"sweep with the same command and --resume",
+                err=True,
+            )
+        raise
+    finally:
+        where.close()
+    _tell(planned, store, report, where.workers, quiet)
+    if report.failures:
+        raise typer.Exit(1)
+
+
+def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPlan:
+    from experiments.run.report import ProgressBar
+    from experiments.sweeps.plan import plan_sweep
+
+    with ProgressBar(consoles()[1], enabled=not quiet) as progress:
+        planned = plan_sweep(config, assignments or [], progress)
+    if not quiet:
+        for note in planned.notes:
+            typer.echo(f"note: {note}", err=True)
+    return planned
+
+
+def _processors() -> int:
+    from joblib import cpu_count  # heeds affinity and a container's share
+
+    return int(cpu_count())
+
+
+def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
+    from experiments.sweeps.backends import InProcess
+    from experiments.sweeps.local_processes import LocalProcesses
+
+    if where is Where.dask:
+        from experiments.sweeps.dask_backend import DaskWorkers
+
+        return DaskWorkers(str(address))
+    processes = workers or _processors()
+    return LocalProcesses(processes) if processes > 1 else InProcess()
+
+
+def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool) -> None:
+    from experiments.run.report import ProgressBar
+    from experiments.sweeps.execute import execute
+
+    with ProgressBar(consoles()[1], enabled=not quiet) as progress:
+        execute(planned, store, where, progress, report, partial(typer.echo, err=True))
+
+
+def _tell(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
+    from json import loads
+
+    from pandas import read_parquet
+
+    from experiments.sweeps.store import RESULTS
+    from experiments.sweeps.tables import outcome, paired_table, results_table
+
+    stdout, _ = consoles()
+    shown = list(report.failures.items())[:5]
+    for key, error in shown:
+        typer.echo(f"failed: run {key}: {error}", err=True)
+    if len(report.failures) > len(shown):
+        typer.echo(f"... and {len(report.failures) - len(shown)} more", err=True)
+    if report.failures:
+        typer.echo(
+            f"{len(report.failures)} of {report.total} runs failed; their tracebacks are in "
+            f"{store.folder / 'failed'}; --resume tries them again",
+            err=True,
+        )
+    if quiet:
+        return
+    results = results_table(read_parquet(store.folder / RESULTS), planned.axes)
+    paired = paired_table(loads((store.folder / "summary.json").read_bytes()))
+    for table in filter(None, (results, paired)):
+        stdout.print(table)
+    stdout.print(outcome(report, workers), highlight=False)
+    stdout.print(f"written: {store.folder}", highlight=False, markup=False, soft_wrap=True)

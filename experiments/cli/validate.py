@@ -1,0 +1,159 @@
+"""The command that runs a real engine beside the simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.cli.base import ConfigArgument, SetOption, consoles, finite, report_written
+
+if TYPE_CHECKING:
+    from experiments.validate.report import Outcomes
+
+
+def add_validate_command(app: typer.Typer) -> None:
+    """Register ``validate``."""
+    app.command()(validate)
+
+
+def validate(
+    config: ConfigArgument,
+    assignments: SetOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
+    ] = None,
+    realtime: Annotated[
+        bool,
+        typer.Option(
+            "--realtime",
+            help="Run the engine with real-time priority (root, Linux). It takes the cores from "
+            "everything else on the machine while it runs.",
+        ),
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1, callback=finite, help="Seconds without a sign of life that end the run."
+        ),
+    ] = 30.0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print neither progress nor table.")
+    ] = False,
+    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+) -> None:
+    """Run a real engine beside the simulator (needs torch).
+
+    Three things apart: whether both form the same batches, how well each iteration's time is
+    predicted, and how far whole runs differ. On a machine that is not quiet nothing is claimed of
+    times; exit code 1 where batches differ.
+
+    \b
+    Examples:
+      sarathi-sim validate validate_cpu
+      sarathi-sim validate validate_cpu --set validation.repeats=2 --out runs/quick
+      sarathi-sim validate validate_gpu --set model=llama-3-8b
+      sudo sarathi-sim validate validate_cpu --realtime
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.config.loading import load_experiment
+    from experiments.results import (
+        ITERATIONS,
+        VALIDATION,
+        VALIDATION_FORMAT,
+        check_replaceable,
+        result_folder,
+        to_json,
+    )
+    from experiments.run.report import ProgressBar
+    from experiments.validate.cells import make_cells
+    from experiments.validate.report import (
+        COMPARABLE,
+        evaluate_all,
+        report,
+    )
+    from experiments.validate.session import run_sessions
+    from experiments.validate.table import iterations, table, verdict
+    from profiler.planning.profile_error import ProfileError
+
+    stdout, stderr = consoles()
+    experiment = load_experiment(config, assignments or [])
+    for name, ratio in experiment.compare.items():
+        if ratio.metric not in COMPARABLE:
+            raise ConfigError(
+                f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
+                f"a validation compares {' or '.join(COMPARABLE)}"
+            )
+    cells = make_cells(experiment)
+    folder = out or Path("runs") / experiment.name
+    check_replaceable(folder, VALIDATION_FORMAT)
+    _check_engine(realtime)
+
+    def say(line: str) -> None:
+        if not quiet:
+            stderr.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    if realtime:
+        say("warning: real-time priority: the machine's other programs stand still meanwhile")
+    with result_folder(folder, VALIDATION_FORMAT) as scratch:
+        try:
+            with ProgressBar(stderr, enabled=not quiet) as progress:
+                sessions = run_sessions(
+                    cells,
+                    experiment.validation,
+                    realtime=realtime,
+                    timeout_s=timeout,
+                    progress=progress,
+                    say=say,
+                )
+                outcomes = evaluate_all(sessions, progress)
+        except ProfileError as error:
+            raise ConfigError(str(error)) from None
+        result: dict[str, Any] = to_json(report(experiment, sessions, outcomes))
+        result["realtime"] = realtime
+        text = json.dumps(result, indent=2) + "\n"
+        (scratch / VALIDATION).write_text(text, encoding="utf-8")
+        iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
+        if figures:
+            _draw(outcomes, scratch / "figures")
+    if not quiet:
+        stdout.print(table(result))
+        for line in verdict(result):
+            stdout.print(line, markup=False, highlight=False, soft_wrap=True)
+        report_written(stdout, folder, "figures" if figures else None)
+    if any(cell["parity"] < 1 for cell in result["cells"].values()):
+        raise typer.Exit(1)
+
+
+def _check_engine(realtime: bool) -> None:
+    """Raises ConfigError, before the work, where the engine cannot run."""
+    import importlib.util
+    import os
+
+    from experiments.config.errors import ConfigError
+
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(
+            "the engine needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
+        )
+    if realtime and (not hasattr(os, "sched_setscheduler") or os.geteuid() != 0):
+        raise ConfigError("--realtime: only root may ask for it, on Linux")
+
+
+def _draw(outcomes: Outcomes, folder: Path) -> None:
+    """The middle repeat of every cell."""
+    from experiments.figures.style import save, styled
+    from experiments.validate.figures import iterations_figure, timelines_figure
+
+    folder.mkdir()
+    middle = {
+        name: sorted(repeats, key=lambda o: o.measured.makespan_s)[len(repeats) // 2]
+        for name, repeats in outcomes.items()
+    }
+    pipelines = {n: o for n, o in middle.items() if len(o.measured.bubble_by_stage_s) > 1}
+    with styled():
+        save(iterations_figure(middle, "calibrated"), folder, "iterations")
+        if pipelines:
+            save(timelines_figure(pipelines, "calibrated"), folder, "timelines")

@@ -1,0 +1,321 @@
+"""From a checked scenario to what the simulator takes: memory, batch, schedulers, predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from experiments.config.errors import ConfigError
+from experiments.config.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
+from experiments.config.loading import Source
+from experiments.config.memory import Need, check_memory, run_needs, workload_needs
+from experiments.config.policy_file import blamed
+from experiments.config.requests import build_requests
+from experiments.config.scenario import Batching, KvCache, Scenario
+from policies.kv import Blocks, CachedBlocks
+from policies.policy import PoolPolicy, is_pooled, of_micro_batches
+from policies.pool import Pool
+from policies.request import Request
+from policies.scheduler import Scheduler
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
+from simulator.load.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
+from simulator.loop.endings import OutputLengths
+from simulator.loop.records import Records
+from simulator.loop.replica import Predictor
+from simulator.loop.simulation import simulate
+from simulator.loop.switches import Switches
+from simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
+from simulator.op_times.regression import OpTimes
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A scenario with every default filled in, ready to run.
+
+    ``scenario`` is the resolved one: running it again gives the same result. ``notes`` is what its
+    user should know. ``bundle_sha256`` identifies the content of the profile bundle.
+    """
+
+    scenario: Scenario
+    model: ModelSpec
+    device: DeviceSpec
+    layers: tuple[int, ...]
+    kv_capacity: int
+    requests: list[Request]
+    ops: OpTimes
+    bundle_sha256: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def scope(self) -> Literal["intra_node", "inter_node"]:
+        """Which link a pipeline's stages send over."""
+        return link_scope(self.scenario, self.device)
+
+    @property
+    def bundle_name(self) -> str:
+        """Which bundle its op times come from."""
+        return f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
+
+    @property
+    def switches(self) -> Switches:
+        """The switches of the simulated engine."""
+        engine = self.scenario.engine
+        return Switches(
+            lazy=self.scenario.batching.formation == "lazy",
+            blocking_send=engine.send == "blocking",
+            turnaround_s=engine.turnaround_s,
+            jitter=engine.jitter,
+        )
+
+    def schedulers(self) -> list[Scheduler | Pool]:
+        """One fresh scheduler per replica."""
+        cluster, batching = self.scenario.cluster, self.scenario.batching
+        assert batching.max_batch and batching.max_in_flight and cluster.max_length
+        if self.scenario.kv_cache is not None:
+            lengths = {request.id: request.output_tokens for request in self.requests}
+            return [self._pool(self.scenario.kv_cache, lengths) for _ in range(cluster.replicas)]
+        return [
+            Scheduler(
+                of_micro_batches(self.scenario.policy.build()),
+                max_batch=batching.max_batch,
+                max_in_flight=batching.max_in_flight,
+                kv_capacity=self.kv_capacity,
+                max_length=cluster.max_length,
+                reserve_declared=batching.kv_reservation == "declared",
+                free_pool=batching.micro_batches == "free",
+            )
+            for _ in range(cluster.replicas)
+        ]
+
+    def _pool(self, kv_cache: KvCache, output_tokens: Mapping[int, int]) -> Pool:
+        policy = self.scenario.policy.build()
+        batching, cluster = self.scenario.batching, self.scenario.cluster
+        assert is_pooled(policy) and kv_cache.num_blocks
+        assert batching.max_in_flight and cluster.max_length
+        blocks = CachedBlocks if kv_cache.prefix_caching else Blocks
+        return Pool(
+            policy,
+            blocks(kv_cache.num_blocks, kv_cache.block_size),
+            max_in_flight=batching.max_in_flight,
+            max_length=cluster.max_length,
+            stages=cluster.pp,
+            endings=OutputLengths(output_tokens),
+        )
+
+    @property
+    def table_sizes(self) -> TableSizes:
+        """How large the predictor's tables are to be: what this workload can make of the limits.
+
+        No micro-batch holds more sequences than there are requests or than reserve their KV
+        tokens, and no chunk is longer than a prompt.
+        """
+        scenario, requests = self.scenario, self.requests
+        assert scenario.batching.max_batch and scenario.cluster.max_length
+        length = scenario.cluster.max_length
+        sequences = min(scenario.batching.max_batch, max(1, len(requests)))
+        if scenario.batching.kv_reservation == "declared" and requests:
+            least = min(r.prompt_tokens + r.max_tokens for r in requests)
+            sequences = min(sequences, max(1, self.kv_capacity // least))
+        fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
+        longest = max(fitting, default=1)
+        budget: int | None = getattr(scenario.policy, "max_num_batched_tokens", None)
+        if scenario.kv_cache is not None and budget is not None:
+            # Any chunk may occur; what is computed again may be longer than a prompt.
+            longest = min(budget, length)
+            different = min(longest, CHUNK_BLOCK * (1 + len(requests)))
+            rows = min(budget, sequences * length)
+            return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
+        chunk: int | None = getattr(scenario.policy, "chunk_size", None)
+        if chunk is None:
+            return TableSizes(longest + sequences, length, sequences, longest)
+        # Decodes beside chunks of equal size, or those that fill a chunk between them.
+        rows = min(max(chunk, getattr(scenario.policy, "tile", 1)), longest) + 2 * sequences
+        # What is left of a chunk beside decodes, and of each prompt at its end.
+        different = min(min(chunk, longest), sequences + CHUNK_BLOCK * (1 + len(requests)))
+        return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
+
+    @property
+    def memory_needs(self) -> list[Need]:
+        """The memory that running this will take, the requests being there."""
+        return run_needs(self.scenario, len(self.requests), self.table_sizes)
+
+    @cached_property
+    def predictor(self) -> BundlePredictor:
+        """Times of this deployment's batches."""
+        scenario, sizes = self.scenario, self.table_sizes
+        return BundlePredictor(
+            self.ops,
+            max_tokens=sizes.tokens,
+            max_length=sizes.max_length,
+            max_batch=sizes.sequences,
+            max_prompt=sizes.max_prompt,
+            scope=self.scope,
+            num_stages=scenario.cluster.pp,
+            include_head=scenario.engine.lm_head,
+            layer_time=scenario.engine.layer_time,
+        )
+
+    def simulate(
+        self,
+        progress: Callable[[int], None] | None = None,
+        predictor: Predictor | None = None,
+    ) -> Records:
+        """Run it. ``progress`` gets the number of finished requests now and then; batches take as
+        long as ``predictor`` says, else :attr:`predictor`.
+        """
+        scenario = self.scenario
+        with blamed(scenario.policy):
+            return simulate(
+                self.requests,
+                self.schedulers(),
+                predictor or self.predictor,
+                self.layers,
+                switches=self.switches,
+                router=scenario.cluster.router,
+                seed=scenario.seed,
+                progress=progress,
+            )
+
+
+Requests = Callable[[Scenario, int, Source], list[Request]]
+"""Makes a scenario's requests, given the longest a sequence may be and whom to blame."""
+
+
+def deploy(
+    scenario: Scenario, source: Source, requests_of: Requests = build_requests
+) -> Deployment:
+    """Check a scenario against its model, device, profiles and workload, and fill in defaults.
+
+    ``requests_of`` lets who deploys many scenarios share requests between them. Raises ConfigError,
+    naming file, key, value and what is allowed.
+    """
+    cluster, batching = scenario.cluster, scenario.batching
+    model, device = model_of(scenario, source), device_of(scenario, source)
+    layers = _stage_layers(scenario, model, source)
+    max_length = cluster.max_length or model.max_position_embeddings
+    in_flight = batching.max_in_flight or cluster.pp
+    size = dtype_bytes_of(scenario, model, device)
+    try:
+        kv_capacity = kv_capacity_tokens(
+            model, device, cluster.tp, layers, cluster.usable_memory, size
+        )
+        batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
+    except CapacityError as error:
+        raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
+    policy = scenario.policy.build()
+    kv_cache = scenario.kv_cache
+    if is_pooled(policy):
+        _check_pool(scenario, policy.max_num_seqs, source)
+        batch, in_flight = policy.max_num_seqs, batching.max_in_flight or _depth(policy, cluster.pp)
+        kv_cache, kv_capacity = _paged(kv_cache or KvCache(), kv_capacity, source)
+    elif kv_cache is not None:
+        problem = f"must be left out: {scenario.policy.name} reserves memory for whole requests"
+        raise source.error("kv_cache", kv_cache.model_dump(exclude_defaults=True), problem)
+    elif batching.micro_batches == "free" and of_micro_batches(policy).holds_finished:
+        problem = f"must be bound: the batches of {scenario.policy.name} leave together"
+        raise source.error("batching.micro_batches", "free", problem)
+    if not is_pooled(policy):
+        _check_batch(scenario, kv_capacity, max_length, in_flight, source)
+    if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
+        problem = (
+            "has no effect: every request declares max_length, unless workload.declared is exact"
+        )
+        raise source.error("batching.kv_reservation", "declared", problem)
+    check_memory(workload_needs(scenario), scenario, source)
+    requests = requests_of(scenario, max_length, source)
+    ops, longest, digest = op_times_of(scenario, model, device, source)
+    limits = {
+        f"the context of {model.name}": model.max_position_embeddings,
+        f"the longest context that the profiles of {model.name} on {device.name} hold": longest,
+    }
+    notes = tuple(
+        f"cluster.max_length {max_length} is more than {limit}, {what}"
+        for what, limit in limits.items()
+        if max_length > limit
+    )
+    resolved = scenario.model_copy(
+        update={
+            "cluster": cluster.model_copy(
+                update={"max_length": max_length, "layers_per_stage": list(layers)}
+            ),
+            "batching": batching.model_copy(
+                update={"max_batch": batch, "max_in_flight": in_flight}
+            ),
+            "kv_cache": kv_cache,
+        }
+    )
+    found = Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
+    check_memory(found.memory_needs, resolved, source)
+    return found
+
+
+def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
+    cluster = scenario.cluster
+    if cluster.pp > model.num_layers:
+        problem = f"must be at most {model.num_layers}, the layers of {model.name}"
+        raise source.error("cluster.pp", cluster.pp, problem)
+    given = cluster.layers_per_stage
+    if given is None:
+        return stage_layers(model.num_layers, cluster.pp)
+    if len(given) != cluster.pp or sum(given) != model.num_layers:
+        raise source.error(
+            "cluster.layers_per_stage",
+            given,
+            f"must be {cluster.pp} numbers (cluster.pp) that add up to {model.num_layers}, "
+            f"the layers of {model.name}",
+        )
+    return tuple(given)
+
+
+def _depth(policy: PoolPolicy, pp: int) -> int:
+    """Micro-batches in flight: one a stage, and one more where they are formed ahead."""
+    return pp + policy.ahead
+
+
+def _check_pool(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
+    """What a policy that acts on a pool leaves no choice about."""
+    batching, standard = scenario.batching, Batching()
+    if batching.max_batch == max_num_seqs:  # a resolved configuration says so
+        standard = Batching(max_batch=max_num_seqs)
+    for key in ("max_batch", "formation", "micro_batches", "kv_reservation"):
+        value = getattr(batching, key)
+        if value != getattr(standard, key):
+            problem = f"must be left out: {scenario.policy.name} decides this itself"
+            raise source.error(f"batching.{key}", value, problem)
+
+
+def _paged(kv_cache: KvCache, tokens: int, source: Source) -> tuple[KvCache, int]:
+    """The cache with its blocks counted, and the tokens it holds. ``tokens`` is what memory holds.
+
+    One block is the null block.
+    """
+    most = tokens // kv_cache.block_size
+    if kv_cache.num_blocks is not None and kv_cache.num_blocks > most:
+        problem = f"must be at most {most}, what the memory holds"
+        raise source.error("kv_cache.num_blocks", kv_cache.num_blocks, problem)
+    if most < 2:
+        problem = f"must be smaller: the memory holds {tokens} tokens"
+        raise source.error("kv_cache.block_size", kv_cache.block_size, problem)
+    found = kv_cache.model_copy(update={"num_blocks": kv_cache.num_blocks or most})
+    assert found.num_blocks
+    return found, (found.num_blocks - 1) * found.block_size
+
+
+def _check_batch(
+    scenario: Scenario, kv_capacity: int, max_length: int, in_flight: int, source: Source
+) -> None:
+    batching = scenario.batching
+    if batching.max_batch is None or batching.kv_reservation == "declared":
+        return
+    micro_batches = min(in_flight, scenario.cluster.pp)
+    most = kv_capacity // (max_length * micro_batches)
+    if batching.max_batch > most:
+        raise source.error(
+            "batching.max_batch",
+            batching.max_batch,
+            f"does not fit: must be at most {most}, because the KV cache holds {kv_capacity} "
+            f"tokens and each sequence of {micro_batches} micro-batches reserves {max_length}",
+        )

@@ -1,0 +1,134 @@
+"""What a scenario names, read and checked: its model, its device, its profile bundle.
+
+What was read is kept for the next scenario: a sweep names the same few in every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source
+from experiments.config.scenario import Scenario
+from profiler.bundle.check import load_plausible
+from profiler.bundle.schema import BundleError, bundle_path, find_bundle
+from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.model import ModelSpec, load_model
+from profiler.storage.paths import data_dir, user_path
+from profiler.storage.strict import SpecError
+from simulator.op_times.regression import OpTimes
+
+
+def model_of(scenario: Scenario, source: Source) -> ModelSpec:
+    """The model. Raises ConfigError where there is none of that name, or where TP cannot cut it."""
+    try:
+        path = user_path(scenario.model)
+        model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('model',))}: {error}") from None
+    try:
+        model.check_tp(scenario.cluster.tp)
+    except ValueError as error:
+        raise source.error("cluster.tp", scenario.cluster.tp, str(error)) from None
+    return model
+
+
+def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
+    """The device. Raises ConfigError where it is unknown, or a node of it is too small for TP."""
+    try:
+        device = _load_device(scenario.device, _changed(user_path(scenario.device)))
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('device',))}: {error}") from None
+    if scenario.cluster.tp > device.gpus_per_node:
+        problem = f"must be at most {device.gpus_per_node}, the GPUs a node of {device.name} has"
+        raise source.error("cluster.tp", scenario.cluster.tp, problem)
+    return device
+
+
+def _profiles(scenario: Scenario) -> Path:
+    return user_path(scenario.profiles) if scenario.profiles else data_dir() / "profiles"
+
+
+def dtype_bytes_of(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> int:
+    """Bytes a number takes in the profiled dtype; fp16's where there is no profile to ask.
+
+    That there is none is said later, once the memory was found to suffice.
+    """
+    try:
+        path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
+        return _load(path, bundle_digest(path))[0].dtype_bytes if path.is_dir() else 2
+    except (BundleError, SpecError):
+        return 2
+
+
+def op_times_of(
+    scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
+) -> tuple[OpTimes, int, str]:
+    """The op times, the longest context among them, and the digest of their bundle."""
+    try:
+        path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
+        digest = bundle_digest(path)
+        ops, longest = _load(path, digest)
+    except (BundleError, SpecError) as error:
+        raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+    meta, tp = ops.bundle.meta, scenario.cluster.tp
+    if (meta.device, meta.tp) != (device.name, tp):
+        problem = (
+            f"{path} holds the bundle of {meta.device} tp {meta.tp}, not {device.name} tp {tp}"
+        )
+        raise ConfigError(f"{source.name(('profiles',))}: {problem}")
+    if ops.model != model:
+        # A config.json may be called like a shipped model and describe another one.
+        profiled, wanted = asdict(ops.model), asdict(model)
+        differ = [f"{k} {profiled[k]}, not {wanted[k]}" for k in wanted if profiled[k] != wanted[k]]
+        problem = f"{path} was made for another model of that name, with {'; '.join(differ)}"
+        raise source.error("model", scenario.model, problem)
+    if scenario.cluster.pp > 1 and link_scope(scenario, device) not in ops.send:
+        problem = f"{path} holds no {link_scope(scenario, device)} transfers, so pp must be 1"
+        raise source.error("cluster.pp", scenario.cluster.pp, problem)
+    return ops, longest, digest
+
+
+def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
+    """Which link a pipeline's stages send over."""
+    gpus = scenario.cluster.tp * scenario.cluster.pp
+    return "intra_node" if gpus <= device.gpus_per_node else "inter_node"
+
+
+def bundle_digest(path: Path) -> str:
+    """SHA-256 of a bundle's ``meta.yaml``, which in turn holds that of its tables; empty without.
+
+    Reading the bundle checks the latter.
+    """
+    meta = path / "meta.yaml"
+    return sha256(meta.read_bytes()).hexdigest() if meta.is_file() else ""
+
+
+def _changed(path: Path) -> int:
+    """When a file was changed, for the caches below; 0 for a shipped name."""
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+@lru_cache(maxsize=8)
+def _load_device(name: str, changed: int) -> DeviceSpec:
+    """A device by name or path. Reading one takes 80 ms, and a sweep needs it for every run."""
+    return load_device(name)
+
+
+@lru_cache(maxsize=8)
+def _load_model(name: str, changed: int) -> ModelSpec:
+    return load_model(name)
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
+    """The regressions of one bundle, and its longest context; scenarios share them.
+
+    ``digest`` is that of the bundle: a worker may live on when the folder's content changes.
+    """
+    bundle = load_plausible(path)
+    return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())

@@ -1,0 +1,268 @@
+"""From a YAML file and ``--set`` options to checked scenarios, or to one message per mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from experiments.config.base import Name
+from experiments.config.errors import ConfigError
+from experiments.config.key_paths import KeyPath, assign, get, has, key_path, meet, merge, without
+from experiments.config.messages import mistakes, show, suggest
+from experiments.config.metric_paths import SHAPE, metric
+from experiments.config.policy_file import read_policy
+from experiments.config.scenario import Header, Ratio, Scenario, Validation
+from profiler.storage.paths import user_path
+from profiler.storage.plain_yaml import parse_yaml, read_mapping
+from profiler.storage.strict import SpecError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+# Files and folders of a result that a scenario must not be called like.
+_RESERVED = ("figures", "config.yaml", "summary.json")
+_FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the values of one scenario come from, for messages.
+
+    ``override`` is what the scenario itself sets, ``assigned`` the key paths of ``--set``.
+    """
+
+    file: str
+    scenario: str
+    override: Mapping[str, Any]
+    assigned: tuple[KeyPath, ...]
+
+    def name(self, key: KeyPath) -> str:
+        """``FILE: key``, as the user wrote it."""
+        assigned = self._assigned(key)
+        if assigned is not None:
+            return f"--set {'.'.join(assigned)}"
+        if has(self.override, key):
+            key = ("scenarios", self.scenario, *key)
+        return f"{self.file}: {'.'.join(key)}" if key else self.file
+
+    def folder(self, key: KeyPath) -> Path:
+        """What a path at ``key`` that goes with the file is relative to: the file's folder, and
+        for ``--set`` the one in which the command runs."""
+        return Path(self.file).parent if self._assigned(key) is None else Path()
+
+    def _assigned(self, key: KeyPath) -> KeyPath | None:
+        """The ``--set`` that ``key`` comes from."""
+        own = ("scenarios", self.scenario, *key)
+        given = has(self.override, key)
+        if any(meet(path, own) and (given or len(path) > 2) for path in self.assigned):
+            return own
+        if not given and any(meet(path, key) for path in self.assigned):
+            return key
+        return None
+
+    def error(self, key: str, value: object, problem: str) -> ConfigError:
+        """What to raise when a value cannot be used although its type is right."""
+        return ConfigError(f"{self.name(tuple(key.split('.')))}: value {show(value)}: {problem}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked file: named scenarios, and the ratios to report."""
+
+    file: str
+    name: str
+    description: str
+    scenarios: dict[str, Scenario]
+    compare: dict[str, Ratio]
+    sources: dict[str, Source]
+    validation: Validation
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configurations that come with the package, sorted."""
+    return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A file and the ``--set`` options laid over it, not yet turned into scenarios.
+
+    ``raw`` is what all scenarios share, ``overrides`` what each of them changes.
+    """
+
+    header: Header
+    raw: dict[str, Any]
+    overrides: dict[str, dict[str, Any]]
+    assigned: tuple[KeyPath, ...]
+    source: Source
+
+
+def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Experiment:
+    """Read a configuration: the path of a file, or the name of a shipped one.
+
+    ``assignments`` are ``key.path=value``, applied to the top level in order (a scenario by
+    ``scenarios.NAME.key.path=value``). Raises ConfigError with one line per mistake.
+    """
+    draft = read_draft(config, assignments)
+    if "sweep" in draft.raw:
+        raise ConfigError(
+            f"{draft.source.file}: sweep: this file describes many runs: use sarathi-sim sweep, "
+            "or sarathi-sim plan to see them"
+        )
+    header, source = draft.header, draft.source
+    scenarios: dict[str, Scenario] = {}
+    sources: dict[str, Source] = {}
+    found: list[str] = []
+    for name, override in draft.overrides.items():
+        sources[name] = replace(source, scenario=name, override=override)
+        try:
+            scenarios[name] = check_scenario(merge(draft.raw, override), sources[name])
+        except ConfigError as error:
+            found += str(error).splitlines()
+    if found:
+        # A mistake at the top level shows in every scenario: say it once.
+        raise ConfigError("\n".join(dict.fromkeys(found)))
+    _check_effect(draft.raw, draft.overrides, draft.assigned)
+    _check_ratios(header, scenarios, source)
+    return Experiment(
+        source.file,
+        header.name,
+        header.description,
+        scenarios,
+        header.compare,
+        sources,
+        header.validation,
+    )
+
+
+def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
+    """Read a configuration as :func:`load_experiment` does, up to its scenarios' own keys."""
+    path = _find(str(config))
+    try:
+        raw = read_mapping(path)
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
+    assigned = tuple(_assign(raw, text) for text in assignments)
+    overrides = raw.pop("scenarios", None)
+    header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
+    source = Source(str(path), "", {}, assigned)
+    try:
+        header = Header.model_validate(header_keys)
+    except ValidationError as error:
+        found = mistakes(error, Header, header_keys, source.name)
+        raise ConfigError("\n".join(found)) from None
+    named = {header.name: {}} if overrides is None else _check_names(overrides, source)
+    return Draft(header, raw, named, assigned, source)
+
+
+def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
+    """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
+    policy = merged.get("policy")
+    if isinstance(policy, Mapping) and "file" in policy:
+        merged = {**merged, "policy": read_policy(policy, source)}
+    try:
+        return Scenario.model_validate(merged)
+    except ValidationError as error:
+        also = () if source.override.keys() - Scenario.model_fields.keys() else _FILE_KEYS
+        found = mistakes(error, Scenario, merged, source.name, also)
+        raise ConfigError("\n".join(found)) from None
+
+
+def _find(config: str) -> Path:
+    try:
+        path = user_path(config)
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
+    if path.is_file():
+        return path
+    shipped = CONFIGS / f"{config}.yaml"
+    if path.name == config and config in shipped_configs():
+        return shipped
+    raise ConfigError(
+        f"{config}: no such file, nor a shipped configuration ({', '.join(shipped_configs())})"
+    )
+
+
+def _assign(raw: dict[str, Any], text: str) -> KeyPath:
+    """Apply one ``key.path=value``; returns the path."""
+    where, equals, value = text.partition("=")
+    path = key_path(where.strip())
+    if not equals or path is None:
+        raise ConfigError(f"--set {text}: expected KEY.PATH=VALUE, as in --set seed=3")
+    given = raw.get("scenarios")
+    names = list(given) if given and isinstance(given, dict) else [str(raw.get("name"))]
+    if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:
+        raise ConfigError(
+            f"--set {'.'.join(path)}: no scenario is called {path[1]}{suggest(path[1], names)}; "
+            f"there are {', '.join(names)}"
+        )
+    try:
+        change = parse_yaml(value, f"--set {text}")
+    except SpecError as error:
+        raise ConfigError(str(error)) from None
+    changed = assign(raw, path, change)
+    raw.clear()
+    raw.update(changed)
+    return path
+
+
+def _check_names(overrides: Any, source: Source) -> dict[str, dict[str, Any]]:
+    if not isinstance(overrides, dict) or not overrides:
+        raise source.error("scenarios", overrides, "expected names with what each changes")
+    lowered: set[str] = set()
+    for name, override in overrides.items():
+        try:
+            TypeAdapter(Name).validate_python(name)
+        except ValidationError:
+            problem = (
+                "a name is 1 to 64 letters, digits, '_', '.' or '-', "
+                "and begins with a letter or digit"
+            )
+            raise source.error("scenarios", name, problem) from None
+        if name.lower() in _RESERVED:
+            raise source.error("scenarios", name, "this name is taken by a file")
+        if name.lower() in lowered:  # on some systems their folders would be the same
+            raise source.error(
+                "scenarios", name, "another name differs in upper and lower case only"
+            )
+        lowered.add(name.lower())
+        if override is None:
+            overrides[name] = {}
+        elif not isinstance(override, dict):
+            raise source.error(f"scenarios.{name}", override, "expected keys and values")
+    return overrides
+
+
+def _check_effect(
+    raw: Mapping[str, Any], overrides: Mapping[str, Any], assigned: tuple[KeyPath, ...]
+) -> None:
+    """A ``--set`` that every scenario sets again itself would do nothing, silently."""
+    for path in assigned:
+        if path[0] in ("scenarios", *Header.model_fields):
+            continue
+        wanted, rest = get(raw, path), without(raw, path)
+        merged = [merge(raw, override) for override in overrides.values()]
+        if isinstance(wanted, dict):
+            unused = merged == [merge(rest, override) for override in overrides.values()]
+        else:
+            unused = all(get(tree, path) != wanted for tree in merged)
+        if unused:
+            key = ".".join(path)
+            first = next(iter(overrides))
+            raise ConfigError(
+                f"--set {key}: value {show(wanted)}: has no effect, because every scenario sets "
+                f"this itself; change one with --set scenarios.{first}.{key}=..."
+            )
+
+
+def _check_ratios(header: Header, scenarios: Mapping[str, Scenario], source: Source) -> None:
+    for name, ratio in header.compare.items():
+        metric(SHAPE, ratio.metric, source.name(("compare", name, "metric")))
+        for scenario in ratio.over:
+            if scenario not in scenarios:
+                raise source.error(
+                    f"compare.{name}.over", scenario, f"one of {', '.join(scenarios)}"
+                )

@@ -1,0 +1,107 @@
+"""What a scenario will take of this machine's memory: estimated, and refused where it is too much.
+
+The bytes each part takes were measured with ``tracemalloc`` and are those at its peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source
+from experiments.config.scenario import Scenario
+from experiments.config.workload import ZipfLengths
+from simulator.load.memory import available_bytes, size_text
+from simulator.op_times.predictor import TableSizes
+
+REQUEST_BYTES, RECORD_BYTES = 300, 1100
+"""A request; and what is recorded of it and worked out from that (docs/performance.md)."""
+
+LENGTH_CLASS_BYTES = 40
+"""A class of Zipf lengths: its tokens, weight, probability and their running sum."""
+
+GROUP_BYTES, STAGE_BYTES, REPLICA_BYTES = 700, 1000, 6000
+"""A micro-batch's books; a stage's free time and row of the ledger; the rest of a replica."""
+
+TOKEN_BYTES, POINT_BYTES, CHUNK_POINT_BYTES = 350, 330, 60
+"""A row count in the predictor's table, and a point of its attention tables: those that are made
+at once, and those of chunks, which are made block by block."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """``num_bytes`` for ``what``, which the value of ``key`` decides."""
+
+    what: str
+    num_bytes: int
+    key: str
+
+
+def workload_needs(scenario: Scenario) -> list[Need]:
+    """What making the requests takes. A trace's reader sees to its own
+    (``simulator/load/trace.py``)."""
+    workload, lengths = scenario.workload, scenario.workload.lengths
+    count = (REQUEST_BYTES + RECORD_BYTES) * (workload.requests or 0)
+    needs = [Need("requests and their records", count, "workload.requests")]
+    if isinstance(lengths, ZipfLengths):
+        classes = max(0, lengths.max - lengths.min) // lengths.step + 1
+        size = LENGTH_CLASS_BYTES * classes
+        needs.append(Need("classes of lengths", size, "workload.lengths.max"))
+    return needs
+
+
+def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list[Need]:
+    """What simulating a resolved scenario takes once its requests are made."""
+    cluster, batching = scenario.cluster, scenario.batching
+    replica = REPLICA_BYTES + STAGE_BYTES * cluster.pp + GROUP_BYTES * (batching.max_in_flight or 1)
+    by_chunk = tables.chunk_points * CHUNK_POINT_BYTES
+    return [
+        Need("records of requests", RECORD_BYTES * num_requests, "workload.requests"),
+        Need("replicas", replica * cluster.replicas, "cluster.replicas"),
+        Need("times by tokens", TOKEN_BYTES * tables.tokens, "workload.lengths"),
+        Need(
+            "attention of whole prompts", POINT_BYTES * tables.whole_prompts, "cluster.max_length"
+        ),
+        Need("attention of decodes", POINT_BYTES * tables.decode_points, "batching.max_batch"),
+        Need("attention of chunks", by_chunk, "policy.chunk_size"),
+    ]
+
+
+def check_memory(needs: Sequence[Need], scenario: Scenario, source: Source) -> None:
+    """Raises ConfigError, naming the key that asks for most, where this machine has not as much."""
+    problem = shortage(needs)
+    if problem is not None:
+        largest = max(needs, key=lambda need: need.num_bytes)
+        raise source.error(largest.key, _value(scenario, largest.key), problem)
+
+
+def shortage(needs: Iterable[Need]) -> str | None:
+    """What is needed, and what there is; None where it suffices."""
+    largest_first = sorted(needs, key=lambda need: -need.num_bytes)
+    total, free = sum(need.num_bytes for need in largest_first), available_bytes()
+    if total <= free:
+        return None
+    parts = ", ".join(
+        f"{n.what} {size_text(n.num_bytes)}" for n in largest_first[:3] if n.num_bytes
+    )
+    needed = f"would take about {size_text(total)} of memory ({parts})"
+    return f"{needed}, but only {size_text(free)} are free"
+
+
+def _value(scenario: Scenario, key: str) -> object:
+    value: object = scenario
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value.model_dump() if hasattr(value, "model_dump") else value
+
+
+def check_together(needs: Iterable[tuple[str, Sequence[Need]]], file: str) -> None:
+    """Raises ConfigError where scenarios that are held at once need more than there is.
+
+    ``needs`` are those of each scenario by name.
+    """
+    whole = [Need(f"scenario {name}", sum(n.num_bytes for n in each), "") for name, each in needs]
+    problem = shortage(whole)
+    if problem is not None:
+        raise ConfigError(f"{file}: scenarios: together they {problem}; run fewer at a time")

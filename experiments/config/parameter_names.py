@@ -1,0 +1,105 @@
+"""What the keys of a configuration are called on axes, in legends and in the heads of tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.views.metric_registry import number_text, with_unit
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A key's name and unit; ``short`` is what stands beside a point, as in ``TP 4``."""
+
+    name: str
+    unit: str = ""
+    short: str = ""
+
+    @property
+    def axis(self) -> str:
+        """As an axis says it: ``chunk size (tokens)``."""
+        return with_unit(self.name, self.unit)
+
+    @property
+    def heading(self) -> str:
+        """As the head of a column says it: ``chunk (tokens)``."""
+        return with_unit(self.short or self.name, self.unit)
+
+    def value(self, value: object) -> str:
+        """Beside a point: ``TP 4``, ``chunk size 256``; of a text, it alone."""
+        text = number_text(value) if isinstance(value, float) else str(value)
+        return text if isinstance(value, str) else self.called(text)
+
+    def called(self, text: str) -> str:
+        """A value, as text, after the short name: ``P:D 50``."""
+        return f"{self.short or self.name} {text}"
+
+
+PARAMETERS = {
+    "scenario": Parameter("scenario"),
+    "seed": Parameter("seed"),
+    "model": Parameter("model"),
+    "device": Parameter("device"),
+    "profiles": Parameter("profiles"),
+    "workload": Parameter("workload"),
+    "workload.lengths": Parameter("lengths"),
+    "workload.lengths.kind": Parameter("lengths"),
+    "workload.lengths.theta": Parameter("Zipf exponent"),
+    "workload.lengths.min": Parameter("shortest request", "tokens"),
+    "workload.lengths.max": Parameter("longest request", "tokens"),
+    "workload.lengths.step": Parameter("step of the lengths", "tokens"),
+    "workload.lengths.total": Parameter("length of a request", "tokens", "length"),
+    "workload.lengths.prompt": Parameter("prompt", "tokens"),
+    "workload.lengths.decode": Parameter("output", "tokens"),
+    "workload.lengths.path": Parameter("trace"),
+    "workload.arrivals": Parameter("arrivals"),
+    "workload.arrivals.kind": Parameter("arrivals"),
+    "workload.arrivals.rate": Parameter("arrival rate", "requests/s", "rate"),
+    "workload.arrivals.cv": Parameter("variation of the gaps between arrivals", "", "variation"),
+    "workload.requests": Parameter("requests"),
+    "workload.pd_ratio": Parameter("prompt tokens for each output token (P:D)", "", "P:D"),
+    "workload.too_long": Parameter("requests that are too long"),
+    "workload.declared": Parameter("declared output"),
+    "cluster": Parameter("cluster"),
+    "cluster.tp": Parameter("tensor-parallel degree", "", "TP"),
+    "cluster.pp": Parameter("pipeline stages", "", "PP"),
+    "cluster.replicas": Parameter("replicas"),
+    "cluster.router": Parameter("router"),
+    "cluster.layers_per_stage": Parameter("layers of each stage"),
+    "cluster.usable_memory": Parameter("usable share of the memory"),
+    "cluster.max_length": Parameter("longest sequence", "tokens"),
+    "policy": Parameter("policy"),
+    "policy.name": Parameter("policy"),
+    "policy.chunk_size": Parameter("chunk size", "tokens", "chunk"),
+    "policy.tile": Parameter("tile", "tokens"),
+    "batching": Parameter("batching"),
+    "batching.max_batch": Parameter("largest batch", "sequences", "batch"),
+    "batching.max_in_flight": Parameter("micro-batches in flight"),
+    "batching.formation": Parameter("batch formation"),
+    "batching.micro_batches": Parameter("micro-batches"),
+    "batching.kv_reservation": Parameter("KV reservation"),
+    "kv_cache": Parameter("KV cache"),
+    "kv_cache.block_size": Parameter("KV block size", "tokens", "block"),
+    "kv_cache.num_blocks": Parameter("KV blocks"),
+    "kv_cache.prefix_caching": Parameter("prefix caching"),
+    "engine": Parameter("engine"),
+    "engine.turnaround_s": Parameter("scheduler turn-around", "s", "turn-around"),
+    "engine.jitter": Parameter("jitter (coefficient of variation)", "", "jitter"),
+    "engine.send": Parameter("sends"),
+    "engine.lm_head": Parameter("LM head"),
+    "engine.layer_time": Parameter("layer time"),
+}
+"""By key path. What is missing, such as a policy's own keys, is called by the key's words."""
+
+
+def parameter(path: str) -> Parameter:
+    """The name of a key, its unit, and what to call it for short."""
+    return PARAMETERS.get(path) or Parameter(path.rpartition(".")[2].replace("_", " "))
+
+
+def value_name(value: object) -> str:
+    """A swept value in a legend; of a policy's keys the words."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    name, space, keys = str(value).partition(" ")
+    return name + space + keys.replace("_", " ")

@@ -1,0 +1,164 @@
+"""The ``policy`` section: every shipped policy by its name, or one of a file of the user's own.
+
+The parameters of a policy's constructor are its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from functools import lru_cache
+from hashlib import sha256
+from inspect import Parameter, signature
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_type_hints,
+)
+
+from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
+from pydantic.errors import PydanticSchemaGenerationError
+
+from experiments.config.base import Strict, Text, Tokens
+from policies.catalogue import PolicyFileError, blame, build, builders, builders_in
+from policies.policy import Builder, Policy, PoolPolicy, is_pooled, of_micro_batches
+
+
+class NamedPolicy(Strict):
+    """A policy's name, and its arguments."""
+
+    name: str
+
+    def build(self) -> Policy | PoolPolicy:
+        """The policy object this describes."""
+        return build(**self.described())
+
+    def described(self) -> dict[str, Any]:
+        """Name and arguments, as ``policies.catalogue.build`` takes them."""
+        return self.model_dump()
+
+
+class ShippedPolicy(NamedPolicy):
+    """One of the package's."""
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        self.build()
+        return self
+
+
+class FilePolicy(NamedPolicy):
+    """A policy of a file of the user's own; its subclasses hold the file's ``code``.
+
+    It is pickled as that code, so that a worker needs no such file. ``sha256`` is that of the file.
+    """
+
+    code: ClassVar[str]
+    file: Text
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    def described(self) -> dict[str, Any]:
+        """See :meth:`NamedPolicy.described`."""
+        return self.model_dump(exclude={"sha256"}) | {"code": self.code}
+
+    def build(self) -> Policy | PoolPolicy:
+        """The policy object this describes. Raises PolicyFileError where there is none."""
+        try:
+            policy = super().build()
+            policy.plan  # noqa: B018
+            if not is_pooled(policy):
+                of_micro_batches(policy).holds_finished  # noqa: B018
+        except Exception as error:
+            problem = f"{self.name} cannot be built: {blame(error, self.file)}"
+            raise PolicyFileError(problem) from error
+        return policy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.code, self.model_dump())
+
+
+_Kind = TypeVar("_Kind", bound=NamedPolicy)
+_BOUNDED: dict[Any, Any] = {
+    int: Tokens,
+    int | None: Tokens | None,
+    float: Annotated[float, Field(ge=0, le=1e12)],
+}
+"""What numbers a policy takes: counts are at least 1, all others at least 0."""
+_FILE_KEYS = ("name", "file", "sha256", "code")
+
+
+@lru_cache(maxsize=64)
+def file_policy(code: str, file: str, name: str) -> type[FilePolicy]:
+    """The keys that a policy of the user's file takes. Raises PolicyFileError."""
+    model = _policy_model(name, builders_in(code, file)[name], FilePolicy, _FILE_KEYS)
+    model.code = code
+    return model
+
+
+def code_sha256(code: str) -> str:
+    """What ``sha256sum`` says of the file."""
+    return sha256(code.encode()).hexdigest()
+
+
+def _again(code: str, keys: dict[str, Any]) -> FilePolicy:
+    return file_policy(code, keys["file"], keys["name"]).model_validate(keys)
+
+
+def _policy_model(
+    name: str, builder: Builder, base: type[_Kind], reserved: Iterable[str] = ("name",)
+) -> type[_Kind]:
+    """The keys that a policy takes: the parameters of what builds it. Whole numbers are counts."""
+    fields: dict[str, Any] = {"name": (Literal[name], ...)}
+    try:
+        made_by = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc]
+        hints = get_type_hints(made_by)
+        parameters = signature(builder).parameters
+    except (TypeError, ValueError, NameError) as error:
+        raise PolicyFileError(f"{name}: its parameters cannot be read: {error}") from None
+    for key, parameter in parameters.items():
+        if key in reserved:
+            raise PolicyFileError(f"{name}: a parameter cannot be called {key}: the key is taken")
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            continue
+        needed = parameter.default is Parameter.empty
+        hint = hints.get(key, Any)
+        kind = _BOUNDED.get(hint, hint) if isinstance(hint, Hashable) else hint
+        fields[key] = (kind, ... if needed else parameter.default)
+    about = (builder.__doc__ or "").partition("\n")[0]
+    try:
+        return create_model(
+            f"{name}_policy", __base__=base, __doc__=about, __module__=__name__, **fields
+        )
+    except (PydanticSchemaGenerationError, NameError, ValueError) as error:
+        problem = str(error).partition("\n")[0]
+        raise PolicyFileError(f"{name}: its parameters cannot be keys: {problem}") from None
+
+
+POLICIES = {
+    name: _policy_model(name, builder, ShippedPolicy) for name, builder in builders().items()
+}
+"""Every policy of ``policies/`` that has a name."""
+
+# By name in this module, so that a worker of a sweep unpickles these very classes and not copies.
+globals().update({model.__name__: model for model in POLICIES.values()})
+
+
+def _read_already(value: Any, validate: Any) -> Any:
+    return value if isinstance(value, FilePolicy) else validate(value)
+
+
+if TYPE_CHECKING:
+    PolicyConfig = NamedPolicy
+else:
+    PolicyConfig = SerializeAsAny[
+        Annotated[
+            Union[tuple(POLICIES.values())],  # noqa: UP007
+            Field(discriminator="name"),
+            WrapValidator(_read_already),
+        ]
+    ]

@@ -1,0 +1,105 @@
+"""A policy from a file of the user's own: read for a configuration, and kept with a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from experiments.config.errors import ConfigError
+from experiments.config.messages import mistakes, suggest
+from experiments.config.policy import FilePolicy, NamedPolicy, code_sha256, file_policy
+from experiments.config.scenario import Scenario
+from policies.catalogue import PolicyFileError, blame, builders_in
+from profiler.storage.paths import user_path
+from simulator.loop.simulation import SimulationError
+
+if TYPE_CHECKING:
+    from experiments.config.loading import Source
+
+_MOST_BYTES = 1_000_000
+
+
+def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
+    """The policy that ``{file: mine.py, name: ..., ...}`` describes. **This executes the file.**
+
+    Raises ConfigError, a line per mistake.
+    """
+    file = keys["file"]
+    if not isinstance(file, str) or not file:
+        raise source.error("policy.file", file, "must be the path of a Python file")
+    path, code = _read(file, source)
+    try:
+        policy = _checked(keys, path, code, source)
+        policy.build()
+    except PolicyFileError as error:
+        raise source.error("policy.file", file, str(error)) from error
+    return policy
+
+
+def _checked(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> FilePolicy:
+    found = builders_in(code, str(path))
+    if not found:
+        raise PolicyFileError("marks no policy with @named")
+    name, options = keys.get("name"), ", ".join(found)
+    if name is None:
+        where = source.name(("policy", "name"))
+        raise ConfigError(f"{where}: this key is missing; one of {options}")
+    if not isinstance(name, str) or name not in found:
+        problem = f"one of {options}{suggest(str(name), found)}"
+        raise source.error("policy.name", name, problem)
+    given, known = keys.get("sha256"), code_sha256(code)
+    if given is not None and given != known:
+        problem = f"{path} has another content, of SHA-256 {known}"
+        raise source.error("policy.sha256", given, problem)
+    model = file_policy(code, str(path), name)
+    try:
+        return model.model_validate({**keys, "file": str(path), "sha256": known})
+    except ValidationError as error:
+        lines = mistakes(error, model, keys, lambda key: source.name(("policy", *key)))
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _read(file: str, source: Source) -> tuple[Path, str]:
+    try:
+        path = source.folder(("policy", "file")) / user_path(file)
+        if not path.is_file():
+            problem = f"is not a file ({path})" if path.exists() else f"no such file ({path})"
+        elif path.stat().st_size > _MOST_BYTES:
+            problem = f"must be at most {_MOST_BYTES:,} bytes"
+        else:
+            return path, path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        problem = "is not UTF-8 text"
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = f"cannot be read: {error}"
+    raise source.error("policy.file", file, problem)
+
+
+@contextmanager
+def blamed(policy: NamedPolicy) -> Iterator[None]:
+    """Turns what a policy of the user's own does wrong in a simulation into a ConfigError."""
+    try:
+        yield
+    except (ConfigError, SimulationError):
+        raise
+    except Exception as error:
+        if not isinstance(policy, FilePolicy):
+            raise
+        problem = blame(error, policy.file)
+        raise ConfigError(f"{policy.file}: policy {policy.name}: {problem}") from error
+
+
+def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A resolved scenario as a result's ``config.yaml`` holds it, and the files that go with it.
+
+    A policy of the user's own goes along, so that the result can be simulated again anywhere.
+    """
+    content, policy = scenario.model_dump(), scenario.policy
+    if not isinstance(policy, FilePolicy):
+        return content, {}
+    content["policy"]["file"] = f"{name}/policy.py"
+    return content, {f"{name}/policy.py": policy.code.encode()}

@@ -1,0 +1,171 @@
+"""The requests that a scenario's ``workload`` section describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source
+from experiments.config.scenario import Scenario
+from experiments.config.workload import (
+    AtOnce,
+    FixedLengths,
+    Gamma,
+    Poisson,
+    TraceLengths,
+    UniformLengths,
+    Workload,
+    ZipfLengths,
+)
+from policies.request import Request
+from profiler.storage.paths import user_path
+from profiler.storage.strict import SpecError
+from simulator.load.trace import Trace, read_trace
+from simulator.load.workload import (
+    WorkloadError,
+    at_once,
+    gamma_arrivals,
+    make_requests,
+    poisson_arrivals,
+    split_lengths,
+    stream,
+    uniform_lengths,
+    zipf_lengths,
+)
+from simulator.loop.quantum import HORIZON_S
+from simulator.loop.records import Floats, Ints
+
+
+def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[Request]:
+    """The requests, in order of arrival; none longer than ``max_length`` unless ``too_long`` is
+    ``reject``. Raises ConfigError, naming the key at fault.
+    """
+    workload = scenario.workload
+    lengths = workload.lengths
+    trace = None
+    if isinstance(lengths, TraceLengths):
+        path = trace_path(lengths, source)
+        try:
+            trace = read_trace(path, workload.requests)
+        except WorkloadError as error:
+            raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
+        if workload.requests is not None and workload.requests > len(trace.prompt):
+            problem = f"must be at most {len(trace.prompt)}, the requests of {lengths.path}"
+            raise source.error("workload.requests", workload.requests, problem)
+    prompt, output = _lengths(scenario, trace, source)
+    arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
+    if not arrival_s.max(initial=0.0) < HORIZON_S:
+        raise _beyond_horizon(workload, float(arrival_s.max()), source)
+    too_long = prompt + output > max_length
+    if workload.too_long == "error" and too_long.any():
+        first = int(too_long.argmax())
+        raise source.error(
+            "cluster.max_length",
+            max_length,
+            f"request {first} of the workload has {prompt[first]} prompt and {output[first]} "
+            f"output tokens, and {int(too_long.sum())} of {len(prompt)} requests are too long; "
+            f"must be at least {int((prompt + output).max())}, or set workload.too_long to reject",
+        )
+    return make_requests(
+        arrival_s,
+        prompt,
+        output,
+        max_length=max_length,
+        declare_exact=workload.declared == "exact",
+    )
+
+
+def trace_path(lengths: TraceLengths, source: Source) -> Path:
+    """Where the trace lies. Raises ConfigError where ``~`` in it is nobody's home."""
+    try:
+        return user_path(lengths.path)
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
+
+
+def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> ConfigError:
+    key, value = "workload.arrivals.rate", getattr(workload.arrivals, "rate", None)
+    if value is None:
+        key, value = "workload.lengths.path", getattr(workload.lengths, "path", None)
+    problem = (
+        f"the last request arrives after {last_s:.3g} s, but times must be less than "
+        f"{HORIZON_S:.0f} s (24 days)"
+    )
+    return source.error(key, value, problem)
+
+
+def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[Ints, Ints]:
+    workload = scenario.workload
+    lengths = workload.lengths
+    if trace is not None:
+        if workload.pd_ratio is not None:
+            raise source.error("workload.pd_ratio", workload.pd_ratio, "a trace has its own")
+        return trace.prompt, trace.output
+    count = workload.requests
+    if count is None:
+        raise ConfigError(f"{source.name(('workload', 'requests'))}: this key is missing")
+    if isinstance(lengths, FixedLengths):
+        if (lengths.prompt is None) != (lengths.decode is None) or (
+            (lengths.total is None) == (lengths.prompt is None)
+        ):
+            raise ConfigError(
+                f"{source.name(('workload', 'lengths'))}: kind fixed needs prompt and decode, "
+                "or total and workload.pd_ratio"
+            )
+        if lengths.prompt is not None and lengths.decode is not None:
+            if workload.pd_ratio is not None:
+                problem = "does not go with lengths.prompt and lengths.decode"
+                raise source.error("workload.pd_ratio", workload.pd_ratio, problem)
+            return (
+                np.full(count, lengths.prompt, np.int64),
+                np.full(count, lengths.decode, np.int64),
+            )
+    if workload.pd_ratio is None:
+        raise ConfigError(
+            f"{source.name(('workload', 'pd_ratio'))}: this key is missing: it splits each "
+            "request's tokens into prompt and output"
+        )
+    total = _totals(lengths, count, scenario.seed, source)
+    try:
+        return split_lengths(total, workload.pd_ratio)
+    except WorkloadError as error:
+        raise source.error("workload.pd_ratio", workload.pd_ratio, str(error)) from None
+
+
+def _totals(
+    lengths: ZipfLengths | UniformLengths | FixedLengths | TraceLengths,
+    count: int,
+    seed: int,
+    source: Source,
+) -> Ints:
+    if isinstance(lengths, ZipfLengths | UniformLengths):
+        if lengths.max < lengths.min:
+            problem = f"must be at least min, which is {lengths.min}"
+            raise source.error("workload.lengths.max", lengths.max, problem)
+        rng = stream(seed, "lengths")
+        if isinstance(lengths, UniformLengths):
+            return uniform_lengths(count, lengths.min, lengths.max, rng)
+        return zipf_lengths(count, lengths.theta, lengths.min, lengths.max, lengths.step, rng)
+    assert isinstance(lengths, FixedLengths)
+    assert lengths.total is not None
+    return np.full(count, lengths.total, np.int64)
+
+
+def _arrivals(
+    workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
+) -> Floats:
+    arrivals = workload.arrivals
+    if isinstance(arrivals, AtOnce):
+        return at_once(count)
+    if isinstance(arrivals, Poisson | Gamma) and arrivals.rate * HORIZON_S <= 1:
+        raise _beyond_horizon(workload, 1 / arrivals.rate, source)
+    if isinstance(arrivals, Poisson):
+        return poisson_arrivals(count, arrivals.rate, stream(seed, "arrivals"))
+    if isinstance(arrivals, Gamma):
+        return gamma_arrivals(count, arrivals.rate, arrivals.cv, stream(seed, "arrivals"))
+    if trace is None or trace.arrival_s is None:
+        reason = "lengths must be a trace" if trace is None else "the trace records no arrivals"
+        raise source.error("workload.arrivals.kind", "trace", reason)
+    return trace.arrival_s

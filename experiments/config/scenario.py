@@ -1,0 +1,126 @@
+"""What an experiment may say: every key, its type, its bounds and its default.
+
+The ``workload`` section is in :mod:`experiments.config.workload`, ``policy`` in
+:mod:`experiments.config.policy`.
+:mod:`experiments.config.loading` reads these from YAML and turns mistakes into messages.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
+from experiments.config.policy import PolicyConfig
+from experiments.config.workload import Workload
+
+
+class Cluster(Strict):
+    """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a router.
+
+    ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
+    ``layers_per_stage`` defaults to an even split.
+    """
+
+    tp: Degree = 1
+    pp: Degree = 1
+    replicas: Degree = 1
+    router: Literal["round_robin", "least_tokens"] = "round_robin"
+    layers_per_stage: list[Degree] | None = None
+    usable_memory: Annotated[float, Field(gt=0, le=1)] = 0.9
+    max_length: Tokens | None = None
+
+
+class Batching(Strict):
+    """How micro-batches are formed.
+
+    ``max_batch`` defaults to what the memory holds, ``max_in_flight`` to ``pp``. ``formation``:
+    form a batch when a micro-batch returns (eager) or when stage 0 is free (lazy).
+    ``micro_batches``: a request stays in one (bound) or may ride in any (free).
+    """
+
+    max_batch: Count | None = None
+    max_in_flight: Degree | None = None
+    formation: Literal["eager", "lazy"] = "eager"
+    micro_batches: Literal["bound", "free"] = "bound"
+    kv_reservation: Literal["max_length", "declared"] = "max_length"
+
+
+class KvCache(Strict):
+    """The paged KV cache of policies that act on a pool (``sarathi-sim policies`` says which).
+
+    ``block_size`` tokens a block; ``num_blocks`` of them, one of which is never used (default: what
+    the memory holds). ``prefix_caching`` keeps full blocks to be found again by their content.
+    """
+
+    block_size: Tokens = 16
+    num_blocks: Annotated[int, Field(ge=2, le=10**8)] | None = None
+    prefix_caching: bool = True
+
+
+class Engine(Strict):
+    """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
+    of variation), sends that occupy the stage or not, and whether logits are computed.
+
+    ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
+    of the ops."""
+
+    turnaround_s: Seconds = 0.0
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
+    send: Literal["overlapped", "blocking"] = "overlapped"
+    lm_head: bool = True
+    layer_time: Literal["measured", "sum"] = "measured"
+
+
+class Scenario(Strict):
+    """One simulation, complete.
+
+    ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
+    device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
+    Paths are relative to the folder in which the command runs.
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    model: Text
+    device: Text
+    profiles: Text | None = None
+    workload: Workload
+    cluster: Cluster = Cluster()
+    policy: PolicyConfig
+    batching: Batching = Batching()
+    kv_cache: KvCache | None = None
+    engine: Engine = Engine()
+
+
+# The file ------------------------------------------------------------------------------------
+
+
+class Ratio(Strict):
+    """A metric of one scenario divided by that of another, beside the value a paper states.
+
+    ``metric`` is a dotted path into the summary, such as ``makespan_s`` or ``bubble_s.p50``.
+    """
+
+    metric: Text
+    over: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    paper: Positive | None = None
+    label: Text | None = None
+
+
+class Validation(Strict):
+    """What ``sarathi-sim validate`` does with the scenarios: how often it runs each, how long the
+    calibration runs around each are, and the ``dtype`` that the engine computes in."""
+
+    repeats: Annotated[int, Field(ge=1, le=100)] = 5
+    calibration_requests: Annotated[int, Field(ge=1, le=10_000)] = 10
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class Header(Strict):
+    """The keys of a file beside those of its scenarios."""
+
+    name: Name
+    description: Annotated[str, StringConstraints(max_length=20_000)] = ""
+    compare: dict[Name, Ratio] = Field(default_factory=dict)
+    validation: Validation = Validation()

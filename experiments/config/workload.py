@@ -1,0 +1,94 @@
+"""The ``workload`` section: how long requests are, and when they arrive."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from experiments.config.base import Count, Positive, Strict, Text, Tokens
+
+
+class ZipfLengths(Strict):
+    """Prompt + output tokens: the k-th of ``min, min + step, ...`` has p ~ k ** -theta."""
+
+    kind: Literal["zipf"]
+    theta: Annotated[float, Field(ge=0, le=100)]
+    min: Tokens
+    max: Tokens
+    step: Tokens = 1
+
+
+class UniformLengths(Strict):
+    """Prompt + output tokens: every whole number from ``min`` to ``max`` is as likely."""
+
+    kind: Literal["uniform"]
+    min: Tokens
+    max: Tokens
+
+
+class FixedLengths(Strict):
+    """All requests alike: ``prompt`` and ``decode``, or ``total`` split by ``pd_ratio``."""
+
+    kind: Literal["fixed"]
+    total: Tokens | None = None
+    prompt: Tokens | None = None
+    decode: Tokens | None = None
+
+
+class TraceLengths(Strict):
+    """Prompt and output tokens (and arrivals, where it has them) from a CSV file."""
+
+    kind: Literal["trace"]
+    path: Text
+
+
+Lengths = ZipfLengths | UniformLengths | FixedLengths | TraceLengths
+
+
+class AtOnce(Strict):
+    """All requests arrive at t = 0."""
+
+    kind: Literal["at_once"]
+
+
+class Poisson(Strict):
+    """Independent arrivals, ``rate`` requests a second."""
+
+    kind: Literal["poisson"]
+    rate: Positive
+
+
+class Gamma(Strict):
+    """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation.
+
+    Below 0.001 they are as good as regular; above 10 nearly all gaps would be 0.
+    """
+
+    kind: Literal["gamma"]
+    rate: Positive
+    cv: Annotated[float, Field(ge=0.001, le=10)]
+
+
+class TraceArrivals(Strict):
+    """Arrivals as in the trace that ``lengths`` names."""
+
+    kind: Literal["trace"]
+
+
+Arrivals = AtOnce | Poisson | Gamma | TraceArrivals
+
+
+class Workload(Strict):
+    """The requests. ``pd_ratio`` splits a total length into prompt and output tokens.
+
+    ``requests`` may be left out for a trace (all of it). ``declared`` is what a request says it
+    may generate: up to ``max_length``, or ``exact``-ly its true output length.
+    """
+
+    lengths: Annotated[Lengths, Field(discriminator="kind")]
+    arrivals: Annotated[Arrivals, Field(discriminator="kind")] = AtOnce(kind="at_once")
+    requests: Count | None = None
+    pd_ratio: Positive | None = None
+    too_long: Literal["error", "reject"] = "error"
+    declared: Literal["to_max_length", "exact"] = "to_max_length"

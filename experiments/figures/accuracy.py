@@ -1,0 +1,254 @@
+"""How accurate the regressions are on public measurements, beside what was aimed at.
+
+Everything is scored on rows that nothing was fitted to. Which points to measure is chosen by rules
+that look at the measured points alone. The families themselves were chosen on these very files
+(see data/README.md), so the figures are somewhat optimistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from profiler.facts.device import load_device
+from profiler.physics.fit import columns_of, fit_op
+from profiler.physics.forms import GEMM
+from profiler.physics.study import on
+from profiler.planning.grid import Key, Line
+from profiler.planning.plan import TILE, Limits, coarse_grid
+from profiler.public import frames as data
+from profiler.public.vidur_frames import vidur_gemms_by_tp
+from simulator.confidence.bands import fit_band
+from simulator.confidence.held_out import Fit, OpTable, far_gemm, line, surface_fit
+from simulator.loop.records import Floats, Ints
+from simulator.op_times.lines import Shape
+from simulator.op_times.surface import decode_surface, place, prefill_surface
+
+LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
+"""Llama-3.1-8B's GEMMs as they were measured, unfused, and how many of each a layer has."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Absolute errors in percent on rows not fitted, and the aim where there is one.
+
+    ``covered`` is the share of these rows inside the 90 % band, in percent; None without a band.
+    """
+
+    what: str
+    source: str
+    fitted: str
+    rows: int
+    median: float
+    p95: float
+    aim: tuple[float, float] | None
+    covered: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether both aims are met; None without any."""
+        if self.aim is None:
+            return None
+        return self.median <= self.aim[0] and self.p95 <= self.aim[1]
+
+
+Study = Callable[[Path], Iterator[Score]]
+
+
+def _score(
+    what: str,
+    source: str,
+    fitted: str,
+    log_errors: Floats,
+    aim: tuple[float, float] | None,
+    inside_band: np.ndarray | None = None,
+) -> Score:
+    percent = 100 * np.abs(np.expm1(log_errors))
+    return Score(
+        what,
+        source,
+        fitted,
+        len(percent),
+        round(float(np.median(percent)), 2),
+        round(float(np.quantile(percent, 0.95)), 2),
+        aim,
+        None if inside_band is None else round(100 * float(inside_band.mean()), 1),
+    )
+
+
+def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
+    """Rows of up to ``points`` that the profiler would measure, given the times of all sizes."""
+    largest = int(size[-1])
+    row: dict[Key, int] = {(int(m),): number for number, m in enumerate(size)}
+    limits = Limits(max_tokens=largest, max_context=largest, max_batch=1)
+    chosen = [key for key in coarse_grid("preproj", limits) if key in row]
+    grid = Line({key: float(time[row[key]]) for key in chosen}, target=0.01)
+    while len(chosen) < points and (proposal := grid.propose()) is not None:
+        chosen.append(proposal.key)
+        grid.add(proposal.key, float(time[row[proposal.key]]))
+    return np.array(sorted(row[key] for key in chosen))
+
+
+def spread_points(points: Floats, count: int) -> Ints:
+    """Rows of ``count`` points over two sizes, each as far from the others as can be (in octaves).
+
+    From the corner of the smallest sizes on.
+    """
+    where = place(points[:, 0], points[:, 1])
+    where = (where - where.min(axis=0)) / np.ptp(where, axis=0)
+    chosen = [int(np.argmin(where.sum(axis=1)))]
+    distance = np.full(len(points), np.inf)
+    for _ in range(count - 1):
+        distance = np.minimum(distance, ((where - where[chosen[-1]]) ** 2).sum(axis=1))
+        chosen.append(int(np.argmax(distance)))
+    return np.sort(np.array(chosen))
+
+
+def _tested(table: OpTable, fitted: Ints, fit: Fit) -> tuple[Floats, np.ndarray, Ints]:
+    """Log errors on the rows not fitted, whether the band covers them, and which they are."""
+    rest = np.setdiff1d(np.arange(len(table.points)), fitted)
+    part = table.only(fitted)
+    predicted = fit(part.points, part.time_s)(table.points[rest])
+    errors = np.log(predicted / table.time_s[rest])
+    widths = fit_band(part).half_widths(part, table.points[rest])
+    return errors, np.abs(errors) <= widths, rest
+
+
+def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[Shape, Floats, Floats]]:
+    for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
+        points, time = _medians(rows[(rows["n"] == n) & (rows["k"] == k)], ["m"])
+        yield Shape(int(n), int(k)), points[:, 0], time
+
+
+def _medians(rows: pd.DataFrame, sizes: list[str]) -> tuple[Floats, Floats]:
+    """Distinct points and the median time in seconds of each."""
+    median = rows.groupby(sizes)["time_us"].median().reset_index()
+    return median[sizes].to_numpy(np.float64), 1e-6 * median["time_us"].to_numpy(np.float64)
+
+
+def gemm_in_range(datasets: Path) -> Iterator[Score]:
+    """A6000 GEMMs at every token count to 2048, from 100 points each."""
+    source, fitted = "A6000 (LLMServingSim)", "100 points an op"
+    errors, covered, layer, true = [], [], np.zeros(2048), np.zeros(2048)
+    untouched = np.ones(2048, bool)
+    for shape, tokens, time in _by_shape(data.llmservingsim_gemm(datasets)):
+        table = OpTable("gemm", tokens[:, None], time, line, line, TILE)
+        grid = adaptive_grid(tokens, time, 100)
+        off, inside, rest = _tested(table, grid, line)
+        errors.append(off)
+        covered.append(inside)
+        count = LAYER_SHAPES.get((shape.n, shape.k), 0)
+        predicted = time.copy()
+        predicted[rest] = time[rest] * np.exp(off)
+        layer, true = layer + count * predicted, true + count * time
+        if count:
+            untouched[grid] = False
+    aim = (0.5, 4.0)
+    yield _score("GEMM in range", source, fitted, np.concatenate(errors), aim,
+                 np.concatenate(covered))  # fmt: skip
+    off = np.log(layer / true)[untouched]
+    yield _score("GEMMs of a layer in range", source, fitted, off, (0.5, 3.0))
+
+
+def gemm_beyond(datasets: Path) -> Iterator[Score]:
+    """GEMMs up to 1024 tokens, extrapolated to 4096 (A6000: 2048), with what one bundle holds."""
+    sources = {
+        "A100 (Vidur)": vidur_gemms_by_tp(datasets, "a100"),
+        "A40 (Vidur)": vidur_gemms_by_tp(datasets, "a40"),
+        "A6000 (LLMServingSim)": iter([data.llmservingsim_gemm(datasets)]),
+    }
+    for source, bundles in sources.items():
+        errors, covered = [], []
+        for rows in bundles:
+            gemms = {
+                f"{shape}": (shape, m[m <= 4096], t[m <= 4096]) for shape, m, t in _by_shape(rows)
+            }
+            for name, (shape, tokens, time) in gemms.items():
+                others = {o: g for o, g in gemms.items() if o != name}
+                fit = far_gemm(shape, others)
+                table = OpTable("gemm", tokens[:, None], time, line, fit, TILE, shape)
+                off, inside, _ = _tested(table, np.flatnonzero(tokens <= 1024), fit)
+                errors.append(off)
+                covered.append(inside)
+        yield _score("GEMM beyond the range", source, "to 1024 tokens", np.concatenate(errors),
+                     (4.5, 13.0), np.concatenate(covered))  # fmt: skip
+
+
+def gemm_unseen(datasets: Path) -> Iterator[Score]:
+    """GEMMs of a model of which nothing was fitted, from the GPU's other models (Vidur).
+
+    By the device models' form: a roofline with learned residual, over all shapes at once.
+    """
+    for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
+        source, spec = f"{name.upper()} (Vidur)", load_device(device)
+        bundles = [on(rows, spec) for rows in vidur_gemms_by_tp(datasets, name)]
+        everything = pd.concat(bundles, ignore_index=True)
+        errors, layers = [], []
+        for model in sorted(everything["model"].unique()):
+            mine = [rows for rows in bundles if rows["model"].iloc[0] == model]
+            shapes = pd.concat(mine)[["n", "k"]].drop_duplicates()
+            # Where another model has a GEMM of the same shape, that is not unseen either.
+            marked = everything.merge(shapes, on=["n", "k"], how="left", indicator=True)
+            fitted = fit_op(GEMM, everything[(marked["_merge"] == "left_only").to_numpy()])
+            for rows in mine:
+                rows = rows.assign(predicted=fitted.predict(columns_of(rows)))
+                errors.append(np.log(rows["predicted"].to_numpy() / rows["time_us"].to_numpy()))
+                layer = rows.groupby("m")[["predicted", "time_us"]].sum()
+                layers.append(np.log(layer["predicted"].to_numpy() / layer["time_us"].to_numpy()))
+        fitted_to = "the other models"
+        yield _score("GEMM of an unseen shape", source, fitted_to, np.concatenate(errors), (4, 14))
+        what = "GEMMs of an unseen layer"
+        yield _score(what, source, fitted_to, np.concatenate(layers), (2.5, 9))
+
+
+def attention(datasets: Path) -> Iterator[Score]:
+    """Attention over two sizes from designed points."""
+    a6000 = data.llmservingsim_attention(datasets)
+    prefill, decode = surface_fit(prefill_surface), surface_fit(decode_surface)
+    small, large = (1.5, 7.0), (4.0, 14.0)
+    cases = (
+        ("attention, prefill", "A100 (Vidur)", data.vidur_prefill(datasets), 300, small),
+        ("attention, prefill", "A6000 (LLMServingSim)", a6000[0], 80, None),
+        ("attention, decode", "A100 (Vidur)", data.vidur_decode(datasets), 200, large),
+        ("attention, decode", "A6000 (LLMServingSim)", a6000[1], 200, large),
+    )
+    for what, source, rows, count, aim in cases:
+        is_prefill = what.endswith("prefill")
+        sizes = ["chunk", "context"] if is_prefill else ["batch", "context"]
+        fit = prefill if is_prefill else decode
+        points, time = _medians(rows, sizes)
+        table = OpTable("attention", points, time, fit, fit, TILE if is_prefill else None)
+        off, inside, _ = _tested(table, spread_points(points, count), fit)
+        yield _score(what, source, f"{count} points", off, aim, inside)
+
+
+def messages(datasets: Path) -> Iterator[Score]:
+    """All-reduces of 2 MB and more, and transfers, from 26 sizes."""
+    reduces = {f"A40, {n} GPUs (Vidur)": data.vidur_all_reduce_a40(datasets, n) for n in (2, 4, 8)}
+    sends = {
+        "A100 inside a node (Vidur, 2023)": data.vidur_p2p_2023(datasets, "intra_node"),
+        "A100 between nodes (Vidur, 2023)": data.vidur_p2p_2023(datasets, "inter_node"),
+    }
+    for what, sources, least in (("all-reduce from 2 MB", reduces, 2e6), ("transfer", sends, 0)):
+        for source, rows in sources.items():
+            points, time = _medians(rows, ["num_bytes"])
+            size = points[:, 0]
+            wanted = np.geomspace(max(size[0], 1024), size[-1], 26)
+            grid = np.unique([int(np.argmin(np.abs(size - w))) for w in wanted])
+            table = OpTable("message", points, time, line, line)
+            off, inside, rest = _tested(table, grid, line)
+            kept = size[rest] >= least
+            yield _score(what, source, f"{len(grid)} sizes", off[kept], (2.5, 10.0), inside[kept])
+
+
+STUDIES: dict[str, Study] = {
+    "GEMMs in range": gemm_in_range,
+    "GEMMs beyond": gemm_beyond,
+    "attention": attention,
+    "messages": messages,
+    "unseen GEMMs": gemm_unseen,
+}

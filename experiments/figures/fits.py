@@ -1,0 +1,101 @@
+"""How well a bundle is fitted: the table, and a figure per op with points, fit and band."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.figures.style import BLACK, line_styles, save, styled
+from experiments.results import FITS_FORMAT, result_folder, write_summary
+from profiler.bundle.schema import Bundle
+from simulator.confidence.bands import Band, coverage, fit_band
+from simulator.confidence.held_out import OpTable, held_out_errors, op_tables
+from simulator.loop.records import Floats
+
+Progress = Callable[[str, int, int], None]
+CURVES = 5
+"""Contexts of an attention op that are drawn."""
+
+_AXES = {
+    "attn_prefill": ("chunk (tokens)", "cached"),
+    "attn_decode": ("batch (sequences)", "context"),
+}
+
+
+def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
+    """:func:`~simulator.confidence.held_out.held_out_errors`, and ``covered``: the share of the
+    points inside that the 90 % band covers, in percent."""
+    tables = op_tables(bundle)
+    steps = 2 * len(tables)
+    errors = held_out_errors(bundle, lambda done: progress("hold-outs", done, steps))
+    errors["covered"] = np.nan
+    for done, table in enumerate(tables):
+        progress("hold-outs", len(tables) + done, steps)
+        here = (errors["op"] == table.op) & (errors["where"] == "between")
+        errors.loc[here, "covered"] = 100 * coverage(table)[1]
+    return errors
+
+
+def write_fits(bundle: Bundle, errors: pd.DataFrame, out: Path, progress: Progress) -> None:
+    """``errors.csv``, ``summary.json`` and ``figures/<op>.png`` and ``.svg``, whole or not at all.
+
+    Raises ConfigError where ``out`` holds something else.
+    """
+    tables = op_tables(bundle)
+    meta = bundle.meta
+    with result_folder(out, FITS_FORMAT) as folder:
+        errors.to_csv(folder / "errors.csv", index=False, float_format="%.4g")
+        content = {
+            "bundle": {"device": meta.device, "model": meta.model, "tp": meta.tp,
+                       "content_sha256": meta.content_sha256},
+            "errors_percent": errors.to_dict("records"),
+        }  # fmt: skip
+        write_summary(folder, FITS_FORMAT, content)
+        (folder / "figures").mkdir()
+        for done, table in enumerate(tables):
+            progress("figures", done, len(tables))
+            with styled():
+                save(fit_figure(table, fit_band(table)), folder / "figures", table.op)
+
+
+def fit_figure(table: OpTable, band: Band) -> Figure:
+    """Points, fit and 90 % band of one op, a while beyond the range, on logarithmic axes."""
+    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    axes = figure.subplots()
+    size = table.points[:, 0]
+    steps = np.geomspace(max(float(size.min()), 1.0), 4 * float(size.max()), 400)
+    grid = np.unique(np.round(steps)).astype(np.float64)
+    label, other = _AXES.get(table.op, ("", ""))
+    curves: list[float | None] = [None]
+    if table.points.shape[1] == 2:
+        contexts = np.unique(table.points[:, 1])
+        curves = contexts[np.linspace(0, len(contexts) - 1, CURVES).astype(int)].tolist()
+    fit = table.fit(table.points, table.time_s)
+    far = table.far(table.points, table.time_s)
+    for context, style in zip(curves, line_styles(), strict=False):
+        own = slice(None) if context is None else table.points[:, 1] == context
+        wanted = grid[:, None] if context is None else _with(grid, context)
+        model = far if context is None else fit
+        time = 1e6 * model(wanted)
+        half = band.half_widths(table, wanted)
+        name = "fit, 90 % band" if context is None else f"{other} {context:.0f}"
+        axes.plot(grid, time, label=name, **style)
+        low, high = time * np.exp(-half), time * np.exp(half)
+        axes.fill_between(grid, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.plot(
+            size[own], 1e6 * table.time_s[own], ".", color=BLACK, markersize=4, zorder=3,
+            label="points" if context in (None, curves[-1]) else None,
+        )  # fmt: skip
+    axes.axvline(size.max(), color=BLACK, linewidth=1, linestyle=":")
+    axes.set(xscale="log", yscale="log", ylabel="time (µs)", title=table.op)
+    axes.set_xlabel(label or ("bytes" if table.tile is None else "tokens"))
+    axes.legend(loc="upper left")
+    return figure
+
+
+def _with(grid: Floats, context: float) -> Floats:
+    return np.stack([grid, np.full(len(grid), context)], axis=1)

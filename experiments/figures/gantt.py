@@ -1,0 +1,97 @@
+"""The stage timeline: what every stage did in a window, as a Gantt picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from experiments.figures.slices import KINDS, StageSlices, Window, stage_slices
+from experiments.figures.style import BLACK, KIND_COLOURS, VERMILION, policy_colour
+from simulator.loop.records import Floats
+from simulator.views.metrics import Analysis
+
+_MOST_ROWS = 16
+_BUBBLE: dict[str, Any] = {
+    "facecolor": "#fdeee6",
+    "edgecolor": VERMILION,
+    "hatch": "////",
+    "linewidth": 0.0,
+}
+
+
+def stage_timeline(
+    runs: Mapping[str, Analysis], window: Window, policies: Mapping[str, str] | None = None
+) -> Figure:
+    """One panel per scenario, one row per stage (or replica); time runs to the right.
+
+    A title has the colour of the scenario's policy, where ``policies`` names that.
+    """
+    panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}
+    rows = [min(len(stages), _MOST_ROWS) for stages in panels.values()]
+    heights = [max(count, 2) for count in rows]
+    height = 1.5 + 0.27 * sum(heights) + 0.35 * len(rows)
+    figure = Figure(figsize=(10, height), layout="constrained")
+    grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
+    for axes, (name, stages) in zip(grid, panels.items(), strict=True):
+        _panel(axes, name, stages, BLACK if policies is None else policy_colour(policies[name]))
+    grid[-1].set_xlim(window.start_s, window.end_s)
+    grid[-1].set_xlabel("time (s)")
+    grid[-1].ticklabel_format(axis="x", useOffset=False)
+    handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KINDS]
+    handles.append(Patch(label="bubble", **_BUBBLE))
+    figure.legend(handles=handles, loc="outside upper left", ncols=4)
+    return figure
+
+
+def _panel(axes: Axes, name: str, stages: list[StageSlices], colour: str) -> None:
+    shown = stages[:_MOST_ROWS]
+    for kind, label in enumerate(KINDS):
+        boxes = [
+            _boxes(s.start[s.kind == kind], s.finish[s.kind == kind], row)
+            for row, s in enumerate(shown)
+        ]
+        # White edges keep neighbouring micro-batches apart.
+        axes.add_collection(
+            PolyCollection(
+                np.concatenate(boxes),  # type: ignore[arg-type]
+                facecolors=KIND_COLOURS[label],
+                edgecolors="white",
+                linewidths=0.5,
+            )
+        )
+    idle = [
+        _boxes(s.bubble_start[s.bubble_s > 0], s.start[s.bubble_s > 0], row)
+        for row, s in enumerate(shown)
+    ]
+    bubbles = PolyCollection(np.concatenate(idle), zorder=0.5, **_BUBBLE)  # type: ignore[arg-type]
+    axes.add_collection(bubbles)
+    pipeline = len({s.stage for s in stages}) > 1
+    one_replica = len({s.replica for s in stages}) == 1
+    if one_replica:
+        row_name, labels = "stage", [str(s.stage) for s in shown]
+    elif pipeline:
+        row_name, labels = "replica:stage", [f"{s.replica}:{s.stage}" for s in shown]
+    else:
+        row_name, labels = "replica", [str(s.replica) for s in shown]
+    hidden = len(stages) - len(shown)
+    more = f" (first {len(shown)} of {len(stages)} rows)" if hidden else ""
+    axes.set_title(name + more, color=colour)
+    axes.set_ylabel(row_name)
+    axes.set_yticks(range(len(shown)), labels, fontsize=10)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.grid(False)
+
+
+def _boxes(start: Floats, finish: Floats, row: int) -> Floats:
+    """Corner points of rectangles, shape (n, 4, 2)."""
+    low, high = np.full(len(start), row - 0.43), np.full(len(start), row + 0.43)
+    x = np.stack([start, finish, finish, start], axis=1)
+    y = np.stack([low, low, high, high], axis=1)
+    return np.stack([x, y], axis=2)

@@ -1,0 +1,113 @@
+"""What every stage did in a window of time: the rows of a timeline picture or trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from experiments.config.errors import ConfigError
+from simulator.loop.records import Floats, Ints, Records
+from simulator.views.ledger import BUBBLES
+from simulator.views.metrics import Analysis
+
+KINDS = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True)
+class StageSlices:
+    """One stage of one replica within a window; times in seconds, one entry per micro-batch.
+
+    ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
+    :data:`KINDS`. ``bubble_start`` is where the idle time before it began, ``bubble_s`` how much of
+    that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
+    :data:`~simulator.views.ledger.BUBBLES`.
+    """
+
+    replica: int
+    stage: int
+    row: Ints
+    kind: Ints
+    start: Floats
+    finish: Floats
+    bubble_start: Floats
+    bubble_s: Floats
+    bubble_kind: Ints
+
+
+@dataclass(frozen=True)
+class Window:
+    """A span of simulated time, in seconds."""
+
+    start_s: float
+    length_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.length_s
+
+
+def default_window(runs: list[Records]) -> Window:
+    """From the middle of the shortest run, four passes through the slowest pipeline long.
+
+    Where there is no pipeline it is forty iterations of the slowest replica.
+    """
+    ends = [records.end_s for records in runs if records.end_s > 0]
+    if not ends:
+        return Window(0.0, 1.0)
+    pipelines, single = [0.0], [0.0]
+    for log in (log for records in runs for log in records.replicas if log.num_iterations):
+        took = float(np.median(log.iterations["finish_s"] - log.iterations["ready_s"]))
+        (pipelines if log.num_stages > 1 else single).append(took)
+    length = 4 * max(pipelines) or 40 * max(single)
+    return Window(min(ends) / 2, min(length, min(ends)))
+
+
+def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
+    """All stages of all replicas, in order."""
+    found = []
+    for number, (log, split) in enumerate(
+        zip(analysis.records.replicas, analysis.gaps, strict=True)
+    ):
+        columns, times = log.iterations, split.times
+        has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
+        kind = np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
+        bubble = split.bubble + split.communication + split.turnaround
+        for stage in range(log.num_stages):
+            start, finish = times.start[:, stage], times.finish[:, stage]
+            released = np.concatenate([start[:1], times.release[:-1, stage]])
+            rows = np.flatnonzero((released < window.end_s) & (finish > window.start_s))
+            found.append(
+                StageSlices(
+                    number,
+                    stage,
+                    rows,
+                    kind[rows],
+                    start[rows],
+                    finish[rows],
+                    released[rows],
+                    bubble[rows, stage],
+                    np.asarray(split.kind[rows], np.int64),
+                )
+            )
+    return found
+
+
+def bubble_name(kind: int) -> str:
+    """How a bubble is called, as in the ledger."""
+    return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
+
+
+def parse_window(text: str) -> Window:
+    """``START:LENGTH`` in seconds. Raises ConfigError."""
+    start, colon, length = text.partition(":")
+    try:
+        window = Window(float(start), float(length))
+    except ValueError:
+        window = Window(-1.0, 0.0)
+    if not (colon and 0 <= window.start_s < 1e9 and 0 < window.length_s < 1e9):
+        raise ConfigError(
+            f"--window {text}: expected START:LENGTH in seconds, as in 120:1.5; "
+            "START must be at least 0, LENGTH more than 0, and both less than 1e9"
+        )
+    return window

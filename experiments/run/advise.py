@@ -1,0 +1,237 @@
+"""Which chunk size and batch cap suit a workload: ranked by a closed form, checked by simulation.
+
+The paper leaves it open how to pick the chunk (section 6). The closed form is a steady state of
+equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes riding on
+each; decodes that find no chunk to ride on run on their own, B at a time. The best few, and the
+fixed chunks 256 and 512, are then simulated on requests drawn from the whole workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from experiments.config.errors import ConfigError
+from experiments.run.demand import Demand
+from experiments.run.machine import Machine
+from policies.sarathi import Sarathi
+from simulator.load.capacity import kv_capacity_tokens, max_batch
+from simulator.views.rides import Rides
+
+TILE = 128
+FIXED = (256, 512)
+_CHUNKS = (128, 256, 384, 512, 640, 768, 1024, 1536, 2048)
+_VERIFIED = 4
+_REQUESTS = 360
+_LARGEST_BATCH = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A chunk size and batch cap, and what the closed form makes of them.
+
+    ``seconds`` is GPU time a request takes; ``lost`` is how much of it each term costs against
+    prefill at the best rate, in one piece, with all decodes riding.
+    """
+
+    chunk: int
+    batch: int
+    seconds: float
+    tbt_s: float
+    lost: dict[str, float]
+
+    @property
+    def name(self) -> str:
+        """Short."""
+        return f"chunk {self.chunk}, batch {self.batch}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A plan as simulated on a sample of the whole workload."""
+
+    plan: Plan
+    tokens_per_s: float
+    tbt_p99_s: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Everything that was found; ``verified`` is sorted, the best first."""
+
+    demand: Demand
+    largest_batch: int
+    excluded: Plan | None
+    verified: list[Verified]
+    fixed: dict[int, Verified]
+
+    def regret(self, chunk: int) -> float:
+        """Percent of the best throughput that a fixed chunk gives away."""
+        return 100 * (1 - self.fixed[chunk].tokens_per_s / self.verified[0].tokens_per_s)
+
+
+def advise(
+    machine: Machine,
+    demand: Demand,
+    *,
+    batch_cap: int | None = None,
+    tbt_limit_s: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Advice:
+    """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
+
+    ``tbt_limit_s`` bounds the time of an iteration that carries decodes. Raises ConfigError for a
+    cap beyond what the memory holds and for a limit that nothing meets, CapacityError where not
+    one request fits.
+    """
+    capacity = kv_capacity_tokens(
+        machine.ops.model,
+        machine.device,
+        machine.ops.tp,
+        (machine.layers,),
+        dtype_bytes=machine.ops.dtype_bytes,
+    )
+    fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
+    if batch_cap is not None and batch_cap > fitting:
+        raise ConfigError(
+            f"--batch {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
+            "tokens do"
+        )
+    largest = batch_cap or fitting
+    shares = (0.25, 0.5, 0.75, 1.0)
+    batches = sorted({min(largest, max(2, ceil(largest * share))) for share in shares})
+    chunks = [c for c in _CHUNKS if c <= max(FIXED[-1], ceil(demand.length / TILE) * TILE)]
+    plans = sorted(
+        (plan(machine, demand, chunk, batch) for chunk in chunks for batch in batches),
+        key=lambda p: p.seconds,
+    )
+    allowed = [p for p in plans if tbt_limit_s is None or p.tbt_s <= tbt_limit_s]
+    if not allowed:
+        least = min(p.tbt_s for p in plans)
+        raise ConfigError(
+            f"--tbt-limit {1e3 * (tbt_limit_s or 0):g}: no chunk and batch meets it; the least "
+            f"time between tokens is {1e3 * least:.1f} ms"
+        )
+    tried = allowed[:_VERIFIED]
+    at_most = [next(p for p in plans if (p.chunk, p.batch) == (c, largest)) for c in FIXED]
+    jobs = [*tried, *(p for p in at_most if p not in tried)]
+    found = {}
+    for number, job in enumerate(jobs):
+        found[job] = _simulate(machine, demand, job)
+        if progress is not None:
+            progress(number + 1, len(jobs))
+    best = sorted((found[p] for p in jobs if p in allowed), key=lambda v: -v.tokens_per_s)
+    excluded = plans[0] if plans[0] not in allowed else None
+    fixed = {chunk: found[p] for chunk, p in zip(FIXED, at_most, strict=True)}
+    return Advice(demand, largest, excluded, best, fixed)
+
+
+def plan(machine: Machine, demand: Demand, chunk: int, batch: int) -> Plan:
+    """The closed form, averaged over the workload's P:D."""
+    parts = [
+        _steady(machine, demand.length, pd, chunk, batch)
+        for pd in demand.ratios(1 if demand.low == demand.high else 5)
+    ]
+    terms = parts[0][1]
+    return Plan(
+        chunk,
+        batch,
+        float(np.mean([seconds for seconds, _, _ in parts])),
+        max(tbt for _, _, tbt in parts),
+        {term: float(np.mean([lost[term] for _, lost, _ in parts])) for term in terms},
+    )
+
+
+def _steady(
+    m: Machine, length: int, pd_ratio: float, chunk: int, batch: int
+) -> tuple[float, dict[str, float], float]:
+    """Seconds a request takes, what of that each term costs, and the longest iteration."""
+    output = min(max(1, ceil(length / (1 + pd_ratio))), length - 1)
+    prompt, decodes = length - output, output - 1
+    size = Sarathi(chunk, TILE, "reserve").chunk_tokens(batch - 1, batch)
+    count = ceil(prompt / size)
+    riders = min(batch - 1, decodes / count)
+    context = (prompt + length) / 2
+    alone = max(0.0, decodes - count * riders) / batch
+
+    chunks = [(min(size, prompt - done), done) for done in range(0, prompt, size)]
+    m.attentions([*chunks, (prompt, 0), (size, prompt)])  # asked for at once, which is faster
+    attention = m.attentions(chunks)
+    rows = [tokens + riders for tokens, _ in chunks]
+    linear = sum(_linear(m, r) for r in rows)
+    decoding = m.iteration(decodes=batch, context=context)
+    each = decoding.attention_s / batch
+    mixed_s = count * m.layers * m.mixed_s if riders else 0.0
+    seconds = linear + attention + mixed_s + count * riders * each + alone * decoding.total_s
+
+    whole = TILE * max(8, ceil(length / TILE))
+    best_rate = _linear(m, whole) / whole
+    tiled = sum(_linear(m, ceil(r / TILE) * TILE) * r / (ceil(r / TILE) * TILE) for r in rows)
+    lost = {
+        "tile": max(0.0, linear - tiled),
+        "prefill efficiency": max(0.0, tiled - sum(rows) * best_rate),
+        "re-read of KV": max(0.0, attention - m.attention(prompt)),
+        "P:D balance": alone * decoding.linear_s,
+    }
+    return seconds, lost, _linear(m, size + riders) + m.attention(size, prompt) + riders * each
+
+
+def _linear(m: Machine, rows: float) -> float:
+    return m.layers * sum(m.block(rows).values())
+
+
+def _simulate(machine: Machine, demand: Demand, chosen: Plan) -> Verified:
+    prompt, output = demand.requests(max(_REQUESTS, 10 * chosen.batch))
+    policy = Sarathi(chosen.chunk, TILE, "reserve")
+    records = machine.run(policy, chosen.batch, prompt, output)
+    gaps, weights = Rides(records.replicas[0]).token_gaps()
+    order = np.argsort(gaps)
+    place = np.searchsorted(np.cumsum(weights[order]), 0.99 * weights.sum())
+    tbt = float(gaps[order][min(int(place), len(gaps) - 1)]) if len(gaps) else 0.0
+    return Verified(chosen, int((prompt + output).sum()) / records.end_s, tbt)
+
+
+def explain(advice: Advice) -> list[str]:
+    """Five lines: what is best, why, what limits it, what comes next, and the regrets."""
+    best, demand = advice.verified[0], advice.demand
+    chosen = best.plan
+    ratio = f"{demand.low:g}" if demand.low == demand.high else f"{demand.low:g}..{demand.high:g}"
+    riders = chosen.batch - 1
+    size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(riders, chosen.batch)
+    balance = "one request at a time: no decode has a chunk to ride on"
+    if riders:
+        balance = (
+            "chunks and decodes are in balance at P:D (C - (B - 1)) / (B - 1) = "
+            f"{size / riders:.1f}"
+        )
+    terms = sorted(chosen.lost.items(), key=lambda item: -item[1])
+    shares = [f"{name} {100 * cost / chosen.seconds:.1f} %" for name, cost in terms]
+    limit = f"limited by {shares[0]} of the time; then {', '.join(shares[1:])}"
+    if advice.excluded is not None:
+        gain = 100 * (chosen.seconds / advice.excluded.seconds - 1)
+        limit = (
+            f"limited by the TBT limit: {advice.excluded.name} would be {gain:.1f} % faster, at "
+            f"{1e3 * advice.excluded.tbt_s:.0f} ms an iteration; then {shares[0]}"
+        )
+    others = [f"{v.plan.name}: {_percent(v, best)}" for v in advice.verified[1:4]]
+    return [
+        f"best: {chosen.name} (of at most {advice.largest_batch}): {best.tokens_per_s:,.0f} "
+        f"tokens/s simulated, {1e3 * best.tbt_p99_s:.0f} ms between tokens (p99)",
+        f"why: {balance}, and the workload's is {ratio} at {demand.length} tokens",
+        limit,
+        f"next: {'; '.join(others) or 'nothing else was allowed'}",
+        "regret: " + "; ".join(_regret(advice, chunk) for chunk in FIXED),
+    ]
+
+
+def _regret(advice: Advice, chunk: int) -> str:
+    if advice.fixed[chunk] not in advice.verified:
+        return f"fixed {chunk} breaks the TBT limit"
+    return f"fixed {chunk} {advice.regret(chunk):.1f} %"
+
+
+def _percent(found: Verified, best: Verified) -> str:
+    return f"{100 * (found.tokens_per_s / best.tokens_per_s - 1):+.1f} %"

@@ -1,0 +1,227 @@
+"""Two results side by side: which part of the time makes the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
+from simulator.views.explain import Explanation
+from simulator.views.explain import explain as explanation
+from simulator.views.metrics import Analysis
+
+_LABELS = {
+    "queueing": "queueing",
+    "linear": "linear ops",
+    "prefill_attention": "attention of prompts, as if whole",
+    "chunking": "chunking: attention beyond that",
+    "decode_attention": "attention of decodes",
+    "mixing": "chunk and decodes in one batch",
+    "all_reduce": "all-reduce",
+    "embedding_and_head": "embedding and LM head",
+    "jitter": "jitter",
+    "sending": "sending (blocking)",
+    "pb1": "PB1: prefills of different length",
+    "pb2": "PB2: prefill next to decodes",
+    "pb3": "PB3: decodes of different context",
+    "equal": "bubbles between equals",
+    "communication": "transfers not hidden",
+    "turnaround": "scheduler turn-around",
+    "fill": "pipeline fill",
+    "drain": "pipeline drain",
+    "no_work": "no work to be had",
+    "transfers": "transfers between stages",
+    "waiting_for_stages": "waiting for a busy stage",
+    "between_iterations": "until the next micro-batch",
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One of the two: its name, its policy, its parts, and the requests it served (prompt, output
+    tokens)."""
+
+    label: str
+    policy: str
+    parts: Explanation
+    requests: tuple[bytes, ...]
+    notes: tuple[str, ...]
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is to do."""
+
+
+def explain(folder: Path, progress: Progress | None = None) -> Compared:
+    """Simulate a result's configuration again and divide its time.
+
+    ``folder`` is that of a run with one scenario, a scenario's folder in it, or ``runs/KEY`` of a
+    sweep. Raises ConfigError where it is none of these.
+    """
+    where, scenario, stored = _find(folder)
+    experiment = load_experiment(where / "config.yaml")
+    if scenario not in experiment.scenarios:
+        raise ConfigError(f"{where}: the result is damaged: config.yaml lacks {scenario}")
+    deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+    report = None
+    if progress is not None:
+        total = len(deployment.requests)
+        report = lambda done: progress(str(folder), done, total)  # noqa: E731
+    records = deployment.simulate(report)
+    analysis = Analysis(records)
+    summary = to_json(
+        analysis.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
+    )
+    notes = []
+    if stored.get("makespan_s") != summary["makespan_s"]:
+        notes.append(
+            f"{folder}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
+            f"{stored.get('makespan_s')}: profiles or code have changed since"
+        )
+    if summary["steady"]["state"] == "overloaded":
+        notes.append(
+            f"{folder}: overloaded: its queue grows for as long as requests arrive, so its mean "
+            "latency depends on how long the run is"
+        )
+    requests = tuple(
+        np.ascontiguousarray(column).tobytes()
+        for column in (records.prompt_tokens, records.output_tokens)
+    )
+    parts = explanation(analysis, deployment.predictor)
+    policy = deployment.scenario.policy.name
+    return Compared(str(folder), policy, parts, requests, tuple(notes))
+
+
+def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
+    """The result's folder, the scenario in it, and what was written of that one."""
+    for where, chosen in ((folder, None), (folder.parent, folder.name)):
+        summary = read_summary(where)
+        names = summary.get("scenarios")
+        if summary.get("format") != FORMAT or not isinstance(names, dict) or not names:
+            continue
+        if chosen is None and len(names) > 1:
+            listed = ", ".join(str(folder / name) for name in names)
+            raise ConfigError(f"{folder}: holds several scenarios: name one of {listed}")
+        name = next(iter(names)) if chosen is None else chosen
+        if isinstance(names.get(name), dict):
+            return where, name, names[name]
+    if read_summary(folder).get("format") == SWEEP_FORMAT:
+        raise ConfigError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
+    raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")
+
+
+def compare(a: Path, b: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """JSON-able: both results and their difference (b - a), part by part, in seconds."""
+    return comparison(explain(a, progress), explain(b, progress))
+
+
+def comparison(one: Compared, other: Compared) -> dict[str, Any]:
+    """The parts of both and their differences. Each difference is the sum of its parts' exactly."""
+    return {
+        "a": one.label,
+        "b": other.label,
+        "policies": [one.policy, other.policy],
+        "same_requests": one.requests == other.requests,
+        "makespan": _difference(
+            one.parts.wall, one.parts.stages, other.parts.wall, other.parts.stages
+        ),
+        "mean_latency": _difference(
+            one.parts.mean_latency,
+            one.parts.latency,
+            other.parts.mean_latency,
+            other.parts.latency,
+        ),
+        "notes": [*one.notes, *other.notes],
+    }
+
+
+def _difference(
+    a: Fraction, parts_a: Mapping[str, Fraction], b: Fraction, parts_b: Mapping[str, Fraction]
+) -> dict[str, Any]:
+    if sum(parts_a.values()) != a or sum(parts_b.values()) != b:  # exact: these are fractions
+        raise AssertionError("the parts do not add up")
+    rows = {
+        name: {
+            "a_s": float(parts_a[name]),
+            "b_s": float(parts_b[name]),
+            "difference_s": float(parts_b[name] - parts_a[name]),
+        }
+        for name in parts_a
+        if parts_a[name] or parts_b[name]
+    }
+    total = {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
+    return {"total": total, "parts": rows}
+
+
+TITLES = {
+    "makespan": "Wall clock, by what the stages did (mean over stages)",
+    "mean_latency": "Latency of a request (mean)",
+}
+"""The two breakdowns of :func:`comparison`."""
+
+
+def part_label(key: str, name: str) -> str:
+    """What a part of the breakdown ``key`` is called."""
+    if key == "mean_latency" and name == "prefill_attention":
+        return "attention of prompts"  # chunks' extra is not told apart there
+    return _LABELS[name]
+
+
+def by_difference(parts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Names of the parts, the largest difference first."""
+    return sorted(parts, key=lambda name: -abs(parts[name]["difference_s"]))
+
+
+NEAR_NOTHING = 0.01
+"""Share of the larger total below which a difference is too small to be divided in percent."""
+
+
+def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
+    """Both breakdowns as tables, largest difference first.
+
+    Each part's difference in seconds and in percent of A's total; and of the whole difference,
+    where that is no small difference of large parts that cancel.
+    """
+    tables = []
+    for key, title in TITLES.items():
+        total, parts = result[key]["total"], result[key]["parts"]
+        divided = divisible(total)
+        table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
+        if not divided:
+            table.caption = "The totals differ by less than 1 %: too little to be divided."
+        table.add_column("seconds", overflow="fold")
+        headings = ("A", "B", "B - A", "of A's total", "of the difference")
+        for heading in headings[: 5 if divided else 4]:
+            table.add_column(heading, justify="right", overflow="fold")
+        for name in by_difference(parts):
+            table.add_row(part_label(key, name), *_cells(parts[name], total, divided))
+        table.add_section()
+        table.add_row("in all", *_cells(total, total, divided))
+        tables.append(table)
+    return tables
+
+
+def divisible(total: Mapping[str, float]) -> bool:
+    """Whether the totals differ by enough for shares of their difference to mean something."""
+    return abs(total["difference_s"]) >= NEAR_NOTHING * max(total["a_s"], total["b_s"]) > 0
+
+
+def _cells(row: Mapping[str, float], total: Mapping[str, float], divided: bool) -> list[str]:
+    difference = row["difference_s"]
+    numbers = [f"{row[key]:,.4f}" for key in ("a_s", "b_s")]
+    cells = [*numbers, f"{difference:+,.4f}", percent(difference, total["a_s"])]
+    return [*cells, percent(difference, total["difference_s"])] if divided else cells
+
+
+def percent(part: float, whole: float) -> str:
+    """A signed share; a dash of nothing."""
+    return f"{100 * part / whole:+.1f} %" if whole else "-"

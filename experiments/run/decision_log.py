@@ -1,0 +1,186 @@
+"""Recorded decisions of an engine's scheduler, replayed through ours, call by call.
+
+A log (``*.jsonl``, also gzipped) holds a header, a JSON object, and then one event a line in the
+order in which they happened, so that a replay needs no clock::
+
+    ["add", ID]                          a request arrived
+    ["schedule", STEP, [[ID, COMPUTED, TOKENS], ...], [PREEMPTED IDS], FREE, RUNNING, WAITING]
+    ["return", STEP, [FINISHED IDS]]     that batch's result was booked
+
+The header's ``config`` holds vLLM's settings, its ``requests`` rows of id, arrival, prompt tokens,
+output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends it, max_tokens.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.config.errors import ConfigError
+from policies.batch import Batch
+from policies.kv import Blocks, CachedBlocks
+from policies.pool import Pool
+from policies.request import Request
+from policies.vllm import Vllm
+from simulator.loop.endings import OutputLengths
+
+_MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class DecisionLog:
+    """A recorded log: its name, how many batches may be in flight, settings, requests, events."""
+
+    name: str
+    depth: int
+    settings: dict[str, Any]
+    requests: list[list[Any]]
+    events: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a replay went: calls of the scheduler, those decided alike, and the first difference.
+
+    A difference that is not in a decision (a request that ends elsewhere) counts, too.
+    """
+
+    decisions: int
+    identical: int
+    first_difference: str | None
+
+
+def read_log(path: Path) -> DecisionLog:
+    """Raises ConfigError, naming file and line, where it is not such a log."""
+    try:
+        content = path.read_bytes()
+        if content[:2] == b"\x1f\x8b":
+            reader = zlib.decompressobj(wbits=31)
+            content = reader.decompress(content, _MOST_BYTES)
+            if reader.unconsumed_tail:
+                raise ConfigError(f"{path}: holds more than {_MOST_BYTES >> 20} MB")
+        lines = content.decode().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a log of decisions: {error}") from None
+    rows = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
+    if not rows or not isinstance(rows[0], dict) or rows[0].get("format") != 1:
+        raise ConfigError(f"{path}: line 1: not the header of a log (an object with format 1)")
+    header = rows[0]
+    if header.get("engine") != "vllm":
+        raise ConfigError(f"{path}: line 1: engine {header.get('engine')!r}: must be 'vllm'")
+    for number, event in enumerate(rows[1:], 2):
+        lengths = {"add": 2, "schedule": 7, "return": 3}
+        if not isinstance(event, list) or not event or lengths.get(event[0]) != len(event):
+            raise ConfigError(
+                f"{path}: line {number}: not an event: must be add, schedule or return"
+            )
+    try:
+        return DecisionLog(
+            path.name.removesuffix(".gz").removesuffix(".jsonl"),
+            int(header["depth"]),
+            dict(header["config"]),
+            list(header["requests"]),
+            rows[1:],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: line 1: the header lacks or garbles {error}") from None
+
+
+def _parsed(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: line {number}: not JSON: {error}") from None
+
+
+def replay(log: DecisionLog) -> Replay:
+    """Feed the log's arrivals and returns to our scheduler, and compare every decision.
+
+    Raises ConfigError where the log's settings or requests cannot be used.
+    """
+    try:
+        return _Player(log).play()
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(f"{log.name}: cannot be replayed: {error!r}") from None
+
+
+class _Player:
+    """Our scheduler under the settings of a log."""
+
+    def __init__(self, log: DecisionLog) -> None:
+        self._log, c = log, log.settings
+        longest = c["max_model_len"]
+        self._requests: dict[int, Request] = {}
+        outputs: dict[int, int] = {}
+        for row in log.requests:
+            id, arrival, prompt, output, priority, group, shared = row[:7]
+            most = longest - prompt  # the longest sequences end by their length
+            outputs[id] = min(output, most)
+            declared = min(row[7] if len(row) > 7 else output, most)
+            prefix = ((("group", group), shared),) if group >= 0 else ()
+            self._requests[id] = Request(
+                id, arrival, prompt, min(output, declared), declared, priority, prefix
+            )
+        policy = Vllm(
+            max_num_batched_tokens=c["max_num_batched_tokens"],
+            max_num_seqs=c["max_num_seqs"],
+            long_prefill_token_threshold=c["threshold"] or None,
+            adaptive_threshold=c["adaptive"],
+            enable_chunked_prefill=c["chunked"],
+            scheduling_policy=c["policy"],
+            watermark=c["watermark"],
+            scheduler_reserve_full_isl=c["reserve_full_isl"],
+            async_scheduling=c["async_sched"],
+        )
+        blocks = CachedBlocks if c["caching"] else Blocks
+        self._pool = Pool(
+            policy,
+            blocks(c["num_blocks"], c["block_size"]),
+            max_in_flight=log.depth,
+            max_length=longest,
+            # Decodes of one sequence are a pipeline apart with Model Runner V2 only.
+            stages=c["pp"] if c["v2"] else 1,
+            endings=OutputLengths(outputs),
+        )
+
+    def play(self) -> Replay:
+        """Every event in its order; what follows a difference is not compared any more."""
+        flight: dict[int, Batch] = {}
+        decisions = sum(event[0] == "schedule" for event in self._log.events)
+        identical = 0
+        for number, event in enumerate(self._log.events):
+            if event[0] == "add":
+                reason = self._pool.add(self._requests[event[1]])
+                if reason is not None:
+                    return Replay(decisions, identical, f"request {event[1]} is rejected: {reason}")
+                continue
+            if event[0] == "schedule":
+                ours, flight[event[1]] = self._schedule()
+                theirs, what = event[2:], "decision"
+            else:
+                ended = self._pool.complete(flight.pop(event[1]))
+                ours, theirs = sorted(s.id for s in ended), event[2]
+                what = "return"
+            if ours != theirs:
+                line = f"line {number + 2}, {what} of step {event[1]}"
+                return Replay(decisions, identical, f"{line}: engine {theirs}; ours {ours}")
+            identical += event[0] == "schedule"
+        return Replay(decisions, identical, None)
+
+    def _schedule(self) -> tuple[list[Any], Batch]:
+        """A decision of ours, as a log states it."""
+        pool = self._pool
+        before = list(pool.running)
+        batch = pool.form()
+        cohort = pool.cohorts[batch.slot]
+        rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
+        rows += [(s.order, s.id, cohort.context_of(s, batch.iteration), 1) for s in batch.decodes]
+        preempted = sorted(s.id for s in before if s not in pool.running)
+        state = [pool.blocks.free, len(pool.running), len(pool.waiting)]
+        return [[list(row[1:]) for row in sorted(rows)], preempted, *state], batch

@@ -1,0 +1,42 @@
+"""Several results in the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.config.errors import ConfigError
+from experiments.results import (
+    FIGURES_FORMAT,
+    Tables,
+    check_replaceable,
+    read_tables,
+    result_folder,
+    write_summary,
+)
+from experiments.run.experiment import draw_tables
+
+
+def plot_results(folders: Sequence[Path], out: Path) -> None:
+    """Draw all scenarios of the results in ``folders`` to ``out/figures``.
+
+    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
+    """
+    if out.resolve() in {folder.resolve() for folder in folders}:
+        raise ConfigError(f"--out {out}: is one of the results to plot: name another folder")
+    check_replaceable(out, FIGURES_FORMAT)
+    tables: dict[str, Tables] = {}
+    for folder in folders:
+        for name, table in read_tables(folder).items():
+            label = name if len(folders) == 1 else f"{_label(folder, folders)}/{name}"
+            tables[label] = table
+    with result_folder(out, FIGURES_FORMAT) as scratch:
+        write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
+        draw_tables(tables, scratch / "figures")
+
+
+def _label(folder: Path, folders: Sequence[Path]) -> str:
+    """The folder's name, or all of its path where another one is called the same."""
+    name = folder.resolve().name
+    alike = [other for other in folders if other.resolve().name == name]
+    return name if len(alike) == 1 else str(folder)

@@ -1,0 +1,233 @@
+"""What a run prints: progress while it lasts, tables at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from experiments.config.deployment import Deployment
+from experiments.config.scenario import Cluster
+from experiments.results import SUMMARY
+from experiments.run.experiment import Outcome
+from simulator.views.metric_registry import STEADY, Quantity, known, number_text
+
+Number = float | list[float] | None
+"""A cell: a number, the two ends of a band, or nothing."""
+
+_ROWS = (
+    *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
+    *("mfu", "mean_batch", "ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
+    *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
+)
+"""Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
+_WHERE_ANY = ("bubble_s.p50", "bubble_share", "rejected")
+"""Those that are shown where some scenario has any."""
+
+
+def _row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | None:
+    """Name, unit and the scenarios' numbers. None where no scenario has any."""
+    metric = known(path.removesuffix("_band"))
+    values = [_value(summary, path, metric) for summary in summaries]
+    nothing = (None, "0") if path in _WHERE_ANY else (None,)
+    if all(value in nothing for value in values):
+        return None
+    band = ", 90 % band" if path.endswith("_band") else ""
+    cells = ("-" if value is None else value for value in values)
+    return [metric.label + band, metric.metric.unit, *cells]
+
+
+def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
+    """A cell. Latencies are of the steady part of a run that has one, none of an overloaded one."""
+    metric, state = quantity.metric, summary["steady"]["state"]
+    if metric.grows and state == "overloaded":
+        return None
+    found: Any = summary["steady"] if metric.grows and state == "steady" else summary
+    for part in path.split("."):
+        found = found.get(part)
+    if isinstance(found, list):
+        return " to ".join(map(quantity.text, found))
+    return None if found is None else quantity.text(found)
+
+
+def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> list[str]:
+    """What to know of runs that are overloaded: a line each, with where their numbers are.
+
+    ``written`` is the folder of the result.
+    """
+    return [
+        f"{name} is overloaded: its queue grows for as long as requests arrive (Kendall's S "
+        f"{summary['steady']['kendall_s']} of 45 over ten blocks), so its latencies depend on how "
+        f"long the run is, and are not printed; those over all of its {summary['finished']:,} "
+        f"requests are in {written / SUMMARY} (scenarios.{name}: {', '.join(STEADY)})"
+        for name, summary in summaries.items()
+        if summary["steady"]["state"] == "overloaded"
+    ]
+
+
+def results_table(outcome: Outcome) -> Table:
+    """The scenarios side by side."""
+    summaries = outcome.summary()["scenarios"]
+    table = Table(
+        title=outcome.experiment.name,
+        title_justify="left",
+        title_style="bold",
+        caption="Every number is defined in docs/metrics.md.",
+        caption_justify="left",
+    )
+    table.add_column("", overflow="fold")
+    table.add_column("unit", overflow="fold")
+    for name in summaries:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in filter(None, (_row(path, summaries.values()) for path in _ROWS)):
+        table.add_row(*row)
+    return table
+
+
+def ratios_table(outcome: Outcome) -> Table | None:
+    """The ratios of the ``compare`` section beside the paper's, or None if there are none."""
+    compare = outcome.experiment.compare
+    if not compare:
+        return None
+    bands = outcome.ratio_bands
+    found = outcome.summary()
+    scenarios, ratios = found["scenarios"], found["ratios"]
+    stated = any(ratio.paper is not None for ratio in compare.values())
+    table = Table()
+    table.add_column("ratio", overflow="fold")
+    table.add_column("of what", overflow="fold")
+    for heading in ("simulated", "90 % band", "paper", "difference")[: 4 if stated else 2]:
+        table.add_column(heading, justify="right", overflow="fold")
+    for name, ratio in compare.items():
+        growing = ratio.metric.startswith(STEADY) and any(
+            scenarios[over]["steady"]["state"] == "overloaded" for over in ratio.over
+        )
+        value: float | None = None if growing else ratios[name]
+        label = ratio.label or f"{known(ratio.metric).label}, {' / '.join(ratio.over)}"
+        simulated = "overloaded" if growing else _number(value)
+        cells = [name, label, simulated, _number(bands.get(name))]
+        if stated:
+            off = ""
+            if ratio.paper is not None and value is not None:
+                off = f"{100 * (value / ratio.paper - 1):+.0f} %"
+            cells += [_number(ratio.paper), off]
+        table.add_row(*cells)
+    return table
+
+
+def print_warnings(outcome: Outcome) -> None:
+    """On stderr: the ops that were asked for times outside what was measured, once for each."""
+    said: dict[str, list[str]] = {}
+    for name, run in outcome.runs.items():
+        for outside in run.uncertainty.outside if run.uncertainty is not None else ():
+            said.setdefault(f"{run.deployment.bundle_name}: {outside}", []).append(name)
+    for text, names in said.items():
+        typer.echo(f"warning: {', '.join(names)}: {text}", err=True)
+
+
+def _number(value: Number) -> str:
+    if value is None:
+        return "-"
+    return " to ".join(map(number_text, value if isinstance(value, list) else [value]))
+
+
+class ProgressBar:
+    """Shows what is being done and how long it will take, once it has taken a second.
+
+    Use as a context manager, and call it with what is done, how much of it, and of how much.
+    """
+
+    def __init__(self, console: Console, enabled: bool) -> None:
+        # Escape sequences in a log file help nobody.
+        self._enabled = enabled and console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._began = time.monotonic()
+        self._shown = False
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._enabled:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done)
+        if not self._shown and time.monotonic() - self._began > 1:
+            self._shown = True
+            self._progress.start()
+
+
+def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
+    """What each scenario would run on, the scenarios side by side."""
+    table = Table()
+    table.add_column("", overflow="fold")
+    for name in deployments:
+        table.add_column(name, justify="right", overflow="fold")
+    rows: dict[str, Callable[[Deployment], str]] = {
+        "model": lambda d: d.model.name,
+        "device": lambda d: d.device.name,
+        "policy": lambda d: d.scenario.policy.name,
+        "TP x PP x replicas": lambda d: _degrees(d.scenario.cluster),
+        "max batch": lambda d: str(d.scenario.batching.max_batch),
+        "micro-batches in flight": lambda d: str(d.scenario.batching.max_in_flight),
+        "KV tokens": lambda d: f"{d.kv_capacity:,}",
+        "requests": lambda d: f"{len(d.requests):,}",
+    }
+    for label, cell in rows.items():
+        table.add_row(label, *(cell(deployment) for deployment in deployments.values()))
+    return table
+
+
+def _degrees(cluster: Cluster) -> str:
+    return f"{cluster.tp} x {cluster.pp} x {cluster.replicas}"
+
+
+def bench_table(numbers: Mapping[str, Any]) -> Table:
+    """The benchmark's numbers."""
+    table = Table(caption=f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB")
+    table.add_column("", overflow="fold")
+    policies = list(numbers["loop_s"])
+    for policy in policies:
+        table.add_column(policy, justify="right", overflow="fold")
+    rows = {
+        "event loop (s)": ("loop_s", "{:.3f}"),
+        "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
+        "times faster": ("speedup_vs_oracle", "{:.1f}"),
+        "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
+        "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
+    }
+    for label, (key, form) in rows.items():
+        table.add_row(label, *(form.format(numbers[key][policy]) for policy in policies))
+    for batch in numbers["iteration_us"][policies[0]]:
+        cells = (f"{numbers['iteration_us'][policy][batch]:.2f}" for policy in policies)
+        table.add_row(f"us an iteration at batch {batch}", *cells)
+    return table

@@ -1,0 +1,107 @@
+"""How sure a run is: its 90 % bands, and the queries outside of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from experiments.config.deployment import Deployment
+from simulator.confidence.coverage import Outside, queries_outside
+from simulator.confidence.run_band import Errors, makespan_samples
+from simulator.confidence.uncertainty import LayerError, OpError, layer_error, op_errors
+from simulator.loop.records import Floats
+from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
+from simulator.op_times.interaction import SUM
+from simulator.op_times.regression import OpTimes
+from simulator.views.metrics import Analysis
+
+PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
+"""The numbers of a summary that are something over the makespan."""
+
+QUANTILES = (0.05, 0.95)
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """What op errors do to one run.
+
+    ``slower`` is the makespan over the simulated one under each joint draw of the op errors;
+    ``outside`` the ops with queries outside the measured region.
+    """
+
+    slower: Floats
+    outside: list[Outside]
+
+    def factors(self, metric: str) -> Floats | None:
+        """What each draw multiplies a summary's number by; None where that is not known."""
+        if metric == "makespan_s":
+            return self.slower
+        return 1 / self.slower if metric in PER_MAKESPAN else None
+
+    def as_json(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """``<metric>_band`` for makespan and throughputs, and ``outside_profile``."""
+        found: dict[str, Any] = {}
+        for metric in ("makespan_s", *PER_MAKESPAN):
+            factors = self.factors(metric)
+            assert factors is not None
+            found[f"{metric}_band"] = _band(summary[metric] * factors)
+        found["outside_profile"] = [outside.as_json() for outside in self.outside]
+        return found
+
+
+def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | None:
+    """The uncertainty of a run; None where nothing ran."""
+    records, ops = analysis.records, deployment.ops
+    if not any(log.num_iterations for log in records.replicas):
+        return None
+    uses: list[dict[str, OpUse]] = [
+        breakdown(log, deployment.predictor) if log.num_iterations else {}
+        for log in records.replicas
+    ]
+    errors = dict(_errors(ops))
+    scoped = errors.get(f"send_recv_{deployment.scope}")
+    if scoped is not None:
+        errors["send_recv"] = scoped
+    key = ops.bundle.meta.content_sha256
+    tables = {op: error.table for op, error in errors.items()}
+    outside = queries_outside([use for use in uses if use], tables)
+    everything: Errors = errors
+    if deployment.predictor.layer != SUM:
+        everything = errors | {"whole_layer": _layer_error(ops)}
+        for log, use in zip(records.replicas, uses, strict=True):
+            if use:
+                use["whole_layer"] = whole_layer(log, use)
+    samples = makespan_samples(records, analysis.rides, uses, everything, key)
+    makespan = records.end_s - float(records.arrival_s.min())
+    return Uncertainty(samples / makespan, outside)
+
+
+def ratio_band(
+    metric: str, ratio: float, above: Uncertainty | None, below: Uncertainty | None
+) -> list[float] | None:
+    """The band of a metric's ratio of two runs; None where it does not follow from the makespan.
+
+    Both runs are re-timed under the same draws: errors they have in common cancel.
+    """
+    if above is None or below is None:
+        return None
+    over, under = above.factors(metric), below.factors(metric)
+    return None if over is None or under is None else _band(ratio * over / under)
+
+
+def _band(values: Floats) -> list[float]:
+    return [float(v) for v in np.quantile(values, QUANTILES)]
+
+
+@lru_cache(maxsize=8)
+def _errors(ops: OpTimes) -> dict[str, OpError]:
+    return op_errors(ops)
+
+
+@lru_cache(maxsize=8)
+def _layer_error(ops: OpTimes) -> LayerError:
+    return layer_error(ops)

@@ -1,0 +1,4 @@
+"""Figures of a sweep's table.
+
+Read ``plot.py`` first: which figures a sweep gets.
+"""

@@ -1,0 +1,181 @@
+"""From a configuration to what a real engine serves: one cell a scenario, one engine a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Experiment, Source
+from experiments.config.requests import build_requests
+from experiments.config.scenario import Engine, Scenario
+from policies.policy import is_pooled, of_micro_batches
+from policies.request import Request
+from policies.scheduler import Scheduler
+from profiler.engine.spec import EngineSpec
+from profiler.facts.model import ModelSpec, load_model
+from profiler.measuring.in_situ import GridWork, grid_works
+from profiler.storage.strict import SpecError
+from simulator.load.capacity import stage_layers
+from simulator.loop.quantum import quantize
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A scenario that an engine serves and the simulator simulates."""
+
+    name: str
+    scenario: Scenario
+    source: Source
+    model: ModelSpec
+    device: Literal["cpu", "cuda"]
+    layers: tuple[int, ...]
+    max_length: int
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """(pp, tp): cells of the same share an engine."""
+        return self.scenario.cluster.pp, self.scenario.cluster.tp
+
+    @property
+    def online(self) -> bool:
+        """Whether requests arrive over time."""
+        return self.scenario.workload.arrivals.kind != "at_once"
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The policy's name and arguments, as ``policies.catalogue.build`` takes them."""
+        return self.scenario.policy.described()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keyword arguments of the scheduler."""
+        batching = self.scenario.batching
+        assert batching.max_batch is not None
+        in_flight = batching.max_in_flight or self.scenario.cluster.pp
+        return {
+            "max_batch": batching.max_batch,
+            "max_in_flight": in_flight,
+            "kv_capacity": batching.max_batch * in_flight * self.max_length,
+            "max_length": self.max_length,
+            "reserve_declared": batching.kv_reservation == "declared",
+            "free_pool": batching.micro_batches == "free",
+        }
+
+    def scheduler(self) -> Scheduler:
+        """A fresh one."""
+        return Scheduler(of_micro_batches(self.scenario.policy.build()), **self.settings)
+
+    def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
+        """The workload; with another seed or count one of the same kind, to calibrate on."""
+        scenario = self.scenario
+        update: dict[str, Any] = {} if seed is None else {"seed": seed}
+        if count is not None:
+            update["workload"] = scenario.workload.model_copy(update={"requests": count})
+        made = build_requests(scenario.model_copy(update=update), self.max_length, self.source)
+        # Arrivals in whole quanta, so that engine and simulator compare the very same numbers.
+        return [
+            Request(r.id, float(quantize(r.arrival_s)), r.prompt_tokens, r.output_tokens,
+                    r.max_tokens)
+            for r in made
+        ]  # fmt: skip
+
+
+def make_cells(experiment: Experiment) -> list[Cell]:
+    """Every scenario, checked. Raises ConfigError for what the engine cannot do."""
+    return [
+        _cell(name, scenario, experiment.sources[name])
+        for name, scenario in experiment.scenarios.items()
+    ]
+
+
+def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
+    cluster, batching = scenario.cluster, scenario.batching
+    try:
+        model = load_model(scenario.model)
+    except SpecError as error:
+        raise ConfigError(f"{source.name(('model',))}: {error}") from None
+    if scenario.device not in ("cpu", "cuda"):
+        problem = "must be cpu or cuda: what is validated is the machine that this runs on"
+        raise source.error("device", scenario.device, problem)
+    try:
+        model.check_tp(cluster.tp)
+    except ValueError as error:
+        raise source.error("cluster.tp", cluster.tp, str(error)) from None
+    if cluster.replicas != 1:
+        raise source.error("cluster.replicas", cluster.replicas, "must be 1: one engine is run")
+    if cluster.pp > model.num_layers:
+        raise source.error(
+            "cluster.pp", cluster.pp, f"must be at most {model.num_layers}, the layers"
+        )
+    if batching.formation != "lazy":
+        problem = "must be lazy: the engine forms a batch when its first stage is free"
+        raise source.error("batching.formation", batching.formation, problem)
+    if is_pooled(scenario.policy.build()):
+        problem = "acts on a pool with paged memory, which this engine does not have"
+        raise source.error("policy.name", scenario.policy.name, problem)
+    if batching.max_batch is None:
+        raise ConfigError(f"{source.name(('batching', 'max_batch'))}: this key is missing")
+    if scenario.workload.too_long != "error":
+        problem = "must be error: the engine's KV slots hold cluster.max_length tokens"
+        raise source.error("workload.too_long", scenario.workload.too_long, problem)
+    if scenario.engine != Engine():
+        given = scenario.engine.model_dump(exclude_defaults=True)
+        raise source.error("engine", given, "must be left out: a real engine is measured instead")
+    layers = tuple(cluster.layers_per_stage or stage_layers(model.num_layers, cluster.pp))
+    if len(layers) != cluster.pp or sum(layers) != model.num_layers:
+        problem = f"must be {cluster.pp} numbers that add up to {model.num_layers}"
+        raise source.error("cluster.layers_per_stage", list(layers), problem)
+    device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
+    max_length = cluster.max_length or model.max_position_embeddings
+    cell = Cell(name, scenario, source, model, device, layers, max_length)
+    try:
+        cell.scheduler()
+    except ValueError as error:
+        raise source.error("batching.micro_batches", batching.micro_batches, str(error)) from None
+    return cell
+
+
+def engine_spec(
+    cells: Sequence[Cell], dtype: Dtype = "float32", *, realtime: bool = False
+) -> EngineSpec:
+    """The engine that can serve all of the cells, which have one layout."""
+    first = cells[0]
+    for cell in cells:
+        problem = f"must be as in {first.name}, whose engine it shares"
+        if (cell.model, cell.layers) != (first.model, first.layers):
+            raise cell.source.error("model", cell.scenario.model, problem)
+        if cell.device != first.device:
+            raise cell.source.error("device", cell.device, problem)
+    batch = max(cell.settings["max_batch"] for cell in cells)
+    slots = max(cell.settings["max_batch"] * cell.settings["max_in_flight"] for cell in cells)
+    longest = max(cell.max_length for cell in cells)
+    return EngineSpec(
+        first.model,
+        first.layers,
+        first.scenario.cluster.tp,
+        slots=slots + 1,  # the grid's chunk has one of its own
+        max_length=longest,
+        max_tokens=batch * longest,
+        device=first.device,
+        dtype=dtype,
+        realtime=realtime,
+    )
+
+
+def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
+    """Micro-batches that cover what the cells will do."""
+    batch = max(cell.settings["max_batch"] for cell in cells)
+    requests = [request for cell in cells for request in cell.requests()]
+    prompt = max(request.prompt_tokens for request in requests)
+    longest = max(request.prompt_tokens + request.output_tokens for request in requests)
+    chunks: set[int] = set()
+    for cell in cells:
+        size: int | None = getattr(cell.scenario.policy, "chunk_size", None)
+        if size is not None:
+            chunks |= {max(1, size // 4), max(1, size // 2), max(1, size - batch), size}
+    whole = [16, 32, *range(64, prompt, 64), prompt]
+    return grid_works(batch, sorted(c for c in chunks if c <= prompt), whole, longest)

@@ -1,0 +1,202 @@
+"""From what an engine measured to the simulator's terms: records, and times to play back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from policies.request import Request
+from policies.scheduler import Scheduler
+from profiler.engine.driver import Decision, Served, signature
+from profiler.engine.processes import EngineRun
+from simulator.loop.lockstep import Formed, Recorded, play_back
+from simulator.loop.quantum import quantize
+from simulator.loop.records import ITERATION_COLUMNS, Floats, Records, ReplicaLog, StageTimes
+from simulator.loop.switches import Switches
+
+KINDS = ("prefill", "decode", "mixed")
+
+
+def kinds(decisions: Sequence[Decision]) -> list[str]:
+    """Each micro-batch's kind, one of :data:`KINDS`."""
+    return [
+        "decode" if not d.chunks else "mixed" if len(d.decodes) > d.padding else "prefill"
+        for d in decisions
+    ]
+
+
+def stage_times(run: EngineRun) -> StageTimes:
+    """When every stage was busy. The first one's work begins with the scheduler's decision."""
+    start = run.stages.start.copy()
+    start[:, 0] = [decision.clock_s for decision in run.served.decisions]
+    finish = run.stages.finish
+    return StageTimes(start, finish, finish)
+
+
+def links(run: EngineRun) -> tuple[Floats, float]:
+    """Median seconds of each transfer between stages, shape (stages - 1,), and of a return.
+
+    Only of messages that were awaited: those that met a busy receiver waited for it.
+    """
+    log, decisions = run.stages, run.served.decisions
+    finish = log.finish
+    sends = []
+    for stage in range(1, finish.shape[1]):
+        idle = np.ones(len(finish), np.bool_)
+        idle[1:] = finish[1:, stage - 1] > finish[:-1, stage]
+        took = (log.arrived[:, stage] - finish[:, stage - 1])[idle]
+        # A message may be there before the sender has noted that it is on its way.
+        sends.append(max(0.0, float(np.median(took))))
+    returned = np.array([decision.returned_s for decision in decisions])
+    if finish.shape[1] == 1:
+        return np.zeros(0), float(np.median(returned - finish[:, -1]))
+    clock = np.array([decision.clock_s for decision in decisions])
+    # The first stage's last work before the return was handled.
+    before = np.searchsorted(clock, returned) - 1
+    idle = finish[:, -1] > finish[before, 0]
+    waits = (returned - finish[:, -1])[idle if idle.any() else slice(None)]
+    return np.array(sends), float(np.median(waits))
+
+
+def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
+    """The run as the simulator would have recorded it, so that the same metrics apply.
+
+    ``scheduler`` is one like the engine's, for its sizes.
+    """
+    served = run.served
+    times = stage_times(run)
+    sends, turnaround = links(run)
+    columns = dict.fromkeys(ITERATION_COLUMNS, np.zeros(len(served.decisions)))
+    columns |= {
+        "group": _column(served, lambda d: d.group),
+        "ready_s": times.start[:, 0].copy(),
+        "finish_s": times.finish[:, -1].copy(),
+        "send_s": np.full(len(served.decisions), sends.mean() if len(sends) else 0.0),
+        "chunks": _column(served, lambda d: len(d.chunks)),
+        "prefill_tokens": _column(served, lambda d: sum(c[1] for c in d.chunks)),
+        "prefill_context": _column(served, lambda d: sum(c[2] for c in d.chunks)),
+        "decodes": _column(served, lambda d: len(d.decodes)),
+        "decode_context": _column(served, lambda d: d.decode_context),
+        "padding": _column(served, lambda d: d.padding),
+    }
+    log = ReplicaLog(
+        layers=(1,) * times.start.shape[1],
+        switches=Switches(lazy=True, turnaround_s=turnaround),
+        max_in_flight=len(scheduler.groups),
+        max_batch=scheduler.max_batch,
+        kv_capacity=scheduler.kv_capacity,
+        iterations=columns,
+        rides=np.array(served.rides, np.int64).reshape(-1, 5),
+        stage_s=times.finish - times.start,
+        measured=times,
+    )
+    ordered = sorted(requests, key=lambda request: request.id)
+    return Records(
+        request_id=np.array([r.id for r in ordered], np.int64),
+        arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
+        prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
+        output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
+        replica=np.array([-1 if r.id in served.rejected else 0 for r in ordered], np.int64),
+        rejections=served.rejected,
+        replicas=[log],
+    )
+
+
+def _column(served: Served, pick: object) -> Floats:
+    assert callable(pick)
+    return np.array([pick(decision) for decision in served.decisions], np.float64)
+
+
+# Lock-step and replay --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Whether two sequences of batches are the same: hashes, and the first difference in words."""
+
+    batches: int
+    engine_sha256: str
+    simulator_sha256: str
+    difference: str | None
+
+    @property
+    def identical(self) -> bool:
+        """Whether they are."""
+        return self.difference is None
+
+
+def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Parity:
+    """The simulator's loop with the measured times and the clocks that the decisions saw.
+
+    Each batch must be the same, and formed at the very clock: what it was formed from had returned
+    or arrived by then in the simulation too.
+    """
+    log, decisions = run.stages, run.served.decisions
+    clock = np.array([decision.clock_s for decision in decisions])
+    returned = np.array([decision.returned_s for decision in decisions])
+    # Everything between a decision and its return counts, so that the times add up to it.
+    taken = np.column_stack([clock, log.arrived[:, 1:]])
+    recorded = Recorded(
+        log.finish - taken,
+        log.arrived[:, 1:] - log.finish[:, :-1],
+        returned - log.finish[:, -1],
+        clock,
+    )
+    formed, records = play_back(requests, scheduler, recorded)
+    parity = compare(decisions, formed)
+    late = np.flatnonzero(
+        records.replicas[0].iterations["ready_s"] != quantize(clock)[: len(formed)]
+    )
+    if parity.identical and late.size:
+        parity = replace(parity, difference=f"batch {late[0]}: not formed when the engine did")
+    return parity
+
+
+def replay(
+    run: EngineRun,
+    requests: Sequence[Request],
+    scheduler: Scheduler,
+    less: Floats | float = 0.0,
+) -> Records:
+    """The simulator's loop with the measured service times alone; links take their medians.
+
+    ``less``: seconds by which each stage's work is shortened.
+    """
+    times = stage_times(run)
+    sends, turnaround = links(run)
+    count = len(times.start)
+    recorded = Recorded(
+        times.finish - times.start - less,
+        np.broadcast_to(sends, (count, len(sends))),
+        np.full(count, turnaround),
+    )
+    return play_back(requests, scheduler, recorded)[1]
+
+
+def compare(decisions: Sequence[Decision], formed: Sequence[Formed]) -> Parity:
+    """Batch by batch, everything but the times."""
+    real = [signature(decision) for decision in decisions]
+    simulated = [(f.group, f.chunks, f.decodes, f.decode_context, f.padding) for f in formed]
+    difference = None
+    for number, (one, other) in enumerate(zip(real, simulated, strict=False)):
+        if one != other:
+            difference = f"batch {number}: engine {_words(one)}; simulator {_words(other)}"
+            break
+    else:
+        if len(real) != len(simulated):
+            difference = f"engine {len(real)} batches; simulator {len(simulated)}"
+    return Parity(len(real), _sha256(real), _sha256(simulated), difference)
+
+
+def _words(batch: tuple[object, ...]) -> str:
+    group, chunks, decodes, context, padding = batch
+    text = f"micro-batch {group}, chunks {chunks}, decodes {decodes}, context {context}"
+    return f"{text}, padding {padding}" if padding else text
+
+
+def _sha256(batches: Sequence[tuple[object, ...]]) -> str:
+    return hashlib.sha256(json.dumps(batches).encode()).hexdigest()

@@ -1,0 +1,131 @@
+"""Runs a real engine and the simulator on the same workloads, interleaved with calibration.
+
+One engine for each layout (pp, tp). A repeat is: grid; for each cell calibration, the workload,
+calibration; grid. The grid is a profile of the engine by synthetic micro-batches, the calibration
+runs are workloads of the same kind with other seeds. Online cells are run once, for their parity.
+:mod:`experiments.validate.differences` says how far simulation and measurement differ.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from experiments.config.scenario import Validation
+from experiments.validate.cells import Cell, engine_spec, grid_of
+from policies.request import Request
+from profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
+from profiler.engine.spec import EngineSpec
+from profiler.measuring.in_situ import GridWork
+
+Progress = Callable[[str, int, int], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A cell's run, and the two calibration runs around it with their requests."""
+
+    run: EngineRun
+    calibration: list[tuple[EngineRun, list[Request]]]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One repeat: the grids before and after, what each cell served, and the load average then."""
+
+    grids: tuple[StageLog, StageLog]
+    served: dict[str, Served]
+    load: float
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything measured on one engine, and what that ran on."""
+
+    spec: EngineSpec
+    cells: list[Cell]
+    works: list[GridWork]
+    repeats: list[Repeat]
+    online: dict[str, EngineRun]
+    seconds: float
+    environment: Facts
+
+
+def run_sessions(
+    cells: Sequence[Cell],
+    settings: Validation,
+    *,
+    realtime: bool,
+    timeout_s: float,
+    progress: Progress,
+    say: Say,
+) -> list[Session]:
+    """Measure all cells, layout by layout. Raises ProfileError where an engine fails."""
+    by_layout = sorted(cells, key=lambda cell: cell.layout)
+    layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
+    # Checked before anything is measured.
+    specs = [engine_spec(group, settings.dtype, realtime=realtime) for group in layouts]
+    total = sum(
+        2 + (2 + 3 * sum(not cell.online for cell in group)) * settings.repeats
+        + sum(cell.online for cell in group)
+        for group in layouts
+    )  # fmt: skip
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress("runs of the engine", done, total)
+
+    progress("runs of the engine", 0, total)
+    sessions = []
+    for spec, group in zip(specs, layouts, strict=True):
+        say(f"pp {spec.pp}, tp {spec.tp}: {spec.ranks} processes")
+        with EngineProcesses(spec, timeout_s) as engine:
+            sessions.append(_session(engine, group, settings, step))
+        say(f"pp {spec.pp}, tp {spec.tp}: done after {sessions[-1].seconds:.0f} s")
+    return sessions
+
+
+def _session(
+    engine: EngineProcesses,
+    cells: list[Cell],
+    settings: Validation,
+    step: Callable[[], None],
+) -> Session:
+    began = time.perf_counter()
+    offline = [cell for cell in cells if not cell.online]
+    works, few = grid_of(cells), settings.calibration_requests
+
+    def serve(cell: Cell, requests: list[Request]) -> EngineRun:
+        run = engine.serve(requests, cell.policy, cell.settings)
+        step()
+        return run
+
+    def grid() -> StageLog:
+        log = engine.play(works)
+        step()
+        return log
+
+    grid()  # every shape once, so that none is met cold
+    serve(cells[0], cells[0].requests(seed=1, count=few))
+    done = []
+    for number in range(settings.repeats):
+        before = grid()
+        served = {}
+        for cell in offline:
+            # The targets' seed is the configuration's; these are other ones.
+            seeds = [2_000_000 + 2 * number, 2_000_001 + 2 * number]
+            around = [cell.requests(seed, few) for seed in seeds]
+            first = serve(cell, around[0])
+            run = serve(cell, cell.requests())
+            last = serve(cell, around[1])
+            served[cell.name] = Served(run, [(first, around[0]), (last, around[1])])
+        done.append(Repeat((before, grid()), served, os.getloadavg()[0]))
+    online = {cell.name: serve(cell, cell.requests()) for cell in cells if cell.online}
+    seconds = time.perf_counter() - began
+    return Session(engine.spec, cells, works, done, online, seconds, engine.environment)

@@ -1,0 +1,258 @@
+"""Is a bundle plausible? Physics that its times must obey, and points that look wrong, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from profiler.bundle.limits import too_fast
+from profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
+from profiler.bundle.tables import Table
+from profiler.facts.device import DeviceSpec, list_devices, load_device
+from profiler.facts.roofline import Array
+
+#: A time may drop by this share from one size to the next before it is worth a word.
+DROP = 0.10
+#: A point this far from the line between its neighbours, and outside them, is an outlier.
+OFF = 0.40
+#: Half of a point's samples lie within this share of its median, or it is worth a word.
+SCATTER_PCT = 20.0
+#: From one size to the next a time grows by at most this times the square of what the size does,
+#: and falls to no less than one part in as many: else it was never measured so.
+IMPOSSIBLE = 100.0
+#: Points named in one message; the others are counted.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to know about a bundle. ``where`` is a table or an op."""
+
+    level: Literal["error", "warning", "note"]
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """One bundle folder: what it holds by op, and what was found. ``bundle`` None: not loaded."""
+
+    path: Path
+    bundle: Bundle | None
+    coverage: dict[str, str]
+    findings: list[Finding]
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is an error."""
+        return any(finding.level == "error" for finding in self.findings)
+
+
+def bundle_folders(root: Path) -> list[Path]:
+    """``root`` itself, or every folder below it with a ``meta.yaml``. Raises BundleError: none."""
+    found = sorted(path.parent for path in root.rglob("meta.yaml"))
+    if not found:
+        raise BundleError(f"{root}: no meta.yaml here or in a folder below")
+    return found
+
+
+def load_plausible(path: Path) -> Bundle:
+    """The bundle in a folder, with none of the errors that :func:`check_folder` finds.
+
+    Raises BundleError with them otherwise.
+    """
+    checked = check_folder(path)
+    errors = [f"{f.where}: {f.message}" for f in checked.findings if f.level == "error"]
+    if checked.bundle is None:
+        raise BundleError(checked.findings[0].message)
+    if errors:
+        raise BundleError(f"{path} cannot be right: {'; '.join(errors)}")
+    return checked.bundle
+
+
+def check_folder(path: Path) -> Checked:
+    """Load a bundle and check it. What load_bundle refuses becomes an error, in its words."""
+    try:
+        bundle = load_bundle(path)
+    except BundleError as error:
+        return Checked(path, None, {}, [Finding("error", "bundle", str(error))])
+    device = load_device(bundle.meta.device) if bundle.meta.device in list_devices() else None
+    return Checked(path, bundle, _coverage(bundle), check_bundle(bundle, device))
+
+
+def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:
+    """All findings on a loaded bundle. Without a device its limits are not checked (a note)."""
+    found: list[Finding] = []
+    for series in _series(bundle):
+        found += _impossible(series)
+        found += _drops(series)
+        found += _outliers(series)
+    found += _edges(bundle)
+    for name, table in TABLES.items():
+        found += _scatter(table, name, bundle.tables()[name])
+        found += _backends(table, name, bundle.tables()[name])
+    if device is None:
+        unknown = f"no device file is called {bundle.meta.device}: limits of the device unchecked"
+        found.append(Finding("note", "device", unknown))
+    else:
+        found += [Finding("error", where, text) for where, text in too_fast(bundle, device)]
+    return _together(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Series:
+    """Times along one size, everything else fixed (``at``)."""
+
+    op: str
+    size: str
+    at: str
+    sizes: Array
+    times: Array
+
+    def name(self, i: np.integer[Any] | int) -> str:
+        return f"{self.size}={int(self.sizes[i])}{self.at}"
+
+
+def _series(bundle: Bundle) -> Iterator[_Series]:
+    for op, rows in bundle.linear.groupby("op"):
+        yield _line(str(op), "num_tokens", "", rows)
+    for table in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed"):
+        frame, keys = bundle.tables()[table], TABLES[table].key
+        for along in keys:
+            fixed = [key for key in keys if key != along]
+            for values, rows in frame.groupby(fixed):
+                at = "".join(f" {k}={v}" for k, v in zip(fixed, values, strict=True))
+                yield _line(table, along, at, rows)
+    yield _line("all_reduce", "num_bytes", "", bundle.all_reduce)
+    for scope, rows in bundle.send_recv.groupby("scope"):
+        yield _line(f"send_recv {scope}", "num_bytes", "", rows)
+
+
+def _line(op: str, size: str, at: str, rows: pd.DataFrame) -> _Series:
+    ordered = rows.sort_values(size)
+    sizes, times = (ordered[c].to_numpy(np.float64) for c in (size, "time_us"))
+    return _Series(op, size, at, sizes, times)
+
+
+def _impossible(line: _Series) -> Iterator[Finding]:
+    sizes = np.maximum(line.sizes, 1.0)
+    most = IMPOSSIBLE * line.times[:-1] * (sizes[1:] / sizes[:-1]) ** 2
+    least = line.times[:-1] / IMPOSSIBLE
+    for i in np.flatnonzero((line.times[1:] > most) | (line.times[1:] < least)):
+        text = (
+            f"impossible: {line.times[i + 1]:.4g} us at {line.name(i + 1)}, "
+            f"after {line.times[i]:.4g} us at {line.name(i)}; wrong unit?"
+        )
+        yield Finding("error", line.op, text)
+
+
+def _drops(line: _Series) -> Iterator[Finding]:
+    change = line.times[1:] / line.times[:-1] - 1
+    for i in np.flatnonzero(change < -DROP):
+        text = f"takes {-100 * change[i]:.0f} % less at {line.name(i + 1)} than just before"
+        yield Finding("warning", line.op, text)
+
+
+def _outliers(line: _Series) -> Iterator[Finding]:
+    if len(line.sizes) < 3:
+        return
+    low, mid, high = (line.sizes[i : len(line.sizes) - 2 + i] for i in range(3))
+    before, time, after = (line.times[i : len(line.times) - 2 + i] for i in range(3))
+    expected = before + (after - before) * (mid - low) / (high - low)
+    # A step between two sizes lies between its neighbours' times, and is no outlier.
+    above, below = (1 + DROP) * np.maximum(before, after), (1 - DROP) * np.minimum(before, after)
+    beyond = (time > above) | (time < below)
+    for i in np.flatnonzero(beyond & (np.abs(time / expected - 1) > OFF)):
+        text = (
+            f"outlier: {time[i]:.4g} us at {line.name(i + 1)}, "
+            f"where its neighbours say {expected[i]:.4g}"
+        )
+        yield Finding("warning", line.op, text)
+
+
+def _edges(bundle: Bundle) -> Iterator[Finding]:
+    """Tile edges up to 1024 tokens that lack a point on either side."""
+    tile = bundle.meta.tile
+    without: dict[str, int] = {}
+    edges = list(range(tile, 1025, tile))
+    for op, rows in bundle.linear.groupby("op"):
+        tokens = set(rows["num_tokens"])
+        inside = [edge for edge in edges if edge < max(tokens)]
+        lacking = [edge for edge in inside if not {edge, edge + 1} <= tokens]
+        if op in ("preproj", "postproj", "ffn_ln1", "ffn_ln2") and lacking:
+            without[str(op)] = len(lacking)
+    if without:
+        ops = ", ".join(f"{op} {count}" for op, count in without.items())
+        text = (
+            f"of {len(edges)} multiples of {tile} tokens to 1024, these lack a point on one side "
+            f"(m, m + 1), so the step there is smeared: {ops}"
+        )
+        yield Finding("warning", "linear", text)
+
+
+def _scatter(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
+    """Points whose samples scatter too much for their median to be trusted, the worst first."""
+    if "spread_pct" not in rows:
+        return
+    wide = rows[rows["spread_pct"] > SCATTER_PCT].sort_values("spread_pct", ascending=False)
+    for row in wide.to_dict("records"):
+        label = "".join(f"{row[key]}" for key in table.labels)
+        at = " ".join(f"{key}={row[key]}" for key in table.key if key not in table.labels)
+        where = {"linear": label, "send_recv": f"send_recv {label}"}.get(name, name)
+        text = f"samples scatter by {row['spread_pct']:.3g} % of the median at {at or label}"
+        yield Finding("warning", where, text)
+
+
+def _backends(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
+    """A table whose points were computed in several ways: between them times may jump."""
+    if "backend" not in rows or rows["backend"].nunique() < 2:
+        return
+    counts = rows["backend"].value_counts()
+    parts = []
+    for backend, count in counts.items():
+        first = rows[rows["backend"] == backend].to_dict("records")[0]
+        at = " ".join(f"{key}={first[key]}" for key in table.key)
+        parts.append(f"{backend!r} {count} points (first {at})")
+    yield Finding("warning", name, f"{len(counts)} backends in one table: {', '.join(parts)}")
+
+
+def _coverage(bundle: Bundle) -> dict[str, str]:
+    """Per op: how many points, over which range."""
+    found = {}
+    for op, rows in bundle.linear.groupby("op"):
+        found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"
+    for table in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed", "all_reduce"):
+        frame = bundle.tables()[table]
+        if len(frame):
+            spans = ", ".join(f"{key} {_range(frame[key])}" for key in TABLES[table].key)
+            found[table] = f"{len(frame)} points, {spans}"
+            if "backend" in frame:
+                found[table] += f"; {' and '.join(sorted(frame['backend'].unique()))}"
+    for scope, rows in bundle.send_recv.groupby("scope"):
+        found[f"send_recv {scope}"] = f"{len(rows)} points, num_bytes {_range(rows['num_bytes'])}"
+    if len(bundle.overhead):
+        found["overhead"] = ", ".join(bundle.overhead["what"])
+    return found
+
+
+def _range(values: pd.Series[int]) -> str:
+    return f"{values.min()}..{values.max()}"
+
+
+def _together(findings: list[Finding]) -> list[Finding]:
+    """One finding per op and kind: the first few in full, the others counted."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for finding in findings:
+        kind = finding.message.split(" ")[0]
+        groups.setdefault((finding.level, finding.where, kind), []).append(finding.message)
+    joined = []
+    for (level, where, _), messages in groups.items():
+        more = len(messages) - _NAMED
+        text = "; ".join(messages[:_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        joined.append(Finding(level, where, text))  # type: ignore[arg-type]
+    return joined

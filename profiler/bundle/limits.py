@@ -1,0 +1,104 @@
+"""What a device cannot do: times that are faster than its data sheet allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from profiler.bundle.schema import Bundle
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import LAYER_GEMMS
+from profiler.facts.roofline import HALF, Array
+
+#: Clocks above the data sheet's, and rounding, are forgiven.
+_SLACK = 1.05
+#: Below this traffic a profiling loop may find its data in L2 (at most 50 MB here) again.
+_FROM_MEMORY = 200e6
+#: How much faster than HBM L2 may be.
+_L2_SPEEDUP = 6.0
+
+
+def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
+    """(op, message) of every row that is faster than ``device`` can compute or move bytes.
+
+    GEMMs, attention and whole layers: peak FLOP/s, and HBM bandwidth where the traffic exceeds what
+    L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
+    """
+    model, tp = bundle.meta.model_spec, bundle.meta.tp
+    heads, kv_heads = model.heads_per_rank(tp)
+    for op, shape in model.gemms(tp).items():
+        rows = bundle.linear[bundle.linear["op"] == op]
+        m = rows["num_tokens"].to_numpy(np.float64)
+        moved = HALF * (shape.n * shape.k + m * shape.k + m * shape.n)
+        yield from _flops(op, rows, "num_tokens", 2.0 * m * shape.n * shape.k, device)
+        yield from _memory(op, rows, "num_tokens", moved, device)
+    for table, size in (
+        ("attn_prefill", "chunk_tokens"),
+        ("attn_decode", "batch_size"),
+        ("attn_decode_skew", "batch_size"),
+    ):
+        rows = bundle.tables()[table]
+        new = rows[size].to_numpy(np.float64)
+        context = rows["context_tokens"].to_numpy(np.float64)
+        decoding = table != "attn_prefill"
+        pairs = new * context if decoding else new * (context + new / 2)
+        yield from _flops(table, rows, size, 4.0 * model.head_dim * heads * pairs, device)
+        tokens = new * context if decoding else new + context
+        moved = 2 * HALF * model.head_dim * kv_heads * tokens
+        yield from _memory(table, rows, size, moved, device)
+    tokens = bundle.mixed["chunk_tokens"] + bundle.mixed["batch_size"]
+    layer = sum(model.gemms(tp)[op].n * model.gemms(tp)[op].k for op in LAYER_GEMMS)
+    flops = 2.0 * layer * tokens.to_numpy(np.float64)
+    yield from _flops("mixed", bundle.mixed, "chunk_tokens", flops, device)
+    sizes = bundle.all_reduce["num_bytes"].to_numpy(np.float64)
+    # Every rank sends and receives 2 (tp - 1) / tp of the tensor in a ring; switches may halve it.
+    yield from _link("all_reduce", bundle.all_reduce, sizes * (tp - 1) / tp, device, "intra_node")
+    for scope, rows in bundle.send_recv.groupby("scope"):
+        sizes = rows["num_bytes"].to_numpy(np.float64)
+        yield from _link(f"send_recv {scope}", rows, sizes, device, str(scope))
+
+
+def _flops(
+    op: str, rows: pd.DataFrame, size: str, flops: Array, device: DeviceSpec
+) -> Iterator[tuple[str, str]]:
+    least = 1e6 * flops / (device.peak_flops * _SLACK)
+    yield from _compare(op, rows, size, least, f"{device.peak_flops / 1e12:.0f} TFLOP/s", device)
+
+
+def _memory(
+    op: str, rows: pd.DataFrame, size: str, moved: Array, device: DeviceSpec
+) -> Iterator[tuple[str, str]]:
+    speed = np.where(moved > _FROM_MEMORY, _SLACK, _L2_SPEEDUP) * device.memory_bandwidth
+    limit = f"{device.memory_bandwidth / 1e9:.0f} GB/s of memory"
+    yield from _compare(op, rows, size, 1e6 * moved / speed, limit, device)
+
+
+def _link(
+    op: str, rows: pd.DataFrame, moved: Array, device: DeviceSpec, scope: str
+) -> Iterator[tuple[str, str]]:
+    link = device.intra_node if scope == "intra_node" else device.inter_node
+    least = 1e6 * moved / (link.bandwidth * _SLACK)
+    limit = f"{link.bandwidth / 1e9:.4g} GB/s of {link.kind}"
+    yield from _compare(op, rows, "num_bytes", least, limit, device)
+
+
+def _compare(
+    op: str, rows: pd.DataFrame, size: str, least: Array, limit: str, device: DeviceSpec
+) -> Iterator[tuple[str, str]]:
+    times = rows["time_us"].to_numpy(np.float64)
+    wrong = np.flatnonzero(times < least)
+    if not len(wrong):
+        return
+    worst = wrong[np.argmax(least[wrong] / times[wrong])]
+    row = rows.iloc[worst]
+    at = f"{size}={int(row[size])}"
+    if "context_tokens" in rows:
+        at += f" context_tokens={int(row['context_tokens'])}"
+    yield (
+        op,
+        f"faster than the device can: {times[worst]:.4g} us at {at}, where {limit} of "
+        f"{device.name} need at least {least[worst]:.4g} us ({len(wrong)} of {len(rows)} rows); "
+        "wrong unit or shape?",
+    )

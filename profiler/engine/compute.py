@@ -1,0 +1,65 @@
+"""Where a rank of an engine computes: the host's cores, or a GPU of its own. Imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from profiler.engine.spec import EngineSpec
+from profiler.engine.work import EngineError
+from profiler.shard.environment import devices_on_node, memory_bytes, open_device
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A device, and how its ranks talk.
+
+    ``backend`` is that of torch.distributed. ``apart``: activations are messages of their own, from
+    device to device; else they travel with the words that describe them.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    backend: str
+    apart: bool
+
+    def wait(self) -> None:
+        """Until what was launched here is done. Transfers, which have streams of their own, go on:
+        waiting for them would hold a stage up until the next one takes its activations."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+def open_compute(spec: EngineSpec, number: int) -> Compute:
+    """The device of rank ``number``, checked; a rank a GPU, counted as torch sees them.
+
+    Raises EngineError where there are too few GPUs or too little memory, ProfileError where the
+    device or its dtype cannot be used at all.
+    """
+    device, dtype = open_device(spec.device, spec.dtype, spec.threads)
+    if spec.device == "cpu":
+        if number == 0:
+            _check_memory("all ranks together", spec, range(spec.ranks))
+        return Compute(device, dtype, "gloo", apart=False)
+    gpus = devices_on_node("cuda", spec.threads)
+    if gpus < spec.ranks:
+        raise EngineError(
+            f"pp {spec.pp} times tp {spec.tp} needs {spec.ranks} GPUs, one a rank; torch sees "
+            f"{gpus} on this node"
+        )
+    torch.cuda.set_device(number)
+    _check_memory(f"rank {number}", spec, [number])
+    # NCCL moves what lies on GPUs; the words that say what it is stay with gloo.
+    return Compute(torch.device("cuda", number), dtype, "cpu:gloo,cuda:nccl", apart=True)
+
+
+def _check_memory(who: str, spec: EngineSpec, ranks: range | list[int]) -> None:
+    needed = sum(spec.bytes_needed(number) for number in ranks)
+    free = memory_bytes(spec.device)[1]
+    if needed > 0.9 * free:
+        raise EngineError(
+            f"the engine needs {needed / 1e9:.1f} GB for weights and KV caches of {spec.slots} "
+            f"sequences of {spec.max_length} tokens ({who}), and {free / 1e9:.1f} GB are free: "
+            "take fewer or shorter sequences, or a smaller model"
+        )

@@ -1,0 +1,174 @@
+"""The serving loop: the same scheduler and policy as in the simulator, around a real engine.
+
+torch-free: what executes the works is an :class:`Executor`. Every scheduling decision is logged
+with the clock that it saw, so that the simulator can be shown the same
+(``simulator/loop/lockstep.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from policies.batch import Batch
+from policies.request import Request, Sequence
+from policies.scheduler import Scheduler
+from profiler.engine.work import EngineError, SlotBook, Work
+
+_QUANTA = 2**30
+_SIGN_OF_LIFE_S = 0.5
+"""How long the loop sleeps at most between two arrivals before it says that it is alive."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A micro-batch that came back: its tokens, one an output, and the smallest lead of the first
+    over the second best logit."""
+
+    index: int
+    tokens: list[int]
+    margin: float
+
+
+class Executor(Protocol):
+    """A pipeline that works are put into, and come back from in the same order."""
+
+    def submit(self, work: Work) -> None:
+        """Run the first stage and hand the result on."""
+
+    def returned(self, until: float | None = 0.0) -> Returned | None:
+        """The next work that is back; waits for it until that instant (None: as long as needed).
+
+        Instants are those of ``time.perf_counter``.
+        """
+
+
+@dataclass
+class Decision:
+    """One micro-batch: what was decided, and when. Times are seconds since the run began.
+
+    ``chunks``    ``[request, tokens, context]``
+    ``decodes``   requests that decode, finished ones that are held as padding included
+    ``clock_s``   what the scheduler's decision saw; ``returned_s`` when the result was handled
+    """
+
+    group: int
+    clock_s: float
+    chunks: list[list[int]]
+    decodes: list[int]
+    decode_context: int
+    longest_context: int
+    padding: int
+    returned_s: float = -1.0
+
+    @staticmethod
+    def of(batch: Batch, clock_s: float) -> Decision:
+        """The record of a batch that was just formed."""
+        return Decision(
+            batch.slot,
+            clock_s,
+            [[sequence.id, tokens, context] for sequence, tokens, context in batch.chunks],
+            [sequence.id for sequence in batch.decodes],
+            batch.decode_context,
+            batch.longest_context,
+            batch.padding,
+        )
+
+
+@dataclass
+class Served:
+    """A finished run: every decision, the scheduler's rides, and what was generated."""
+
+    began: float = 0.0
+    decisions: list[Decision] = field(default_factory=list)
+    rides: list[int] = field(default_factory=list)
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
+    margin: float = float("inf")
+
+
+def serve(
+    requests: list[Request],
+    scheduler: Scheduler,
+    executor: Executor,
+    book: SlotBook,
+    *,
+    on_release: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda done: None,
+) -> Served:
+    """Serve the requests as they arrive; returns when all are done.
+
+    A batch is formed when stage 0 is free (the simulator's ``lazy``). ``on_release`` gets every
+    slot that is freed. ``progress`` is a sign of life: it gets the number of requests done on every
+    turn of the loop and while that waits for arrivals, but not while it waits for a micro-batch.
+    Raises EngineError where the policy leaves requests unserved.
+    """
+    arrivals = deque(sorted(requests, key=lambda request: request.arrival_s))
+    run = Served()
+    in_flight: deque[tuple[Batch, list[int], Decision]] = deque()
+    done = 0
+    run.began = began = time.perf_counter()
+
+    def clock() -> float:
+        """Seconds since the start, in whole quanta as simulated times are."""
+        return int((time.perf_counter() - began) * _QUANTA) / _QUANTA
+
+    def handle(result: Returned) -> list[Sequence]:
+        batch, owners, decision = in_flight.popleft()
+        book.book(owners, result.tokens)
+        run.margin = min(run.margin, result.margin)
+        decision.returned_s = clock()
+        finished = scheduler.complete(batch)
+        for sequence in finished:
+            slot = book.release(sequence)
+            if on_release is not None:
+                on_release(slot)
+        return finished
+
+    while True:
+        progress(done)
+        while in_flight and (result := executor.returned()) is not None:
+            done += len(handle(result))
+        now = clock()
+        while arrivals and arrivals[0].arrival_s <= now:
+            request = arrivals.popleft()
+            reason = scheduler.add(request)
+            if reason is not None:
+                run.rejected[request.id] = reason
+        batch = scheduler.next_batch()
+        if batch is not None:
+            decision = Decision.of(batch, now)
+            work, owners = book.work(len(run.decisions), batch)
+            run.decisions.append(decision)
+            in_flight.append((batch, owners, decision))
+            executor.submit(work)
+            continue
+        until = began + arrivals[0].arrival_s if arrivals else None
+        if in_flight:
+            if (result := executor.returned(until)) is not None:
+                done += len(handle(result))
+        elif until is None:
+            break
+        else:
+            while (left := until - time.perf_counter()) > 0:
+                time.sleep(min(left, _SIGN_OF_LIFE_S))
+                progress(done)
+    if scheduler.num_unfinished:
+        raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
+    run.rides = scheduler.rides.tolist()
+    run.outputs = book.outputs
+    return run
+
+
+def signature(decision: Decision) -> tuple[Any, ...]:
+    """What makes two micro-batches the same: everything but their times."""
+    return (
+        decision.group,
+        tuple(map(tuple, decision.chunks)),
+        tuple(decision.decodes),
+        decision.decode_context,
+        decision.padding,
+    )

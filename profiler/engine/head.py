@@ -1,0 +1,128 @@
+"""Rank 0 of an engine: jobs come in, the scheduler decides, works go down the pipeline."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from policies.catalogue import build
+from policies.policy import of_micro_batches
+from policies.request import Request
+from policies.scheduler import Scheduler
+from profiler.engine.driver import Returned, Served, serve
+from profiler.engine.rank import FLUSH, RESULT, STOP, WORK, Rank
+from profiler.engine.spec import EngineSpec
+from profiler.engine.work import EngineError, SlotBook, Work
+from profiler.shard.environment import facts
+
+
+class Head(Rank):
+    """Rank 0: takes jobs, schedules, and runs the first stage."""
+
+    def __init__(self, spec: EngineSpec, folder: Path, jobs: queue.SimpleQueue[bytes]) -> None:
+        super().__init__(spec, 0, folder)
+        self._jobs = jobs
+        self._said = 0.0
+        self._own: list[Returned] = []
+
+    def run(self) -> None:
+        """Say that all is ready, and do the jobs."""
+        spec, stage = self.spec, self.stage
+        known = facts(spec.device, spec.threads) | {"attention": stage.attention.name}
+        if stage.no_xformers:
+            known["no_xformers"] = stage.no_xformers
+        _say({"ready": known})
+        while True:
+            job = json.loads(self._jobs.get())
+            if job["kind"] == "stop":
+                self._command(STOP)
+                return
+            result = self._play(job) if job["kind"] == "play" else asdict(self._serve(job))
+            number = int(job["number"])
+            self._command(FLUSH, number)
+            self.write_log(number)
+            path = self.folder / f"run{number}.json"
+            scratch = path.with_suffix(".part")
+            scratch.write_text(json.dumps(result), encoding="utf-8")
+            scratch.replace(path)
+            _say({"done": number})
+
+    def _serve(self, job: dict[str, Any]) -> Served:
+        requests = [Request(*row) for row in job["requests"]]
+        scheduler = Scheduler(of_micro_batches(build(**job["policy"])), **job["scheduler"])
+        spec = self.spec
+        book = SlotBook(requests, spec.slots, spec.model.vocab_size, spec.seed)
+        return serve(requests, scheduler, self, book, progress=self._progress)
+
+    def _play(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Synthetic works in a stream: ``[chunks, decodes]`` each, with made-up tokens."""
+        rng = np.random.default_rng(0)
+        began = time.perf_counter()
+        in_flight = 0
+        for index, (chunks, decodes) in enumerate(job["works"]):
+            rows = sum(chunk[1] for chunk in chunks) + len(decodes)
+            tokens = rng.integers(self.spec.model.vocab_size, size=rows).astype(np.int32)
+            work = Work(index, tuple(map(tuple, chunks)), tuple(map(tuple, decodes)), tokens)
+            while in_flight >= self.spec.pp:
+                in_flight -= self.returned(None) is not None
+            self.submit(work)
+            in_flight += 1
+            self._progress(index)
+        while in_flight:
+            in_flight -= self.returned(None) is not None
+        return {"began": began}
+
+    def _progress(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self._said > 0.5:  # also the sign of life that the parent waits for
+            self._said = now
+            _say({"progress": done})
+
+    def _command(self, *words: int) -> None:
+        message = np.array(words, np.int32)
+        for outbox in [*self.peers, *([self.next] if self.next is not None else [])]:
+            outbox.send(message)
+            outbox.flush()
+
+    # What makes it an Executor -------------------------------------------------------------------
+
+    def submit(self, work: Work) -> None:
+        """Run the first stage on a work, and send it on its way."""
+        if work.num_tokens > self.spec.max_tokens:
+            raise EngineError(
+                f"a micro-batch of {work.num_tokens} tokens does not fit: the engine was started "
+                f"with room for {self.spec.max_tokens}"
+            )
+        words = np.concatenate([np.array([WORK], np.int32), work.encode()])
+        for outbox in self.peers:
+            outbox.send(words)
+        self.execute(words, work, None, time.perf_counter())
+
+    def give_back(self, result: Returned) -> None:
+        """Of a pipeline of one stage, whose last rank is this one."""
+        self._own.append(result)
+
+    def returned(self, until: float | None = 0.0) -> Returned | None:
+        """See :class:`profiler.engine.driver.Executor`."""
+        if self.next is None:
+            return self._own.pop(0) if self._own else None
+        assert self.back is not None
+        left = None if until is None else max(0.0, until - time.perf_counter())
+        if not self.back.poll(left):
+            return None
+        message = self.back.recv_bytes()
+        index, margin, size = RESULT.unpack_from(message)
+        tokens = np.frombuffer(message, np.int32, size // 4, RESULT.size)
+        return Returned(index, tokens.tolist(), margin)
+
+
+def _say(entry: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(entry) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,57 @@
+"""A process of an engine: ``python -m profiler.engine.main``. Imports torch.
+
+:mod:`profiler.engine.processes` starts one for each stage and tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import sys
+import traceback
+from pathlib import Path
+
+from profiler.engine.head import Head
+from profiler.engine.rank import Rank
+from profiler.engine.spec import read_spec
+from profiler.planning.profile_error import ProfileError
+from profiler.shard.rank_processes import LOST_A_PEER, end_with_parent
+
+
+def main() -> None:
+    """Join the others, then work until told to stop."""
+    parser = argparse.ArgumentParser(prog="python -m profiler.engine.main")
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    spec = read_spec(options.spec)
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    end_with_parent(options.spec.parent, jobs.put)
+    if spec.realtime:  # before torch and gloo start threads, so that theirs have it
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+    try:
+        if options.rank == 0:
+            Head(spec, options.spec.parent, jobs).run()
+        else:
+            Rank(spec, options.rank, options.spec.parent).run()
+    except ProfileError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(2)
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(LOST_A_PEER if lost_a_peer(error) else 1)
+    sys.stdout.flush()
+    os._exit(0)  # destroying a group can hang where a peer is gone already
+
+
+def lost_a_peer(error: Exception) -> bool:
+    """Whether a rank fails only because another one is gone: what sockets and groups then say."""
+    named = any(backend in str(error) for backend in ("gloo", "NCCL"))
+    return named or isinstance(error, EOFError | ConnectionError)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""An engine of several processes: starts the ranks, gives them jobs, reads what they did.
+
+torch-free; the ranks are :mod:`profiler.engine.main`. All times of a run are seconds since it
+began, by the node's one monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.request import Request
+from profiler.engine.driver import Decision, Served
+from profiler.engine.spec import EngineSpec, write_spec
+from profiler.engine.work import EngineError
+from profiler.shard.rank_processes import RankProcesses
+
+Facts = dict[str, str | int | float]
+Floats = npt.NDArray[np.float64]
+#: Columns of a rank's log after the work's index.
+_ARRIVED, _START, _FINISH, _CPU, _OPS = 1, 2, 3, 4, 5
+
+
+@dataclass(frozen=True)
+class StageLog:
+    """What rank 0 of each stage measured, shape (micro-batches, stages), in seconds.
+
+    ``arrived``: the input was there (or was taken up, if that was later); ``start`` and ``finish``
+    of the work, sending on included; ``cpu`` the thread's CPU time of it. ``ops`` has a last axis
+    of ``work.TIMED_OPS``, all layers, and the LM head.
+    """
+
+    arrived: Floats
+    start: Floats
+    finish: Floats
+    cpu: Floats
+    ops: Floats
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """A finished run: what was decided, and when each stage worked."""
+
+    served: Served
+    stages: StageLog
+
+
+class EngineProcesses:
+    """An engine that runs until the context ends. Raises ProfileError where a rank fails, or gives
+    no sign of life for ``timeout_s``; no process is left behind.
+
+    ``environment`` says what it runs on, and which attention it uses.
+    """
+
+    def __init__(self, spec: EngineSpec, timeout_s: float = 20.0) -> None:
+        self.spec = spec
+        self._timeout_s = timeout_s
+        self._processes = RankProcesses("profiler.engine.main", self._arguments, spec.ranks, "gloo")
+        self._number = 0
+
+    def _arguments(self, folder: Path) -> Sequence[str]:
+        write_spec(self.spec, folder / "spec.json")
+        return ["--spec", str(folder / "spec.json")]
+
+    def __enter__(self) -> EngineProcesses:
+        self._processes.__enter__()
+        try:
+            # Importing torch and drawing weights takes longer than any sign of life later on.
+            ready = self._expect("ready", max(60.0, self._timeout_s), None)
+            self.environment: Facts = ready["ready"]
+        except BaseException as error:
+            self._processes.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._processes.__exit__(kind, error, trace)
+
+    @property
+    def pids(self) -> list[int]:
+        """The ranks' processes."""
+        return [process.pid for process in self._processes.processes]
+
+    def serve(
+        self,
+        requests: Sequence[Request],
+        policy: dict[str, Any],
+        scheduler: dict[str, Any],
+        progress: Callable[[int], object] | None = None,
+    ) -> EngineRun:
+        """Serve requests under a named policy (``{"name": ..., its arguments}``).
+
+        ``scheduler`` are the keyword arguments of :class:`~policies.scheduler.Scheduler`.
+        """
+        if scheduler["max_batch"] * scheduler["max_in_flight"] > self.spec.slots:
+            raise EngineError(
+                f"{scheduler['max_in_flight']} micro-batches of {scheduler['max_batch']} sequences "
+                f"need more KV slots than the {self.spec.slots} that the engine was started with"
+            )
+        job = {
+            "kind": "serve",
+            "requests": [astuple(request) for request in requests],
+            "policy": policy,
+            "scheduler": scheduler,
+        }
+        result = self._do(job, progress)
+        decisions = [Decision(**entry) for entry in result.pop("decisions")]
+        outputs = {int(key): value for key, value in result.pop("outputs").items()}
+        rejected = {int(key): value for key, value in result.pop("rejected").items()}
+        served = Served(decisions=decisions, outputs=outputs, rejected=rejected, **result)
+        return EngineRun(served, self._stages(served.began))
+
+    def play(
+        self,
+        works: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
+        progress: Callable[[int], object] | None = None,
+    ) -> StageLog:
+        """Execute ``(chunks, decodes)`` of :class:`~profiler.engine.work.Work` one after the
+        other, as many in flight as there are stages."""
+        result = self._do({"kind": "play", "works": works}, progress)
+        return self._stages(result["began"])
+
+    def _do(self, job: dict[str, Any], progress: Callable[[int], object] | None) -> dict[str, Any]:
+        self._number += 1
+        self._processes.send(job | {"number": self._number})
+        self._expect("done", self._timeout_s, progress)
+        result: dict[str, Any] = json.loads(self._file("json").read_text(encoding="utf-8"))
+        return result
+
+    def _expect(
+        self, key: str, timeout_s: float, progress: Callable[[int], object] | None
+    ) -> dict[str, Any]:
+        while True:
+            line = self._processes.line("the engine", timeout_s)
+            if not line:
+                raise EngineError("the engine ended before its job was done")
+            entry: dict[str, Any] = json.loads(line)
+            if key in entry:
+                return entry
+            if progress is not None:
+                progress(entry["progress"])
+
+    def _file(self, suffix: str) -> Path:
+        return self._processes.folder / f"run{self._number}.{suffix}"
+
+    def _stages(self, began: float) -> StageLog:
+        tables = []
+        for stage in range(self.spec.pp):
+            path = self._file(f"rank{stage * self.spec.tp}.json")
+            deadline = time.monotonic() + self._timeout_s
+            while not path.exists():
+                self._processes.check()
+                if time.monotonic() > deadline:
+                    raise EngineError(f"stage {stage} wrote no log for {self._timeout_s:g} s")
+                time.sleep(0.005)
+            tables.append(np.array(json.loads(path.read_text(encoding="ascii")), np.float64))
+        table = np.stack(tables, axis=1)
+        table[..., [_ARRIVED, _START, _FINISH]] -= began
+        return StageLog(
+            table[..., _ARRIVED], table[..., _START], table[..., _FINISH], table[..., _CPU],
+            table[..., _OPS:],
+        )  # fmt: skip

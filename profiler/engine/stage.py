@@ -1,0 +1,200 @@
+"""One pipeline stage of a transformer on one tensor-parallel rank, executing works. Imports torch.
+
+Linear ops are fused over all rows of a :class:`~profiler.engine.work.Work`; attention is apart for
+each chunk and one call for all decodes. The KV cache is allocated once and written in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profiler.engine.stopwatch import stopwatch
+from profiler.engine.work import TIMED_OPS, Work
+from profiler.facts.model import ModelSpec
+from profiler.shard.attention import KVCache, choose_attention, prefill_step
+from profiler.shard.layer import ShardLayer
+from profiler.shard.ragged import RaggedDecode
+from profiler.shard.weights import RandomWeights
+
+_EPSILON = 1e-5
+#: Laps beside TIMED_OPS.
+_OTHERS, _LM_HEAD = "others", "lm_head"
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """What one rank holds: layers ``first`` to ``last - 1`` of the model, and the KV cache."""
+
+    model: ModelSpec
+    first: int
+    last: int
+    tp: int
+    rank: int
+    slots: int
+    max_length: int
+    seed: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it embeds the tokens."""
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it yields tokens."""
+        return self.last == self.model.num_layers
+
+
+class Stage:
+    """Executes works. ``reduce`` sums a tensor over the stage's TP ranks, in place."""
+
+    def __init__(
+        self,
+        shape: StageShape,
+        device: torch.device,
+        dtype: torch.dtype,
+        reduce: Callable[[Tensor], object] | None = None,
+    ) -> None:
+        model = shape.model
+        self.shape, self.device, self.dtype = shape, device, dtype
+        self._reduce = reduce
+        drawn = RandomWeights(model, shape.tp, shape.rank, device, dtype, shape.seed)
+        sets = [drawn.layer(index) for index in range(shape.first, shape.last)]
+        self.layer = ShardLayer(model, shape.tp, device, dtype, sets=sets)
+        heads, kv_heads = model.heads_per_rank(shape.tp)
+        chosen = choose_attention(device, dtype, heads, kv_heads, model.head_dim)
+        self.attention, self.no_xformers = chosen
+        self.caches = [
+            KVCache(shape.slots * shape.max_length, kv_heads, model.head_dim, device, dtype)
+            for _ in sets
+        ]
+        self._decode = RaggedDecode(self.attention, shape.slots, shape.max_length, device)
+        if shape.is_first:
+            self._table, self._positions = drawn.embedding(), drawn.positions()
+        if shape.is_last:
+            self._head, self._vocabulary = drawn.head()
+            self._norm = drawn.final_norm()
+        self._watch = stopwatch(device)
+
+    def run(self, work: Work, x: Tensor | None = None) -> Tensor:
+        """Activations (tokens, hidden) to hand on; on the last stage logits of the yielding rows.
+
+        ``x`` comes from the previous stage, and is left out on the first. Logits are (outputs,
+        this rank's part of the vocabulary).
+        """
+        with torch.inference_mode():
+            return self._run(work, x)
+
+    def _run(self, work: Work, x: Tensor | None) -> Tensor:
+        positions = self._positions_of(work)
+        if x is None:
+            x = self._embed(work, positions)
+        outputs = self._outputs_of(work) if self.shape.is_last else None
+        self._watch.start()
+        x = self._layers(work, x, positions)
+        if outputs is not None:
+            x = self._logits(x.index_select(0, outputs))
+            self._watch.lap(_LM_HEAD)
+        return x
+
+    def seconds(self) -> list[float]:
+        """Of the last work: :data:`TIMED_OPS` over all layers, the layers in all, the LM head.
+
+        A GPU's times are its own; what it waited for launches counts as the op's that came next.
+        """
+        spent = self._watch.read()
+        head = spent.pop(_LM_HEAD, 0.0)
+        return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
+
+    def poison(self, slot: int, value: float = 1e4) -> None:
+        """Overwrite a slot's K and V: whoever reads what it did not write gives itself away."""
+        stride = self.shape.max_length
+        for cache in self.caches:
+            cache.k[slot * stride : (slot + 1) * stride] = value
+            cache.v[slot * stride : (slot + 1) * stride] = value
+
+    def _positions_of(self, work: Work) -> Tensor:
+        parts = [torch.arange(context, context + count) for _, count, context, _ in work.chunks]
+        if work.decodes:
+            parts.append(torch.tensor([context for _, context in work.decodes]))
+        return torch.cat(parts).to(self.device)
+
+    def _outputs_of(self, work: Work) -> Tensor:
+        """The rows that yield a token."""
+        rows = []
+        first = 0
+        for _, count, _, yields in work.chunks:
+            first += count
+            rows += [first - 1] * yields
+        rows += range(first, first + len(work.decodes))
+        return torch.tensor(rows, dtype=torch.int64).to(self.device)
+
+    def _embed(self, work: Work, positions: Tensor) -> Tensor:
+        x = F.embedding(torch.from_numpy(work.tokens).to(self.device), self._table)
+        return x if self._positions is None else x + F.embedding(positions, self._positions)
+
+    def _layers(self, work: Work, x: Tensor, positions: Tensor) -> Tensor:
+        layer = self.layer
+        angles = layer.angles(positions)
+        biases = [
+            self.attention.prefill_bias(count, context) for _, count, context, _ in work.chunks
+        ]
+        ragged = self._decode.plan(work.decodes, self.dtype) if work.decodes else None
+        lap = self._watch.lap
+        lap(_OTHERS)
+        for index, cache in enumerate(self.caches):
+            normed = layer.norm(0, x, index)
+            lap(_OTHERS)
+            fused = layer.gemm("preproj", normed, index)
+            lap("preproj")
+            q, k, v = layer.split(fused)
+            q, k = layer.rotate(q, angles), layer.rotate(k, angles)
+            attended = []
+            first = 0
+            lap(_OTHERS)
+            for (slot, count, context, _), bias in zip(work.chunks, biases, strict=True):
+                rows = slice(first, first + count)
+                start = slot * self.shape.max_length
+                new = (q[rows], k[rows], v[rows])
+                attended.append(prefill_step(self.attention, cache, start, context, new, bias))
+                first += count
+            if work.chunks:
+                lap("attn_prefill")
+            if ragged is not None:
+                attended.append(self._decode(cache, (q[first:], k[first:], v[first:]), ragged))
+                lap("attn_decode")
+            flat = torch.cat(attended).reshape(x.shape[0], -1)
+            lap(_OTHERS)
+            x = x + self._row_parallel("postproj", flat, index)
+            normed = layer.norm(1, x, index)
+            lap(_OTHERS)
+            fused = layer.gemm("ffn_ln1", normed, index)
+            lap("ffn_ln1")
+            active = layer.activation(fused)
+            lap(_OTHERS)
+            x = x + self._row_parallel("ffn_ln2", active, index)
+        lap(_OTHERS)
+        return x
+
+    def _row_parallel(self, op: str, x: Tensor, index: int) -> Tensor:
+        """A GEMM whose result is the sum over the TP ranks."""
+        out = self.layer.gemm(op, x, index)
+        self._watch.lap(op)
+        if self._reduce is not None:
+            self._reduce(out)
+            self._watch.lap("all_reduce")
+        return out
+
+    def _logits(self, last: Tensor) -> Tensor:
+        gain, shift = self._norm
+        hidden = [self.shape.model.hidden_size]
+        if shift is not None:
+            normed = F.layer_norm(last, hidden, gain, shift, _EPSILON)
+        else:
+            normed = F.rms_norm(last, hidden, gain, _EPSILON)
+        return F.linear(normed, self._head)[:, : self._vocabulary]

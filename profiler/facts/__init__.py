@@ -1,0 +1,4 @@
+"""What is known of models and devices, and the physics that follows from it. Imports ``storage``.
+
+Read ``model.py`` first: the sizes of a transformer, and the shape of each of its ops.
+"""

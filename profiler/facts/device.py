@@ -1,0 +1,141 @@
+"""What a GPU is to the simulator: its data-sheet numbers, and what was fitted to measurements."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from profiler.storage.paths import data_dir, user_path
+from profiler.storage.plain_yaml import read_mapping
+from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between GPUs: ``bandwidth`` in bytes per second, one GPU, one direction."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    kind: str
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class ErrorStats:
+    """Absolute errors of predicted times in percent of the measured ones."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    median_pct: float
+    p95_pct: float
+    worst_pct: float
+
+
+@dataclass(frozen=True)
+class FittedOp:
+    """One op's constants, where they come from, and how far off they are on rows not fitted.
+
+    ``source`` names the measurements, ``origin`` their repository and commit, ``rows`` how many
+    were used, ``hold_out`` how rows were held out for ``held_out`` (physics with the learned
+    residual) and ``roofline_only`` (physics alone). ``structure`` splits ``held_out`` by ranges of
+    the inputs. ``checks`` are rows of another source that no fit used. ``constants`` are the
+    physics form's.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    source: str
+    origin: str
+    licence: str
+    rows: int
+    hold_out: str
+    held_out: ErrorStats
+    roofline_only: ErrorStats
+    date: str
+    constants: dict[str, float]
+    residual: bool
+    structure: dict[str, ErrorStats]
+    checks: dict[str, ErrorStats]
+    notes: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One GPU model. Sizes are decimal bytes, rates per second, ``peak_flops`` dense fp16.
+
+    ``fitted`` is None for a device with specifications only: it can be named in a configuration,
+    but no bundle can be modelled on it. Raises ValueError for numbers that are not positive.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    name: str
+    memory_bytes: float
+    peak_flops: float
+    memory_bandwidth: float
+    num_sms: int
+    gpus_per_node: int
+    intra_node: Link
+    inter_node: Link
+    notes: str = ""
+    fitted: dict[str, FittedOp] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for key in ("memory_bytes", "peak_flops", "memory_bandwidth", "num_sms", "gpus_per_node"):
+            value = getattr(self, key)
+            if value <= 0:
+                raise ValueError(f"{key} must be positive, got {value}")
+
+    def op(self, name: str) -> FittedOp:
+        """The fitted constants of one op. Raises SpecError where the device has none."""
+        if self.fitted is None:
+            calibrated = [d for d in list_devices() if load_device(d).fitted is not None]
+            raise SpecError(
+                f"device {self.name} has specifications only: no op times were fitted for it, so "
+                f"no bundle can be modelled; devices with fits: {', '.join(calibrated)}"
+            )
+        if name not in self.fitted:
+            raise SpecError(f"device {self.name}: op {name!r} has no fit")
+        return self.fitted[name]
+
+
+def device_files(name: str) -> list[Path]:
+    """The files that define a shipped device: its YAML, and its learned residual if it has one."""
+    folder = data_dir() / "devices"
+    return [p for p in (folder / f"{name}.yaml", folder / f"{name}.npz") if p.is_file()]
+
+
+def device_sha256(name: str) -> str:
+    """Hash of everything that :func:`device_files` lists, names included."""
+    digest = hashlib.sha256()
+    for path in device_files(name):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def list_devices() -> list[str]:
+    """Names of the shipped devices, sorted."""
+    return sorted(path.stem for path in (data_dir() / "devices").glob("*.yaml"))
+
+
+def load_device(name_or_path: str | Path) -> DeviceSpec:
+    """A shipped device by name, or one from a YAML file.
+
+    Raises SpecError for an unknown name (with what exists) and for a file that cannot be used.
+    """
+    path = user_path(name_or_path)
+    if path.suffix != ".yaml":
+        name = str(name_or_path)
+        if name not in list_devices():
+            raise SpecError(
+                f"unknown device {name!r}{did_you_mean(name, list_devices())}; "
+                f"shipped: {', '.join(list_devices())}; or the path of a device YAML"
+            )
+        path = data_dir() / "devices" / f"{name}.yaml"
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file")
+    return parse(DeviceSpec, read_mapping(path), path)

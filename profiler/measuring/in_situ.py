@@ -1,0 +1,204 @@
+"""A profile bundle measured in the running engine: its own ops, between its own other work.
+
+All stages are kept busy with synthetic micro-batches, as in serving. What a layer takes beyond its
+GEMMs and attention is ``others``; what a stage takes beyond its layers is ``embedding`` (the first)
+and ``lm_head`` (the last), so that the parts add up to what the engine takes. torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+
+import numpy as np
+import pandas as pd
+
+from profiler.bundle.schema import Bundle, BundleMeta
+from profiler.bundle.tables import TABLES
+from profiler.engine.processes import Floats, StageLog
+from profiler.engine.spec import EngineSpec
+from profiler.engine.work import TIMED_OPS
+from profiler.planning.designed import skewed_contexts
+
+GridWork = tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]
+_LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
+
+
+def grid_works(max_batch: int, chunks: list[int], whole: list[int], longest: int) -> list[GridWork]:
+    """Micro-batches that cover what a workload will do.
+
+    Decodes alone: every number up to ``max_batch``, at three contexts up to ``longest``, and some
+    with unequal ones. Chunks alone: those of ``chunks`` with and without context, those of
+    ``whole`` without. Both: the largest of each with few and many decodes.
+    """
+    mean = longest // 2
+    works: list[GridWork] = [
+        ([], _decodes([context] * batch))
+        for batch in range(1, max_batch + 1)
+        for context in (longest // 8, mean, longest - 1)
+    ]
+    works += [
+        ([], _decodes(skewed_contexts(batch, mean, most)))
+        for batch in (max_batch // 2, max_batch)
+        for most in (5 * mean // 4, 7 * mean // 4)
+        if most <= batch * mean
+    ]
+    for tokens in sorted({*chunks, *whole}):
+        before = [0]
+        if tokens in chunks:
+            before += [c for c in (longest // 4, longest // 2) if c + tokens <= longest]
+        works += [([(0, tokens, context, 1)], []) for context in before]
+    return works + [
+        ([(0, tokens, 0, 1)], _decodes([mean] * riders))
+        for tokens in sorted({max(chunks, default=1), max(whole, default=1)})
+        for riders in sorted({max_batch // 2, max_batch - 1} - {0})
+    ]
+
+
+def _decodes(contexts: list[int]) -> list[tuple[int, int]]:
+    """In slots of their own; slot 0 is the chunk's."""
+    return [(slot, context) for slot, context in enumerate(contexts, start=1)]
+
+
+def in_situ_bundle(
+    spec: EngineSpec, works: list[GridWork], log: StageLog, send_s: float, device: str
+) -> Bundle:
+    """The bundle of a played grid; ``works`` may hold each micro-batch several times.
+
+    ``send_s`` is what a transfer between two stages takes, whatever its size.
+    """
+    layers = np.array(spec.layers, np.float64)
+    # One layer of an op: the stages' sums, over all their layers.
+    per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / layers.sum()
+    others = per_layer[:, _LAYERS] - per_layer[:, :_LAYERS].sum(axis=1)
+    service = log.finish - log.start
+    first = service[:, 0] - log.ops[:, 0, _LAYERS]
+    last = log.ops[:, -1, _HEAD]
+    if spec.pp == 1:
+        first = first - last
+    else:
+        last = service[:, -1] - log.ops[:, -1, _LAYERS]
+    rows = [(sum(c[1] for c in chunks) + len(decodes)) for chunks, decodes in works]
+    outputs = [len(chunks) + len(decodes) for chunks, decodes in works]
+    linear = [
+        _table(rows, per_layer[:, TIMED_OPS.index(op)], "num_tokens", op)
+        for op in ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
+    ]
+    linear += [
+        _table(rows, others, "num_tokens", "others"),
+        _table(rows, first, "num_tokens", "embedding"),
+        _table(outputs, last, "num_tokens", "lm_head"),
+    ]
+    table = _Cases(works, per_layer)
+    reduce = pd.DataFrame(columns=list(TABLES["all_reduce"].columns))
+    if spec.tp > 1:
+        size = 4 if spec.dtype == "float32" else 2
+        reduced = [count * spec.model.hidden_size * size for count in rows]
+        # There are two a layer.
+        reduce = _table(reduced, per_layer[:, TIMED_OPS.index("all_reduce")] / 2, "num_bytes")
+    send = pd.DataFrame(
+        {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
+    )
+    meta = BundleMeta(
+        device=device,
+        model=spec.model.name,
+        model_spec=spec.model,
+        tp=spec.tp,
+        source="measured",
+        created=date.today().isoformat(),
+        generator="sarathi-sim validate",
+        dtype=spec.dtype,
+        num_layers_profiled=sum(spec.layers),
+        notes="measured in the running engine; edge ops hold all that a stage does beside layers",
+    )
+    return Bundle(
+        meta,
+        pd.concat(linear, ignore_index=True),
+        table.prefill(),
+        table.decode(),
+        reduce,
+        send,
+        attn_decode_skew=table.skewed(),
+        mixed=table.mixed(),
+    )
+
+
+class _Cases:
+    """The works by what they tell beside their linear ops, and the tables that follow."""
+
+    def __init__(self, works: list[GridWork], per_layer: Floats) -> None:
+        self._works = works
+        self._us = _us(per_layer)
+
+    def prefill(self) -> pd.DataFrame:
+        """Attention of chunks alone."""
+        rows = [
+            (chunks[0][1], chunks[0][2], self._us[i, TIMED_OPS.index("attn_prefill")])
+            for i, (chunks, decodes) in enumerate(self._works)
+            if chunks and not decodes
+        ]
+        return _frame(rows, "chunk_tokens", "context_tokens")
+
+    def decode(self) -> pd.DataFrame:
+        """Attention of decodes alone that have equal contexts."""
+        rows = [
+            (len(contexts), contexts[0], self._us[i, TIMED_OPS.index("attn_decode")])
+            for i, contexts in self._decodes_alone()
+            if len(set(contexts)) == 1
+        ]
+        return _frame(rows, "batch_size", "context_tokens")
+
+    def skewed(self) -> pd.DataFrame:
+        """Attention of decodes alone that have unequal contexts."""
+        rows = [
+            (
+                len(contexts),
+                round(sum(contexts) / len(contexts)),
+                max(contexts),
+                self._us[i, TIMED_OPS.index("attn_decode")],
+            )
+            for i, contexts in self._decodes_alone()
+            if len(set(contexts)) > 1
+        ]
+        return _frame(rows, "batch_size", "context_tokens", "max_context_tokens")
+
+    def mixed(self) -> pd.DataFrame:
+        """Whole layers of a chunk with decodes of equal contexts."""
+        rows = [
+            (chunks[0][1], chunks[0][2], len(decodes), decodes[0][1], self._us[i, _LAYERS])
+            for i, (chunks, decodes) in enumerate(self._works)
+            if chunks and decodes
+        ]
+        names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
+        return _frame(rows, *names)
+
+    def _decodes_alone(self) -> list[tuple[int, list[int]]]:
+        return [
+            (i, [context for _, context in decodes])
+            for i, (chunks, decodes) in enumerate(self._works)
+            if not chunks
+        ]
+
+
+def _frame(rows: Sequence[tuple[float, ...]], *keys: str) -> pd.DataFrame:
+    return _medians(pd.DataFrame(rows, columns=[*keys, "time_us"]), list(keys))
+
+
+def _us(seconds: Floats) -> Floats:
+    # A remainder that noise made negative is no time; a bundle's times are positive.
+    return np.maximum(seconds * 1e6, 0.1)
+
+
+def _table(keys: list[int], seconds: Floats, column: str, op: str | None = None) -> pd.DataFrame:
+    frame = _medians(pd.DataFrame({column: keys, "time_us": _us(seconds)}), [column])
+    if op is not None:
+        frame.insert(0, "op", op)
+    return frame
+
+
+def _medians(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """One row a key, sorted: the median of its repeats, and the spread of those."""
+    times = frame.groupby(keys)["time_us"]
+    median, between = times.median(), times.quantile(0.75) - times.quantile(0.25)
+    spread = (100 * between / median).round(3)
+    return pd.DataFrame({"time_us": median, "spread_pct": spread}).reset_index()

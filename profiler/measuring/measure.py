@@ -1,0 +1,222 @@
+"""Measure op times on this machine and write them as profile bundles; resumes where it was killed.
+
+Needs torch only when :func:`profile` runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiler.bundle.schema import (
+    BundleError,
+    bundle_path,
+    check_replaceable,
+    load_bundle,
+    write_bundle,
+)
+from profiler.measuring.collectives import read_inter_node
+from profiler.measuring.measured import (
+    Facts,
+    borrow_collectives,
+    collectives_source,
+    measured_bundle,
+    skipped,
+    write_device,
+)
+from profiler.measuring.session import Progress, Say, Session
+from profiler.planning.journal import Journal, settings_hash
+from profiler.planning.plan import Settings
+from profiler.planning.profile_error import ProfileError
+from profiler.storage.manifest import NotOursError, check_files
+
+if TYPE_CHECKING:
+    import torch
+
+    from profiler.shard.attention import Attention
+
+
+def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
+    """Profile every TP degree; returns the bundle folders and the device file, as written.
+
+    ``say`` gets lines for the user, ``progress`` what is done, how much, and of how much (seconds).
+    Raises ProfileError for a device, dtype or degree that cannot be measured here.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ProfileError(
+            "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
+        ) from None
+    from profiler.measuring.shard_ops import ShardOps
+    from profiler.shard import environment as machine
+    from profiler.shard.timing import Timer, no_garbage_collection
+
+    device, dtype = machine.open_device(settings.device, settings.dtype, settings.threads)
+    per_node = machine.devices_on_node(settings.device, settings.threads)
+    _check(settings, per_node)
+    attentions = {tp: _attention(settings, tp, device, dtype) for tp in settings.tps}
+    inter_node = read_inter_node(settings.inter_node) if settings.inter_node else {}
+    name = settings.device_name or machine.default_device_name(settings.device)
+    timer = Timer(device, settings.repeats)
+    known = machine.facts(settings.device, settings.threads) | machine.gpu_state("before")
+    identities = {
+        tp: _identity(settings, tp, known, attention.name)
+        for tp, (attention, _) in attentions.items()
+    }
+    tps = missing_degrees(settings, name, identities, say)
+    written, left_s = [], settings.budget_s
+    for done, tp in enumerate(tps):
+        share = max(0.0, left_s) / (len(tps) - done)
+        attention, no_xformers = attentions[tp]
+        if settings.device == "cuda" and settings.attention == "auto" and no_xformers:
+            say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
+        path = bundle_path(settings.out, name, settings.model.name, tp)
+        with closing(Journal(path.with_name(f".{path.name}.work"), identities[tp])) as journal:
+            budget = 0.9 * machine.memory_bytes(settings.device)[1]
+            try:
+                ops = ShardOps(
+                    settings.model, tp, device, dtype, settings.limits, timer, budget, attention
+                )
+            except ValueError as error:
+                raise ProfileError(str(error)) from None
+            run = Session(settings, tp, journal, ops, say, progress, share)
+            with no_garbage_collection():
+                run.announce(budget)
+                grids = run.measure()
+                run.overhead()
+            left_s -= run.spent_s
+            ranks = max(2, tp)
+            if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
+                run.collectives(ranks)
+            elif settings.collectives is None:
+                say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
+            more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+            more["settings"] = asked_for(settings, identities[tp])
+            more |= machine.gpu_state("after") | run.facts(grids)
+            bundle = measured_bundle(
+                journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
+                inter_node, attention.name,
+            )  # fmt: skip
+            if settings.collectives:
+                source = collectives_source(settings.collectives, tp)
+                bundle = borrow_collectives(bundle, source)
+            write_bundle(bundle, path, force=settings.force)
+            journal.remove()
+        written.append(path)
+        del run, ops  # their memory is the next degree's
+        machine.release()
+    total, free = machine.memory_bytes(settings.device)
+    shared = per_node if settings.device == "cpu" else 1
+    written.append(
+        write_device(
+            settings.out,
+            name,
+            total // shared,
+            machine.copy_bandwidth(device, timer, free),
+            machine.num_sms(settings.device, settings.threads),
+            per_node,
+            str(known.get("gpu", known["processor"])),
+        )
+    )
+    return written
+
+
+def missing_degrees(
+    settings: Settings, name: str, identities: Mapping[int, Mapping[str, object]], say: Say
+) -> list[int]:
+    """The TP degrees to measure: all but those whose bundles the same command wrote already.
+
+    Raises ProfileError, before anything is measured, where a file that is to be written exists and
+    is not ours, or was measured otherwise and ``settings`` do not say ``force``.
+    """
+    missing = []
+    try:
+        check_files(settings.out, f"{name}.yaml")
+        for tp, identity in identities.items():
+            path = bundle_path(settings.out, name, settings.model.name, tp)
+            check_replaceable(path, force=True)
+            if settings.force or not _was_measured(path, asked_for(settings, identity)):
+                check_replaceable(path, force=settings.force)
+                missing.append(tp)
+            else:
+                say(f"tp {tp}: measured already; --force measures it anew")
+    except (NotOursError, BundleError) as error:
+        raise ProfileError(str(error)) from None
+    return missing
+
+
+def _was_measured(path: Path, asked: str) -> bool:
+    if not (path / "meta.yaml").is_file():
+        return False
+    return load_bundle(path).meta.environment.get("settings") == asked
+
+
+def asked_for(settings: Settings, identity: Mapping[str, object]) -> str:
+    """A hash of all that a bundle depends on: what its points do, and which points they are."""
+    grid = {
+        "limits": asdict(settings.limits),
+        "budget_s": settings.budget_s,
+        "target": settings.target,
+        "inter_node": str(settings.inter_node),
+        "collectives": str(settings.collectives),
+    }
+    return settings_hash({**identity, **grid})
+
+
+def _check(settings: Settings, per_node: int) -> None:
+    name = settings.device_name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
+        raise ProfileError(
+            f"--device-name {name!r}: it names a folder, so letters, digits, _ . and - are allowed"
+        )
+    for tp in settings.tps:
+        try:
+            settings.model.check_tp(tp)
+        except ValueError as error:
+            raise ProfileError(str(error)) from None
+        if settings.collectives:
+            collectives_source(settings.collectives, tp)  # now, not after an hour of measuring
+        if settings.device == "cuda" and tp > max(1, per_node) and not settings.collectives:
+            raise ProfileError(
+                f"--tp {tp}: the all-reduce needs {tp} GPUs on this node, which has {per_node}; "
+                f"--collectives DIR takes it from a bundle of tp {tp}"
+            )
+
+
+def _attention(
+    settings: Settings, tp: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Attention, str]:
+    """What computes attention, and why it is not xformers; chosen before anything is measured."""
+    from profiler.shard.attention import choose_attention
+
+    model = settings.model
+    try:
+        return choose_attention(
+            device, dtype, *model.heads_per_rank(tp), model.head_dim, settings.attention
+        )
+    except ValueError as error:
+        raise ProfileError(f"tp {tp}: {error}") from None
+
+
+def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict[str, object]:
+    """Everything that a point's time depends on; the grid's limits and the budget are not."""
+    return {
+        "model": asdict(settings.model),
+        "tp": tp,
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "repeats": settings.repeats,
+        "attention": attention,
+        "environment": {key: known[key] for key in known if not key.endswith("_before")},
+    }
+
+
+def _notes(journal: Journal) -> str:
+    lines = skipped(journal)
+    text = "measured on one shard with random weights; send_recv inter_node only where given"
+    return f"{text}; {len(lines)} points skipped: {'; '.join(lines[:8])}" if lines else text

@@ -1,0 +1,107 @@
+"""What launching a layer costs beside running it, for the smallest batch. Imports torch.
+
+Op times on a GPU hold no launches: kernels queue behind each other. Where a layer is launched more
+slowly than it runs, the GPU waits, and only a CUDA graph helps. On a CPU launching is dispatching,
+and is part of every op's time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from profiler.measuring.fused import fused_layer
+from profiler.measuring.shard_ops import ShardOps
+from profiler.planning.journal import Timing
+from profiler.shard.attention import KVCache
+from profiler.shard.layer import ShardLayer
+from profiler.shard.timing import relative_iqr
+
+_CONTEXT = 16
+
+
+def time_overhead(ops: ShardOps) -> dict[str, Timing]:
+    """Timings by the names of ``OVERHEADS``; on a CPU, or where capturing fails, without a graph.
+
+    A layer of one decode with a short cache is launched, and run.
+    """
+    layer = fused_layer(ops.layer, ops.attention, ops.cache, 0, 0, 1, _CONTEXT)
+    found = {"layer_run": ops.timer(layer)}
+    if ops.device.type == "cpu":
+        found["layer_launch"] = ops.timer(_narrow_layer(ops))
+        return found
+    with torch.inference_mode():
+        found["layer_launch"] = _host_time(lambda: layer(0), ops.timer.repeats)
+        try:
+            replay = _captured(lambda: layer(0))
+        except RuntimeError as error:  # an op that waits for the GPU cannot be captured
+            note = f"no CUDA graph: {(str(error).splitlines() or [''])[0][:200]}"
+            found["layer_graph_launch"] = Timing(None, note=note)
+        else:
+            found["layer_graph_launch"] = _host_time(replay, ops.timer.repeats)
+    return found
+
+
+def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
+    """The same calls on matrices of next to nothing: what is left is Python and dispatch."""
+    model, heads, kv_heads = ops.model, ops.layer.heads, ops.layer.kv_heads
+    narrow = replace(
+        model, hidden_size=16, num_heads=heads, num_kv_heads=kv_heads, head_dim=2,
+        ffn_hidden_size=16, vocab_size=16,
+    )  # fmt: skip
+    layer = ShardLayer(narrow, 1, ops.device, ops.dtype)
+    cache = KVCache(_CONTEXT, kv_heads, narrow.head_dim, ops.device, ops.dtype)
+    return fused_layer(layer, ops.attention, cache, 0, 0, 1, 1)
+
+
+def _host_time(call: Callable[[], object], repeats: int) -> Timing:
+    """What the host takes to enqueue, the device being idle; one call in ten is a warm-up."""
+    began = time.perf_counter()
+    samples = []
+    for number in range(11 * repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        if number >= repeats:
+            samples.append(time.perf_counter() - start)
+    torch.cuda.synchronize()
+    spread = round(relative_iqr(samples), 5)
+    return Timing(median(samples) * 1e6, spread, len(samples), seconds=time.perf_counter() - began)
+
+
+def _captured(call: Callable[[], object]) -> Callable[[], object]:
+    """Replays ``call`` as one CUDA graph; warm-ups go on another stream, as capturing demands."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return lambda: graph.replay()
+
+
+def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:
+    """A line for the user: what a small batch's iteration takes on top of the op times."""
+    run, launch = time_us["layer_run"], time_us["layer_launch"]
+    if device == "cpu":
+        return (
+            f"a layer of one decode takes {run:.0f} us, of which {launch:.0f} are dispatch; op "
+            "times include it, so engine.turnaround_s need only hold the scheduler's own time"
+        )
+    waits_s = max(0.0, launch - run) * 1e-6 * layers
+    text = (
+        f"a layer of one decode takes {run:.0f} us on the GPU and {launch:.0f} us to launch: "
+        f"{layers} layers wait {waits_s:.2g} s, which op times do not hold; suggested without CUDA "
+        f"graphs: engine.turnaround_s {waits_s:.2g} (an upper bound: larger batches wait less)"
+    )
+    if "layer_graph_launch" in time_us:
+        graph_s = max(0.0, time_us["layer_graph_launch"] - run) * 1e-6 * layers
+        text += f", with graphs {graph_s:.2g}"
+    return text

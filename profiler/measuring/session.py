@@ -1,0 +1,203 @@
+"""Measuring one TP degree: the estimate, the grids, the designed points, the collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from profiler.bundle.tables import OVERHEADS
+from profiler.measuring.collectives import message_sizes, time_collectives
+from profiler.measuring.measured import Facts, measured, skipped
+from profiler.planning.designed import DESIGNED, designed_points
+from profiler.planning.grid import Grid, Key
+from profiler.planning.journal import Journal, Timing
+from profiler.planning.plan import OPS, Settings, coarse_grid, make_grid
+from profiler.planning.profile_error import ProfileError
+
+if TYPE_CHECKING:
+    from profiler.measuring.shard_ops import ShardOps
+
+Say = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
+
+#: Points nearer than this share of the size are not worth a measurement on a CPU, whose times have
+#: no exact steps; a GPU's have.
+_RESOLUTION = {"cpu": 1 / 64, "cuda": 0.0}
+
+
+class Session:
+    """One TP degree: the estimate, the coarse and designed points, adaptive ones, collectives."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tp: int,
+        journal: Journal,
+        ops: ShardOps,
+        say: Say,
+        progress: Progress,
+        budget_s: float,
+    ) -> None:
+        self.settings, self.tp, self.journal, self.ops = settings, tp, journal, ops
+        self.say, self.progress = say, progress
+        self.coarse = {op: coarse_grid(op, settings.limits) for op in OPS}
+        self.designed = {op: designed_points(op, settings.limits) for op in DESIGNED}
+        self.budget_s, self.spent_s = budget_s, 0.0
+        self._expected: dict[tuple[str, Key], float] = {}
+
+    def announce(self, free_bytes: float) -> None:
+        """Say how long it will take and how much memory, from two probes of each op."""
+        from profiler.measuring.shard_ops import memory_needs
+
+        settings = self.settings
+        for op, keys in (self.coarse | self.designed).items():
+            self._expect(op, keys)
+        seconds = sum(
+            expected
+            for (op, key), expected in self._expected.items()
+            if self.journal.get(op, key) is None
+        )
+        needs = memory_needs(
+            settings.model, self.tp, self.ops.size, settings.limits, settings.device
+        )
+        coarse, designed = (sum(map(len, p.values())) for p in (self.coarse, self.designed))
+        self.say(
+            f"tp {self.tp}: {coarse} coarse points and {designed} of mixed or skewed batches take "
+            f"about {seconds:.0f} s, adaptive ones up to "
+            f"{max(0.0, self.budget_s - seconds):.0f} s more; memory "
+            f"{sum(needs.values()) / 1e9:.2f} GB (KV cache {needs['kv_cache'] / 1e9:.2f}) of "
+            f"{free_bytes / 1e9:.1f} free; attention: {self.ops.attention.name}"
+        )
+        finished = len(self.journal)
+        if finished:
+            self.say(f"tp {self.tp}: resuming, {finished} points are finished already")
+
+    def _expect(self, op: str, keys: list[Key]) -> None:
+        """Seconds that each coarse point will take: linear in its work between two probes."""
+        ordered = sorted(keys, key=lambda key: _work(op, key))
+        small, medium = ordered[0], ordered[len(ordered) // 2]
+        low, high = _work(op, small), _work(op, medium)
+        at_low, at_high = self.ops.probe(op, small), self.ops.probe(op, medium)
+        slope = max(0.0, at_high - at_low) / max(1.0, high - low)
+        for key in keys:
+            one = at_low + slope * (_work(op, key) - low)
+            # Two warm-ups, and half as many samples again for the points that are not steady.
+            self._expected[op, key] = (2 + 1.5 * self.settings.repeats) * one + 1e-3
+
+    def measure(self) -> dict[str, Grid]:
+        """The coarse and the designed points whole, then adaptive ones until target or budget."""
+        total = sum(self._expected.values())
+        done = 0.0
+        for op, keys in (self.coarse | self.designed).items():
+            for key in keys:
+                self._point(op, key)
+                done += self._expected[op, key]
+                self.progress(f"tp {self.tp}: coarse points, s", round(done), max(1, round(total)))
+        limits, resolution = self.settings.limits, _RESOLUTION[self.settings.device]
+        grids = {}
+        for op in OPS:
+            points = {k: t.time_us or 0.0 for k, t in measured(self.journal, op).items()}
+            coarse = {k: v for k, v in points.items() if k in set(self.coarse[op])}
+            if not coarse:
+                raise ProfileError(f"tp {self.tp}: no point of {op} fits in memory")
+            grids[op] = make_grid(op, coarse, self.settings.target, limits, resolution)
+        self._adapt(grids)
+        for line in skipped(self.journal):
+            self.say(f"tp {self.tp}: skipped {line}")
+        return grids
+
+    def _point(self, op: str, key: Key) -> Timing:
+        timing = self.journal.get(op, key)
+        if timing is None:
+            timing = self.ops.measure(op, key)
+            self.journal.add(op, key, timing)
+        return timing
+
+    def _adapt(self, grids: dict[str, Grid]) -> None:
+        # What finished points took counts after a restart too, so that it ends where it would have.
+        beforehand = self.coarse | self.designed
+        self.spent_s = sum(
+            self._point(op, key).seconds for op in beforehand for key in beforehand[op]
+        )
+        before, room = self.spent_s, max(0.0, self.budget_s - self.spent_s)
+        what = f"tp {self.tp}: adaptive points, s"
+        while self.spent_s < self.budget_s:
+            proposals = {op: proposal for op in OPS if (proposal := grids[op].propose())}
+            if not proposals:
+                break
+            op = max(proposals, key=lambda op: proposals[op].score)
+            key = proposals[op].key
+            timing = self._point(op, key)
+            self.spent_s += timing.seconds
+            if timing.time_us is None:
+                grids[op].skip(key)
+            else:
+                grids[op].add(key, timing.time_us, timing.spread)
+            self.progress(what, round(min(self.spent_s - before, room)), max(1, round(room)))
+        self.progress(what, max(1, round(room)), max(1, round(room)))
+
+    def overhead(self) -> None:
+        """What launching a layer costs beside running it, and what that means for a simulation."""
+        from profiler.measuring.overhead import advice, time_overhead
+
+        if self.journal.get("overhead", (OVERHEADS.index("layer_launch"),)) is None:
+            for what, timing in time_overhead(self.ops).items():
+                self.journal.add("overhead", (OVERHEADS.index(what),), timing)
+        times = measured(self.journal, "overhead")
+        known = {OVERHEADS[index]: timing.time_us or 0.0 for (index,), timing in times.items()}
+        layers = self.settings.model.num_layers
+        self.say(f"tp {self.tp}: {advice(self.settings.device, layers, known)}")
+
+    def collectives(self, ranks: int) -> None:
+        """All-reduce over the TP degree, and send/recv between two ranks of this node."""
+        settings = self.settings
+        largest = settings.limits.max_tokens * settings.model.hidden_size * self.ops.size
+        missing: dict[str, list[int]] = {}
+        for op in ("all_reduce", "send_recv") if self.tp > 1 else ("send_recv",):
+            sizes = message_sizes(largest)
+            missing[op] = [n for n in sizes if self.journal.get(op, (n,)) is None]
+        total = sum(map(len, missing.values()))
+        if not total:
+            return
+        timings = time_collectives(
+            ranks,
+            "nccl" if settings.device == "cuda" else "gloo",
+            settings.dtype,
+            missing.get("all_reduce", []),
+            missing["send_recv"],
+            repeats=10 * settings.repeats,
+        )
+        for done, (op, num_bytes, timing) in enumerate(timings, start=1):
+            self.journal.add(op, (num_bytes,), timing)
+            self.progress(f"tp {self.tp}: collectives, sizes", done, total)
+
+    def facts(self, grids: dict[str, Grid]) -> Facts:
+        """Points and held-out error of each op, said and kept in the meta."""
+        known: Facts = {"repeats": self.settings.repeats, "target_pct": 100 * self.settings.target}
+        for op, grid in grids.items():
+            errors = sorted(100 * error for error in grid.held_out)
+            coarse = len(measured(self.journal, op)) - len(errors)
+            known[f"points_{op}"] = coarse + len(errors)
+            text = f"tp {self.tp}: {op}: {coarse} + {len(errors)} adaptive points"
+            if errors:
+                middle, worst = errors[len(errors) // 2], errors[-1]
+                known[f"held_out_median_pct_{op}"] = round(middle, 2)
+                text += f"; held-out error beyond noise: median {middle:.1f} %, worst {worst:.1f} %"
+            self.say(text)
+        for op in DESIGNED:
+            known[f"points_{op}"] = len(measured(self.journal, op))
+        known["skipped_points"] = len(skipped(self.journal))
+        return known
+
+
+def _work(op: str, key: Sequence[int]) -> float:
+    """What an op's time is roughly proportional to."""
+    if op == "attn_prefill":
+        return float(key[0] * (key[0] + key[1]))
+    if op == "attn_decode":
+        return float(key[0] * (key[1] + 1))
+    if op == "attn_decode_skew":
+        return float(key[0] * (key[2] + 1))
+    if op == "mixed":  # the linear ops weigh most
+        return float(key[0] + key[2])
+    return float(key[0])

@@ -1,0 +1,241 @@
+"""Every op of a plan as something to time: inputs made, buffers rotated. Imports torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.measuring.fused import fused_layer, slots_of
+from profiler.planning.designed import skewed_contexts
+from profiler.planning.grid import Key
+from profiler.planning.journal import Timing
+from profiler.planning.plan import Limits
+from profiler.shard.attention import (
+    Attention,
+    KVCache,
+    decode_step,
+    prefill_step,
+    skewed_decode_step,
+)
+from profiler.shard.layer import ShardLayer
+from profiler.shard.timing import Timer
+
+#: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
+#: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2 instead.
+_COLD_BYTES = 96 * 2**20
+_MOST_COPIES = 8
+
+
+class ShardOps:
+    """Times the ops of one TP shard. ``budget_bytes`` bounds weights and KV cache and inputs.
+
+    A point that needs more is not run: its Timing says so. Raises ValueError where the weights
+    alone do not fit.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        tp: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        limits: Limits,
+        timer: Timer,
+        budget_bytes: float,
+        attention: Attention,
+    ) -> None:
+        self.model, self.timer, self.attention = model, timer, attention
+        self.size = torch.finfo(dtype).bits // 8
+        self.device, self.dtype = device, dtype
+        needs = memory_needs(model, tp, self.size, limits, device.type)
+        fixed = needs["weights"] + needs["tables"]
+        if fixed > 0.9 * budget_bytes:
+            raise ValueError(
+                f"{model.name} tp {tp}: one layer's weights need {fixed / 1e9:.2f} GB and "
+                f"{budget_bytes / 1e9:.2f} GB are free; use a larger tp"
+            )
+        self.layer = ShardLayer(
+            model, tp, device, dtype, weight_copies(model, tp, self.size, device.type)
+        )
+        head = self.layer.shapes["lm_head"]
+        self._head = self.layer.random(head.n, head.k, scale=head.k**-0.5)
+        self._table = self.layer.random(model.vocab_size, model.hidden_size)
+        self._positions: torch.Tensor | None = None
+        if model.learned_positions:
+            self._positions = self.layer.random(model.max_position_embeddings, model.hidden_size)
+        layer = self.layer
+        kv_bytes = 2 * layer.kv_heads * model.head_dim * self.size
+        # Half of what is left at most: the inputs, outputs and masks come on top.
+        affordable = int((budget_bytes - fixed) / 2 / kv_bytes)
+        wanted = needs["kv_cache"] // kv_bytes
+        self.cache = KVCache(
+            max(limits.max_context, min(wanted, affordable)),
+            layer.kv_heads, model.head_dim, device, dtype,
+        )  # fmt: skip
+        self._spare = budget_bytes - fixed - self.cache.tokens * kv_bytes
+
+    def measure(self, op: str, key: Key) -> Timing:
+        """Time one point; a Timing without a time, and with a note, where it does not fit."""
+        if misfit := self._misfit(op, key):
+            return Timing(None, note=misfit)
+        try:
+            return self.timer(self.call(op, key))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return Timing(None, note="ran out of GPU memory")
+        except RuntimeError as error:
+            if "allocate memory" not in str(error):  # what torch says on a CPU
+                raise
+            return Timing(None, note="ran out of memory")
+
+    def _misfit(self, op: str, key: Key) -> str:
+        """Why a point does not fit in memory; empty where it does."""
+        need, room = _slots(op, key), self.cache.tokens
+        if need > room:
+            return f"needs {need} KV slots, and memory holds {room}"
+        size = self._input_bytes(op, key)
+        if size > self._spare:
+            return f"needs {size / 1e9:.2f} GB beside the weights, {self._spare / 1e9:.2f} are free"
+        return ""
+
+    def probe(self, op: str, key: Key) -> float:
+        """Seconds on the wall that one call takes, roughly; 0 for a point that does not fit."""
+        if self._misfit(op, key):
+            return 0.0
+        call = self.call(op, key)
+        with torch.inference_mode():
+            for index in range(2):
+                began = time.perf_counter()
+                call(index)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    def call(self, op: str, key: Key) -> Callable[[int], object]:
+        """``call(i)`` runs the op once on the i-th set of buffers."""
+        if op == "attn_prefill":
+            return self._prefill(*key)
+        if op == "attn_decode":
+            return self._decode(*key)
+        if op == "attn_decode_skew":
+            return self._skewed_decode(*key)
+        if op == "mixed":
+            return fused_layer(self.layer, self.attention, self.cache, *key)
+        return self._linear(op, key[0])
+
+    def _input_bytes(self, op: str, key: Key) -> float:
+        """A generous guess: two inputs and an output a token, and a mask for chunks."""
+        model = self.model
+        mask = 2 * key[0] * sum(key[:2]) * self.size
+        if op == "attn_prefill":
+            return float(mask + 8 * key[0] * self.layer.heads * model.head_dim * self.size)
+        widest = max(sum((shape.n, shape.k)) for shape in self.layer.shapes.values())
+        if op == "mixed":
+            return float(mask + 8 * (key[0] + key[2]) * widest * self.size)
+        return float(4 * key[0] * widest * self.size)
+
+    def _linear(self, op: str, tokens: int) -> Callable[[int], object]:
+        layer, model, copies = self.layer, self.model, len(self.layer.sets)
+        if op in LAYER_GEMMS:
+            inputs = [layer.random(tokens, layer.shapes[op].k) for _ in range(2)]
+            return lambda i: layer.gemm(op, inputs[i % 2], i % copies)
+        if op == "lm_head":
+            x = layer.random(tokens, model.hidden_size)
+            return lambda i: F.linear(x, self._head)
+        if op == "embedding":
+            rows = [self._token_ids(tokens, i) for i in range(2)]
+            positions = torch.arange(tokens, device=self.device)
+            positions = positions % model.max_position_embeddings
+            return lambda i: self._embed(rows[i % 2], positions)
+        x = layer.random(tokens, model.hidden_size)
+        ffn = layer.random(tokens, layer.shapes["ffn_ln1"].n)
+        q = layer.random(tokens, layer.heads, model.head_dim)
+        k = layer.random(tokens, layer.kv_heads, model.head_dim)
+        angles = layer.angles(torch.arange(tokens, device=self.device))
+        return lambda i: layer.others(x, ffn, q, k, angles, i % copies)
+
+    def _token_ids(self, tokens: int, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(self.model.vocab_size, (tokens,), generator=generator)
+        return ids.to(self.device)
+
+    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        out = F.embedding(ids, self._table)
+        if self._positions is not None:
+            out = out + F.embedding(positions, self._positions)
+        return out
+
+    def _new_tokens(self, tokens: int) -> tuple[torch.Tensor, ...]:
+        dim, layer = self.model.head_dim, self.layer
+        return (
+            layer.random(tokens, layer.heads, dim),
+            layer.random(tokens, layer.kv_heads, dim),
+            layer.random(tokens, layer.kv_heads, dim),
+        )
+
+    def _start(self, slots: int, index: int) -> int:
+        """Where the index-th call's run of slots begins: calls walk through the pool."""
+        return index * slots % max(1, self.cache.tokens - slots + 1)
+
+    def _prefill(self, chunk: int, context: int) -> Callable[[int], object]:
+        new, bias = self._new_tokens(chunk), self.attention.prefill_bias(chunk, context)
+        slots = chunk + context
+        return lambda i: prefill_step(
+            self.attention, self.cache, self._start(slots, i), context, new, bias
+        )
+
+    def _decode(self, batch: int, context: int) -> Callable[[int], object]:
+        stride = context + 1
+        bias, new = self.attention.decode_bias(batch, context, stride), self._new_tokens(batch)
+        slots = batch * stride
+        return lambda i: decode_step(
+            self.attention, self.cache, self._start(slots, i), stride, context, new, bias
+        )
+
+    def _skewed_decode(self, batch: int, mean: int, longest: int) -> Callable[[int], object]:
+        contexts = skewed_contexts(batch, mean, longest)
+        places = torch.tensor(contexts, device=self.device)
+        bias, new = self.attention.skewed_bias(contexts, longest + 1), self._new_tokens(batch)
+        slots = batch * (longest + 1)
+        return lambda i: skewed_decode_step(
+            self.attention, self.cache, self._start(slots, i), places, longest, new, bias
+        )
+
+
+def _slots(op: str, key: Key) -> int:
+    """KV slots that an op takes beyond one sequence, for which there is always room."""
+    if op == "attn_decode":
+        return key[0] * (key[1] + 1)
+    if op == "attn_decode_skew":
+        return key[0] * (key[2] + 1)
+    return slots_of(*key) if op == "mixed" else 0
+
+
+def weight_copies(model: ModelSpec, tp: int, size: int, device: str) -> int:
+    """Sets of layer weights to rotate over."""
+    if device == "cuda":
+        return 1
+    one = sum(model.gemms(tp)[op].n * model.gemms(tp)[op].k for op in LAYER_GEMMS) * size
+    return max(1, min(_MOST_COPIES, -(-_COLD_BYTES // one)))
+
+
+def memory_needs(
+    model: ModelSpec, tp: int, size: int, limits: Limits, device: str
+) -> dict[str, int]:
+    """Bytes a profile takes on one device: weights, tables, KV cache, largest input."""
+    gemms, kv_heads = model.gemms(tp), model.heads_per_rank(tp)[1]
+    one = sum(gemms[op].n * gemms[op].k for op in LAYER_GEMMS)
+    positions = model.max_position_embeddings if model.learned_positions else 0
+    tables = (gemms["lm_head"].n + model.vocab_size + positions) * model.hidden_size
+    widest = max(shape.n + shape.k for shape in gemms.values())
+    slots = max(limits.max_batch, 2) * limits.max_context
+    return {
+        "weights": one * size * weight_copies(model, tp, size, device),
+        "tables": tables * size,
+        "kv_cache": slots * 2 * kv_heads * model.head_dim * size,
+        "inputs": max(4 * limits.max_tokens * widest, limits.max_context**2 // 2) * size,
+    }

@@ -1,0 +1,5 @@
+"""Device models: op times of any shape without the GPU, fitted to public measurements. Imports
+``bundle`` and ``public``.
+
+Read ``forms.py`` first: each family of ops, its physics and the constants to fit.
+"""

@@ -1,0 +1,152 @@
+"""A profile bundle without the GPU: a calibrated device model, sampled where it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from profiler.bundle.schema import SCOPES, Bundle, BundleMeta
+from profiler.facts.device import device_sha256
+from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.roofline import Array
+from profiler.physics.op_times import DeviceModel
+
+TILE = 128
+#: LM-head rows: one a sequence, unless a whole prompt's logits are wanted.
+_MAX_LOGIT_ROWS = 4096
+
+
+def make_bundle(
+    device: str,
+    model: ModelSpec,
+    tp: int,
+    max_tokens: int = 131072,
+    max_context: int = 8192,
+) -> Bundle:
+    """Op times of one layer of one ``tp`` rank of ``model`` on a shipped device with fits.
+
+    ``max_tokens`` bounds the tokens of a batch, ``max_context`` chunk and cached tokens of a
+    sequence. The same device files give the same bundle, to the byte. Raises SpecError for a
+    device without fits, ValueError for a tp that does not fit the model or the node.
+    """
+    times = DeviceModel(device)
+    if tp > 1 and f"all_reduce_{tp}" not in (times.spec.fitted or {}):
+        raise ValueError(
+            f"device {device}: no all-reduce was fitted for tp {tp}; allowed: 1, 2, 4, 8"
+        )
+    model.check_tp(tp)
+    fits = times.spec.fitted or {}
+    meta = BundleMeta(
+        device=times.spec.name,
+        model=model.name,
+        model_spec=model,
+        tp=tp,
+        source="modelled",
+        # The date of the fit, not of this call: regenerating must give the same bytes.
+        created=max(fit.date for fit in fits.values()),
+        generator="sarathi-sim make-bundle",
+        tile=TILE,
+        device_file_sha256=device_sha256(times.spec.name),
+        notes="predicted by the fitted device model; its held-out errors are in the device file",
+    )
+    return Bundle(
+        meta=meta,
+        linear=_linear(times, model, tp, max_tokens),
+        attn_prefill=_prefill(times, model, tp, max_context),
+        attn_decode=_decode(times, model, tp, max_context),
+        all_reduce=_all_reduce(times, tp),
+        send_recv=_send_recv(times),
+    )
+
+
+def token_grid(most: int) -> Array:
+    """Token counts to sample up to ``most``.
+
+    Every one to 64, every 8 to 512 and 32 to 1024, both sides of every half tile to 4096, then ever
+    coarser, where times are all but linear.
+    """
+    counts = {*range(1, 65), *range(64, 513, 8), *range(512, 1025, 32)}
+    for edge in range(TILE // 2, 4097, TILE // 2):
+        counts |= {edge, edge + 1}
+    counts |= set(range(4096, 8193, 512)) | set(range(8192, 32769, 2048))
+    counts |= {32768 * 2**i + half for i in range(12) for half in (0, 16384 * 2**i)}
+    return _upto(counts, most)
+
+
+def _upto(values: Iterable[int], most: int) -> Array:
+    """The values up to ``most``, and ``most`` itself."""
+    return np.array(sorted({v for v in values if v < most} | {most}), dtype=np.float64)
+
+
+def rounded_us(times_us: Array) -> Array:
+    """Six digits: more than is known, fewer bytes, and the same text on every machine."""
+    return np.array([float(f"{t:.6g}") for t in times_us])
+
+
+def _linear(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
+    tokens, gemms = token_grid(most), model.gemms(tp)
+    logit_rows = token_grid(min(most, _MAX_LOGIT_ROWS))
+    found = {op: (tokens, times.gemm(tokens, gemms[op])) for op in LAYER_GEMMS}
+    found["others"] = (tokens, times.others(tokens, model, tp))
+    found["embedding"] = (tokens, times.embedding(tokens, model))
+    found["lm_head"] = (logit_rows, times.gemm(logit_rows, gemms["lm_head"]))
+    parts = [
+        pd.DataFrame({"op": op, "num_tokens": count.astype(int), "time_us": rounded_us(time)})
+        for op, (count, time) in sorted(found.items())
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _grid(first: Array, second: Array) -> tuple[Array, Array]:
+    a, b = np.meshgrid(first, second, indexing="ij")
+    return a.ravel(), b.ravel()
+
+
+def _prefill(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
+    # Both sides of the kernels' row blocks (64 and 128); in the context, of having one at all.
+    edges = {*range(64, 1025, 64), *range(1152, 2049, 128)}
+    chunks = {1, 16, 32, 48, 96, 160, 224, 3072, 4096, 6144} | edges | {e + 1 for e in edges}
+    contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144}
+    chunk, context = _grid(_upto(chunks, most), _upto(contexts, most))
+    time = times.attn_prefill(chunk, context, model, tp)
+    columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
+    return pd.DataFrame({**columns, "time_us": rounded_us(time)})
+
+
+def _decode(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
+    batches = {*range(1, 33), 40, 48, 56, 64, 80, 96, 128, 192, 256, 384}
+    contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144}
+    batch, context = _grid(_upto(batches, 512), _upto(contexts, most))
+    time = times.attn_decode(batch, context, model, tp)
+    columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
+    return pd.DataFrame({**columns, "time_us": rounded_us(time)})
+
+
+def _message_sizes() -> Array:
+    """1 KiB to 4 GiB, two sizes an octave."""
+    return np.array([2**i * half // 2 for i in range(10, 33) for half in (2, 3)][:-1], dtype=float)
+
+
+def _all_reduce(times: DeviceModel, tp: int) -> pd.DataFrame:
+    if tp == 1:
+        return pd.DataFrame({"num_bytes": np.array([], dtype=int), "time_us": np.array([])})
+    sizes = _message_sizes()
+    time = rounded_us(times.all_reduce(sizes, tp))
+    return pd.DataFrame({"num_bytes": sizes.astype(int), "time_us": time})
+
+
+def _send_recv(times: DeviceModel) -> pd.DataFrame:
+    sizes = _message_sizes()
+    parts = [
+        pd.DataFrame(
+            {
+                "num_bytes": sizes.astype(int),
+                "scope": scope,
+                "time_us": rounded_us(times.send_recv(sizes, scope)),
+            }
+        )
+        for scope in sorted(SCOPES)
+    ]
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,126 @@
+"""What a profile measures: the ops, their coarse grids, and how far each may go. torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from profiler.bundle.tables import EDGE_OPS, LAYER_OPS
+from profiler.facts.model import ModelSpec
+from profiler.planning.grid import Floats, Grid, Key, Line, Surface
+
+#: Ops that the timer can run on one device; the collectives have a launcher of their own.
+OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill", "attn_decode")
+TILE = 128
+#: What computes attention: xformers where it works, else SDPA; or one of the two and nothing else.
+AttentionChoice = Literal["auto", "xformers", "sdpa"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far to measure.
+
+    ``max_tokens``: tokens of a batch (linear ops). ``max_context``: chunk + cached tokens of one
+    sequence. ``max_batch``: sequences of a decode batch, and rows of the LM head.
+    """
+
+    max_tokens: int
+    max_context: int
+    max_batch: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to profile.
+
+    ``target`` is the held-out error (a fraction) at which the adaptive grid stops, ``budget_s`` the
+    seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
+    measured whole). ``inter_node`` is a file of :mod:`profiler.measuring.ranks`.
+    ``collectives`` is a bundle (or the folder of its tp<k>) to take all_reduce and send_recv from.
+    ``force`` replaces bundles that were measured already.
+    """
+
+    model: ModelSpec
+    tps: tuple[int, ...]
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float16", "bfloat16", "float32"]
+    out: Path
+    limits: Limits
+    device_name: str | None = None
+    budget_s: float = 60.0
+    target: float = 0.03
+    repeats: int = 5
+    threads: int = 1
+    inter_node: Path | None = None
+    collectives: Path | None = None
+    attention: AttentionChoice = "auto"
+    force: bool = False
+
+
+def default_limits(device: str, max_position: int) -> Limits:
+    """For a device type ("cpu", "cuda") and a model's longest sequence."""
+    if device == "cpu":
+        return Limits(max_tokens=1024, max_context=min(2048, max_position), max_batch=32)
+    return Limits(max_tokens=8192, max_context=min(8192, max_position), max_batch=256)
+
+
+def coarse_grid(op: str, limits: Limits) -> list[Key]:
+    """The points to start from, ascending; every op's largest one is among them."""
+    if op == "attn_prefill":
+        half = limits.max_context // 2  # so that long chunks have a long context too
+        chunks = _upto([16, 64, 128, 256, 512, half, *_doubling(1024)], limits.max_context)
+        contexts = [0, *_upto([128, 512, half, *_doubling(1024)], limits.max_context)]
+        grid = [(n, c) for n in chunks for c in contexts]
+        return [key for key in grid if allowed(op, key, limits)]
+    if op == "attn_decode":
+        batches = _upto([1, 2, 4, 8, 16, *_doubling(32)], limits.max_batch)
+        contexts = _upto([16, 128, 512, *_doubling(1024)], limits.max_context - 1)
+        return [(batch, context) for batch in batches for context in contexts]
+    most = limits.max_batch if op == "lm_head" else limits.max_tokens
+    # The first sizes one by one: small matrices take anything but monotone times on a CPU.
+    sizes = [*range(1, 9), 12, 16, 24, 32, 48, 64, 96]
+    edges = [k * TILE for k in range(1, 17)] + _doubling(32 * TILE)
+    return [(m,) for m in _upto(sizes + edges + [edge + 1 for edge in edges], most)]
+
+
+def allowed(op: str, key: Key, limits: Limits) -> bool:
+    """Whether the point lies within the limits."""
+    if op == "attn_prefill":
+        return sum(key) <= limits.max_context
+    if op == "attn_decode":
+        return key[0] <= limits.max_batch and key[1] < limits.max_context
+    return key[0] <= (limits.max_batch if op == "lm_head" else limits.max_tokens)
+
+
+def _doubling(first: int) -> list[int]:
+    return [first * 2**i for i in range(12)]
+
+
+def _upto(sizes: list[int], most: int) -> list[int]:
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+def make_grid(
+    op: str, coarse: dict[Key, float], target: float, limits: Limits, resolution: float
+) -> Grid:
+    """The adaptive grid of one op over its measured coarse points."""
+    if op == "attn_prefill":
+        return Surface(coarse, target, _prefill_terms, lambda key: allowed(op, key, limits))
+    if op == "attn_decode":
+        return Surface(coarse, target, _decode_terms, lambda key: allowed(op, key, limits))
+    return Line(coarse, target, resolution)
+
+
+def _prefill_terms(chunk: Floats, context: Floats) -> Floats:
+    """Launch; rows; KV read and written; query-key pairs under the causal mask, and without."""
+    pairs = chunk * (context + (chunk + 1) / 2)
+    full = chunk * (context + chunk)
+    return np.stack([np.ones_like(chunk), chunk, chunk + context, pairs, full], axis=-1)
+
+
+def _decode_terms(batch: Floats, context: Floats) -> Floats:
+    """Launch; sequences; one sequence's KV; the whole batch's KV."""
+    return np.stack([np.ones_like(batch), batch, context, batch * context], axis=-1)

@@ -1,0 +1,171 @@
+"""Attention on a pre-allocated KV cache, through xformers or torch's SDPA. Imports torch.
+
+Every call writes the new tokens' K and V into the cache and attends to it in place. xformers is
+used on CUDA where trial calls work; the reason for falling back is kept, for the bundle's meta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from profiler.planning.plan import AttentionChoice
+from profiler.shard.attention_backends import SdpaAttention, XformersAttention
+
+
+class KVCache:
+    """A pool of ``tokens`` slots: K and V of (tokens, kv_heads, head_dim), filled with noise.
+
+    A prefill sees a run of slots as its sequence; a decode batch sees ``batch`` runs of ``stride``.
+    """
+
+    def __init__(
+        self, tokens: int, kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = (tokens, kv_heads, head_dim)
+        self.tokens = tokens
+        self.k = torch.empty(shape, device=device, dtype=dtype).normal_()
+        self.v = torch.empty(shape, device=device, dtype=dtype).normal_()
+
+
+class Attention(Protocol):
+    """One way to compute attention. q is (tokens, heads, dim); k and v (tokens, kv_heads, dim).
+
+    ``bias`` comes from ``prefill_bias`` or ``decode_bias``: an engine makes it once an iteration,
+    not once a layer, so it is not timed.
+    """
+
+    name: str
+
+    def prefill_bias(self, chunk: int, context: int) -> Any:
+        """What masks a chunk's later tokens, after ``context`` cached ones."""
+
+    def decode_bias(self, batch: int, context: int, stride: int) -> Any:
+        """What says how long each of ``batch`` cached sequences is."""
+
+    def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
+        """The same, where each sequence holds another number of cached tokens."""
+
+    def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
+        """q (chunk, heads, dim) on keys and values (context + chunk, kv_heads, dim)."""
+
+    def decode(self, q: Tensor, keys: Tensor, values: Tensor, length: int, bias: Any) -> Tensor:
+        """q (batch, heads, dim) on the first ``length`` of (batch, stride, kv_heads, dim)."""
+
+
+def choose_attention(
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    wanted: AttentionChoice = "auto",
+) -> tuple[Attention, str]:
+    """The attention to time, and why xformers is not used ("" where it is).
+
+    Raises ValueError with that reason where ``wanted`` is "xformers" and it does not work.
+    """
+    if wanted == "sdpa":
+        reason = "torch SDPA was asked for"
+    elif device.type != "cuda":
+        reason = "xformers' attention needs CUDA"
+    else:
+        try:
+            attention = XformersAttention()
+            _try_all(attention, device, dtype, (heads, kv_heads, head_dim))
+        except Exception as error:  # a missing library, an operator that refuses the shape, ...
+            reason = _refusal(error)
+        else:
+            return attention, ""
+    if wanted == "xformers":
+        raise ValueError(f"--attention xformers: {reason}")
+    return SdpaAttention(device, dtype), reason
+
+
+def _try_all(
+    attention: XformersAttention,
+    device: torch.device,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+) -> None:
+    """Each call that a profile or the engine makes, so that none is refused half-way: operators
+    differ in the biases that they take. ``sizes`` are heads, KV heads, head dimension."""
+    heads, kv_heads, dim = sizes
+    cache = KVCache(64, kv_heads, dim, device, dtype)
+    q = torch.zeros(16, heads, dim, device=device, dtype=dtype)
+    for context in (0, 16):
+        keys, values = cache.k[: context + 16], cache.v[: context + 16]
+        attention.prefill(q, keys, values, attention.prefill_bias(16, context))
+    padded = (2, 32, kv_heads, dim)
+    for bias in (attention.decode_bias(2, 8, 32), attention.skewed_bias([8, 3], 32)):
+        attention.decode(q[:2], cache.k.view(padded), cache.v.view(padded), 9, bias)
+    attention.prefill(q[:2], cache.k, cache.v, attention.gappy_bias([4, 40], [8, 3], 64))
+    torch.cuda.synchronize()
+
+
+def _refusal(error: Exception) -> str:
+    """One line: what failed, and the first of the reasons that xformers lists per operator."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = f"xformers failed: {type(error).__name__}: {lines[0][:200]}"
+    for before, line in pairwise(lines):
+        if before.endswith("because:"):
+            text += f" {before} {line[:200]}"
+            if "CUDA support" in line:
+                text += " (does its extension find the libcudart of its own CUDA version?)"
+            break
+    return text
+
+
+def prefill_step(
+    attention: Attention, cache: KVCache, start: int, context: int, new: tuple[Tensor, ...],
+    bias: Any,
+) -> Tensor:  # fmt: skip
+    """Write a chunk's k and v after ``context`` cached tokens, and attend.
+
+    ``new`` is q, k, v of the chunk; the sequence's slots begin at ``start``.
+    """
+    q, k, v = new
+    first, end = start + context, start + context + q.shape[0]
+    cache.k[first:end] = k
+    cache.v[first:end] = v
+    return attention.prefill(q, cache.k[start:end], cache.v[start:end], bias)
+
+
+def decode_step(
+    attention: Attention, cache: KVCache, start: int, stride: int, context: int,
+    new: tuple[Tensor, ...], bias: Any,
+) -> Tensor:  # fmt: skip
+    """Write one token's k and v for each sequence after ``context`` cached ones, and attend.
+
+    ``new`` is q, k, v with a row a sequence; sequence i's slots begin at ``start + i * stride``.
+    """
+    q, k, v = new
+    shape = (q.shape[0], stride, *k.shape[1:])
+    slots = slice(start, start + q.shape[0] * stride)
+    keys, values = cache.k[slots].view(shape), cache.v[slots].view(shape)
+    keys[:, context] = k
+    values[:, context] = v
+    return attention.decode(q, keys, values, context + 1, bias)
+
+
+def skewed_decode_step(
+    attention: Attention, cache: KVCache, start: int, contexts: Tensor, longest: int,
+    new: tuple[Tensor, ...], bias: Any,
+) -> Tensor:  # fmt: skip
+    """As :func:`decode_step`, where sequence i holds ``contexts[i]`` <= ``longest`` tokens.
+
+    The slots of a sequence are those of the longest: caches are allocated alike.
+    """
+    q, k, v = new
+    stride = longest + 1
+    shape = (q.shape[0], stride, *k.shape[1:])
+    slots = slice(start, start + q.shape[0] * stride)
+    keys, values = cache.k[slots].view(shape), cache.v[slots].view(shape)
+    rows = torch.arange(q.shape[0], device=q.device)
+    keys[rows, contexts] = k
+    values[rows, contexts] = v
+    return attention.decode(q, keys, values, stride, bias)

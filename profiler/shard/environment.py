@@ -1,0 +1,174 @@
+"""The device that is profiled: can it be, what is it, how fast does it copy. Imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.planning.profile_error import ProfileError
+from profiler.shard.timing import Timer
+from profiler.storage.container import memory_within_limits
+
+Facts = dict[str, str | int | float]
+
+
+def open_device(device: str, dtype: str, threads: int) -> tuple[torch.device, torch.dtype]:
+    """The torch device and dtype, ready to use; on a CPU torch is set to ``threads`` threads.
+
+    Raises ProfileError for a device that is not there and a dtype it has no fast kernels for.
+    """
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ProfileError(
+                f"device cuda: torch {torch.__version__} sees no CUDA device; use the cpu, "
+                "or install a CUDA build of torch and check the driver with nvidia-smi"
+            )
+        if dtype == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
+            raise ProfileError(
+                f"dtype bf16: {torch.cuda.get_device_name()} has no bf16 units; use fp16 or fp32"
+            )
+        # fp32 means fp32: TensorFloat-32 would time another dtype.
+        torch.backends.cuda.matmul.allow_tf32 = False
+    else:
+        if dtype == "float16":
+            raise ProfileError(
+                "dtype fp16: CPUs have no fast fp16 kernels in torch; use fp32 or bf16"
+            )
+        torch.set_num_threads(threads)
+    return torch.device(device), getattr(torch, dtype)
+
+
+def default_device_name(device: str) -> str:
+    """``cpu``, or the GPU's name as a folder name: "NVIDIA H200" becomes "h200"."""
+    if device == "cpu":
+        return "cpu"
+    name = torch.cuda.get_device_name().lower().removeprefix("nvidia").strip()
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "gpu"
+
+
+def devices_on_node(device: str, threads: int) -> int:
+    """GPUs, or groups of ``threads`` CPU cores, that this node has."""
+    if device == "cuda":
+        return int(torch.cuda.device_count())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // threads)
+
+
+def memory_bytes(device: str) -> tuple[int, int]:
+    """(total, free) bytes of the GPU, or of the machine within its container's limit."""
+    if device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return int(total), int(free)
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
+        free = int(found[1]) * 1024 if found else free
+    return memory_within_limits(total, free)
+
+
+def processor_name() -> str:
+    """The CPU's model name as the system knows it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        found = re.search(r"model name\s*:\s*(.+)", info.read_text(encoding="utf-8"))
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def facts(device: str, threads: int) -> Facts:
+    """What a measurement depends on: hardware and library versions, driver, threads."""
+    known: Facts = {
+        "processor": processor_name(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "xformers": _version("xformers"),
+    }
+    if device == "cpu":
+        return known | {
+            "threads": threads,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+    known["gpu"] = torch.cuda.get_device_name()
+    known["cuda"] = str(torch.version.cuda)
+    known["gpus"] = torch.cuda.device_count()
+    return known
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def gpu_state(when: str) -> Facts:
+    """Driver, clocks (MHz), temperature (Celsius) and power (W), as far as NVML tells them."""
+    try:
+        import pynvml
+
+        nvml: Any = pynvml
+        nvml.nvmlInit()
+        gpu = _nvml_handle(nvml)
+    except Exception:  # no NVML, no GPU: a measurement does without
+        return {}
+    asked: dict[str, Callable[[], str | int | float]] = {
+        "driver": lambda: str(nvml.nvmlSystemGetDriverVersion()),
+        f"sm_clock_mhz_{when}": lambda: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
+        f"memory_clock_mhz_{when}": lambda: int(
+            nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)
+        ),
+        f"temperature_c_{when}": lambda: int(
+            nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+        ),
+        f"power_w_{when}": lambda: round(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, 1),
+    }
+    known: Facts = {}
+    for name, ask in asked.items():
+        with contextlib.suppress(Exception):  # a part of a GPU, say, knows no power
+            known[name] = ask()
+    with contextlib.suppress(Exception):
+        nvml.nvmlShutdown()
+    return known
+
+
+def _nvml_handle(nvml: Any) -> Any:
+    """The GPU that torch calls 0: NVML counts all, torch those that CUDA_VISIBLE_DEVICES names."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if first.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(first)
+    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
+
+
+def copy_bandwidth(device: torch.device, timer: Timer, free_bytes: float) -> float:
+    """Bytes read and written per second by one large copy."""
+    size = int(min(512 * 2**20, free_bytes / 8))
+    source = torch.ones(size, dtype=torch.int8, device=device)
+    target = torch.zeros_like(source)
+    timing = timer(lambda _: target.copy_(source))
+    assert timing.time_us is not None
+    return 2 * size / (timing.time_us * 1e-6)
+
+
+def release() -> None:
+    """Hand freed GPU memory back, so that it counts as free."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def num_sms(device: str, threads: int) -> int:
+    """Streaming multiprocessors of the GPU; threads of a CPU."""
+    if device == "cpu":
+        return threads
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)

@@ -1,0 +1,162 @@
+"""One tensor-parallel shard of one decoder layer in torch, with random weights. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profiler.facts.model import LAYER_GEMMS, ModelSpec
+
+_EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One layer's weights: a matrix (n, k) and maybe a bias (n,) per GEMM; two norms' gains."""
+
+    matrix: dict[str, Tensor]
+    bias: dict[str, Tensor | None]
+    norm: tuple[Tensor, Tensor]
+    norm_bias: Tensor | None
+
+
+class ShardLayer:
+    """The ops of one layer on one of ``tp`` ranks.
+
+    Activations are (tokens, width). ``copies`` sets of weights allow timings to meet cold ones:
+    every op takes the number of the set; ``sets`` are given ones, such as those of a stage's
+    layers. The two all-reduces of tensor parallelism are left out.
+    Raises ValueError where ``tp`` does not divide the model.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        tp: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        copies: int = 1,
+        seed: int = 0,
+        sets: list[Weights] | None = None,
+    ) -> None:
+        self.model = model
+        self.heads, self.kv_heads = model.heads_per_rank(tp)
+        self.shapes = model.gemms(tp)
+        self.device, self.dtype = device, dtype
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self.sets = [self._weights() for _ in range(copies)] if sets is None else sets
+
+    def random(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal numbers on the layer's device, in its dtype."""
+        drawn = torch.randn(
+            shape, generator=self._generator, device=self.device, dtype=torch.float32
+        )
+        return (drawn * scale).to(self.dtype)
+
+    def _weights(self) -> Weights:
+        model = self.model
+        matrix = {
+            op: self.random(shape.n, shape.k, scale=shape.k**-0.5)
+            for op, shape in self.shapes.items()
+            if op in LAYER_GEMMS
+        }
+        biased = {"preproj": model.attention_bias != "none", "postproj": False}
+        biased["postproj"] = model.attention_bias == "all"
+        biased["ffn_ln1"] = biased["ffn_ln2"] = model.ffn_bias
+        bias = {op: self.random(self.shapes[op].n) if biased[op] else None for op in LAYER_GEMMS}
+        gains = tuple(1 + self.random(model.hidden_size, scale=0.1) for _ in range(2))
+        shift = self.random(model.hidden_size, scale=0.1) if model.norm_bias else None
+        return Weights(matrix, bias, (gains[0], gains[1]), shift)
+
+    # The ops ------------------------------------------------------------------------------------
+
+    def gemm(self, op: str, x: Tensor, copy: int = 0) -> Tensor:
+        """One of LAYER_GEMMS: (tokens, k) to (tokens, n); q, k and v, or gate and up, are fused."""
+        weights = self.sets[copy]
+        return F.linear(x, weights.matrix[op], weights.bias[op])
+
+    def norm(self, which: int, x: Tensor, copy: int = 0) -> Tensor:
+        """The norm before attention (0) or before the FFN (1)."""
+        weights = self.sets[copy]
+        shape = [self.model.hidden_size]
+        if self.model.norm_bias:
+            return F.layer_norm(x, shape, weights.norm[which], weights.norm_bias, _EPSILON)
+        return F.rms_norm(x, shape, weights.norm[which], _EPSILON)
+
+    def activation(self, x: Tensor) -> Tensor:
+        """What stands between the two FFN GEMMs: SwiGLU of (gate, up), or GELU."""
+        if not self.model.gated_ffn:
+            return F.gelu(x, approximate="tanh")
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, fused) to q (tokens, heads, dim) and k, v (tokens, kv_heads, dim)."""
+        parts = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, self.model.head_dim)
+        end = self.heads + self.kv_heads
+        return parts[:, : self.heads], parts[:, self.heads : end], parts[:, end:]
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding, (tokens, 1, head_dim / 2)."""
+        half = self.model.head_dim // 2
+        steps = torch.arange(half, device=self.device, dtype=torch.float32) / half
+        turn = positions.to(torch.float32)[:, None, None] * 10_000.0**-steps
+        return turn.cos().to(self.dtype), turn.sin().to(self.dtype)
+
+    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotary embedding of (tokens, heads, dim); models with learned positions have none."""
+        if self.model.learned_positions:
+            return x
+        cos, sin = angles
+        half = cos.shape[-1]
+        low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
+
+    def others(
+        self, x: Tensor, ffn: Tensor, q: Tensor, k: Tensor, angles: tuple[Tensor, Tensor], copy: int
+    ) -> tuple[Tensor, ...]:
+        """Everything of a layer that is neither GEMM nor attention, on stand-in activations.
+
+        Two norms, two residual additions, rotary of q and k, the activation; a call each.
+        """
+        first, second = self.norm(0, x, copy), self.norm(1, x, copy)
+        return (
+            x + first,
+            x + second,
+            self.rotate(q, angles),
+            self.rotate(k, angles),
+            self.activation(ffn),
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """The whole layer on (tokens, hidden), for tp 1; tests compare chunked with whole prompts.
+
+        ``attend(q, k, v)`` gives (tokens, heads, dim).
+        """
+        return self.run(x, self.angles(positions), attend)
+
+    def run(
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        copy: int = 0,
+    ) -> Tensor:
+        """:meth:`forward` with the angles given: an engine makes them once for all layers.
+
+        With tp > 1 it takes a layer's time (but for the all-reduces), and computes no layer.
+        """
+        q, k, v = self.split(self.gemm("preproj", self.norm(0, x, copy), copy))
+        attended = attend(self.rotate(q, angles), self.rotate(k, angles), v)
+        x = x + self.gemm("postproj", attended.reshape(x.shape[0], -1), copy)
+        inner = self.activation(self.gemm("ffn_ln1", self.norm(1, x, copy), copy))
+        return x + self.gemm("ffn_ln2", inner, copy)

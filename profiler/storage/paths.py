@@ -1,0 +1,60 @@
+"""Where the shipped data lies, and where the public measurements lie on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from profiler.storage.strict import SpecError
+
+DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
+
+
+def data_dir() -> Path:
+    """The folder that holds ``models/``, ``devices/`` and ``profiles/``.
+
+    In a checkout it is ``<root>/data``; a wheel carries the same folder as ``experiments/data``
+    (see ``[tool.setuptools.package-dir]`` in pyproject.toml). Raises FileNotFoundError, naming both
+    places, where neither is there.
+    """
+    root = Path(__file__).resolve().parents[2]
+    candidates = (root / "data", root / "experiments" / "data")
+    for candidate in candidates:
+        if (candidate / "models").is_dir():
+            return candidate
+    tried = " nor ".join(str(c) for c in candidates)
+    raise FileNotFoundError(f"shipped data not found: neither {tried} has a models/ folder")
+
+
+WHERE = "data/README.md says where the measurements come from"
+"""For messages about public measurements that are not there."""
+
+
+def user_path(text: str | Path) -> Path:
+    """The path that ``text`` names, a leading ``~`` or ``~user`` being a home.
+
+    Raises SpecError where there is no such user.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        home = Path(text).parts[0]
+        raise SpecError(f"{text}: {home} is nobody's home; a folder's name is ./{home}") from None
+
+
+def public_datasets(flag: Path | None = None) -> Path:
+    """The folder of public measurements: ``flag``, else the environment's SARATHI_SIM_DATASETS.
+
+    Raises FileNotFoundError where neither is given, or where the folder is not there.
+    """
+    named = flag if flag is not None else os.environ.get(DATASETS_VARIABLE)
+    if not named:
+        raise FileNotFoundError(
+            "the public measurements are needed and their folder is not named: "
+            f"give --datasets DIR or set {DATASETS_VARIABLE}; {WHERE}"
+        )
+    folder = user_path(named)
+    if not folder.is_dir():
+        origin = "--datasets" if flag is not None else DATASETS_VARIABLE
+        raise FileNotFoundError(f"{origin} names {folder}, which is not a folder; {WHERE}")
+    return folder

@@ -1,0 +1,216 @@
+"""Every YAML file here: mappings, lists and the scalars of YAML 1.2's core schema, nothing else.
+
+PyYAML only splits the text into events, with libyaml where it is there (ten times as fast). What
+they mean is decided below, so that no tag constructs an object and both parsers refuse the same:
+aliases, keys given twice, tags that do not fit. What ``dump_yaml`` writes reads back as it was.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.reader import Reader
+
+from profiler.storage.strict import SpecError
+
+#: The largest file that is read, bytes.
+LARGEST_FILE = 8 * 2**20
+#: How deep lists and mappings may lie in each other.
+DEEPEST = 100
+#: The longest whole number, characters. (Python itself refuses to print more than 4,300 digits.)
+_LONGEST_NUMBER = 1000
+
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_CORE = "tag:yaml.org,2002:"
+_NULL = {"", "~", "null", "Null", "NULL"}
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_BASES = {"0o": 8, "0x": 16}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SCALARS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "null": (type(None),),
+}
+_ALLOWED = ", ".join(f"!!{name}" for name in ("str", *_SCALARS, "seq", "map"))
+
+
+class _Refused(ValueError):
+    """What is wrong, beginning with the line."""
+
+    def __init__(self, event: Any, problem: str) -> None:
+        super().__init__(f"line {event.start_mark.line + 1}: {problem}")
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises SpecError, one line, where it holds none."""
+    content = read_bounded(path)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{path}: line {line}: not valid YAML: it is not UTF-8 text") from None
+    found = parse_yaml(text, str(path))
+    if not isinstance(found, dict):
+        raise SpecError(f"{path}: expected keys and values, as in 'name: first'")
+    return found
+
+
+def read_bounded(path: Path) -> bytes:
+    """A file's content. Raises SpecError, and reads nothing, where it is no file or a larger one
+    than LARGEST_FILE.
+    """
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise SpecError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            content = b"" if about.st_size > LARGEST_FILE else file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror or error}") from None
+    size = max(about.st_size, len(content))
+    if size > LARGEST_FILE:
+        raise SpecError(f"{path}: holds {size:,} bytes: must be at most {LARGEST_FILE:,} (8 MiB)")
+    return content
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value in a piece of YAML: dict, list, str, int, float, bool or None.
+
+    Raises SpecError, one line that names ``where``, the line in it, and what is allowed.
+    """
+    odd = Reader.NON_PRINTABLE.search(text)
+    if odd is not None:
+        line = text.count("\n", 0, odd.start()) + 1
+        problem = f"the character {odd.group()!a} is not allowed"
+        raise SpecError(f"{where}: line {line}: not valid YAML: {problem}")
+    try:
+        return _document(yaml.parse(text, Loader=_PARSER))
+    except _Refused as error:
+        raise SpecError(f"{where}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = f"line {mark.line + 1}: " if mark else ""
+        raise SpecError(f"{where}: {at}not valid YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # an escape that is no character
+        reason = " ".join(str(error).split())
+        raise SpecError(f"{where}: not valid YAML: {reason}") from None
+
+
+def dump_yaml(value: Any, width: int = 80) -> str:
+    """``value`` as YAML text, keys in their order; text that would read as a number is quoted."""
+    dumped = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+    assert isinstance(dumped, str)
+    return dumped
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes for readers of YAML 1.1, and of 1.2, where more text is a number: 1e3, 0o17."""
+
+
+for _name, _form in (("int", _INT), ("float", _FLOAT)):
+    _whole = re.compile(f"^(?:{_form.pattern})$")
+    _Dumper.add_implicit_resolver(_CORE + _name, _whole, list("-+.0123456789"))
+
+
+def _document(events: Iterator[Any]) -> Any:
+    """The value of a stream that holds one document, or none."""
+    next(events)  # the stream's start
+    event = next(events)
+    if isinstance(event, yaml.StreamEndEvent):
+        return None
+    value = _node(next(events), events, 0)
+    next(events)  # the document's end
+    event = next(events)
+    if not isinstance(event, yaml.StreamEndEvent):
+        raise _Refused(event, "not valid YAML: a second document begins; only one is allowed")
+    return value
+
+
+def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
+    """The value that begins with ``event``."""
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event)
+    if isinstance(event, yaml.AliasEvent):  # also what makes "billion laughs" files
+        raise _Refused(event, "aliases (*name) are not allowed")
+    if depth == DEEPEST:
+        raise _Refused(event, f"not valid YAML: nested too deeply, at most {DEEPEST} levels")
+    if isinstance(event, yaml.SequenceStartEvent):
+        _check_tag(event, "seq", "a list")
+        items = []
+        while not isinstance(item := next(events), yaml.SequenceEndEvent):
+            items.append(_node(item, events, depth + 1))
+        return items
+    _check_tag(event, "map", "keys and values")
+    mapping: dict[str, Any] = {}
+    while not isinstance(start := next(events), yaml.MappingEndEvent):
+        key = _node(start, events, depth + 1)
+        if not isinstance(key, str):
+            raise _Refused(start, f"key {key!r}: keys must be text")
+        if key in mapping:
+            raise _Refused(start, f"key {key!r} is given twice")
+        mapping[key] = _node(next(events), events, depth + 1)
+    return mapping
+
+
+def _check_tag(event: Any, own: str, what: str) -> None:
+    if event.tag not in (None, "!", _CORE + own):
+        raise _Refused(event, _misfit(event.tag, what))
+
+
+def _misfit(tag: str, what: str) -> str:
+    short = tag.replace(_CORE, "!!", 1)
+    if short in _ALLOWED.split(", "):
+        return f"not valid YAML: the tag {short} does not fit {what}"
+    return f"not valid YAML: the tag {short} is not allowed; allowed: {_ALLOWED}"
+
+
+def _scalar(event: Any) -> str | int | float | bool | None:
+    text = str(event.value)
+    if not text.isascii() and _SURROGATE.search(text):  # an escape; libyaml refuses it itself
+        raise _Refused(event, "not valid YAML: \\ud800 to \\udfff are no characters")
+    name = None if event.tag is None else event.tag.removeprefix(_CORE)
+    if name in ("str", "!") or (name is None and not event.implicit[0]):
+        return text
+    what = repr(text) if len(text) <= 40 else "this text"
+    if name is not None and name not in _SCALARS:
+        raise _Refused(event, _misfit(event.tag, what))
+    try:
+        value = _resolved(text)
+        if name is None:
+            return value
+        if type(value) in _SCALARS[name]:
+            return float(value) if name == "float" else value  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        raise _Refused(event, f"a number has more than {_LONGEST_NUMBER} digits") from None
+    raise _Refused(event, _misfit(event.tag, what))
+
+
+@lru_cache(maxsize=4096)
+def _resolved(text: str) -> str | int | float | bool | None:
+    """What a plain scalar means in the core schema. Raises ValueError for an endless number."""
+    if text in _NULL:
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    if text[0] not in "-+.0123456789":
+        return text
+    if _INT.fullmatch(text):
+        if len(text) > _LONGEST_NUMBER:
+            raise ValueError
+        base = _BASES.get(text[:2], 10)
+        return int(text[2:] if base != 10 else text, base)
+    if _FLOAT.fullmatch(text):
+        return float(text.replace(".", "", 1) if text[-1] in "fFnN" else text)
+    return text

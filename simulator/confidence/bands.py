@@ -1,0 +1,109 @@
+"""The 90 % band of a predicted op time, from the residuals of points that no fit saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.confidence.held_out import FOLDS, OpTable, between, beyond, residuals
+from simulator.confidence.hull import Hull
+from simulator.loop.records import Floats
+
+LEVEL = 0.9
+FEWEST = 8
+"""Residuals from which a width is taken; with fewer, the next wider kind stands in."""
+
+TINY = 1e-9
+UNKNOWN = 0.25
+"""Half-width (log) assumed where a table has too few points for any hold-out."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Half-widths on the logarithm of an op's time.
+
+    ``inside`` the measured region; at ``edges`` of tiles that were not measured themselves; and,
+    per octave, ``beyond`` the region (at least one octave's worth; it adds to the one inside).
+
+    Over one size the first two are multiples of the local roughness: how far the points around
+    are off the line through their neighbours, plus ``floor``. So a band is narrow where times are
+    smooth, and where a grid is dense enough for them to look so.
+    """
+
+    inside: float
+    edges: float
+    beyond: float
+    floor: float
+
+    def half_widths(self, table: OpTable, points: Floats) -> Floats:
+        """Of predictions at ``points`` by a fit to ``table``."""
+        hull = Hull(table.points)
+        octaves = np.log2(hull.times_beyond(points))
+        measured = np.isin(points[:, 0], table.points[:, 0])
+        edge = table.at_edge(points) & ~measured
+        width = np.where(edge, self.edges, self.inside) * _roughness(table, points, self.floor)
+        further = self.beyond * np.maximum(octaves, 1.0)
+        return np.asarray(np.where(hull.outside(points), np.hypot(width, further), width))
+
+
+def _roughness(table: OpTable, points: Floats, floor: float) -> Floats:
+    """What half-widths inside are multiples of; 1 over two sizes."""
+    if points.shape[1] > 1:
+        return np.ones(len(points))
+    size, time = table.points[:, 0], table.time_s
+    if len(size) < 3:
+        return np.full(len(points), UNKNOWN)
+    share = (size[1:-1] - size[:-2]) / (size[2:] - size[:-2])
+    through = time[:-2] + share * (time[2:] - time[:-2])
+    off = np.pad(np.abs(np.log(time[1:-1] / through)), 1, mode="edge")
+    above = np.clip(np.searchsorted(size, points[:, 0]), 1, len(size) - 1)
+    return np.asarray(np.minimum(off[above], off[above - 1]) + floor)
+
+
+def fit_band(table: OpTable) -> Band:
+    """The band of one op of a bundle, from grouped hold-outs of its own points."""
+    folds = between(table)
+    errors, rows = residuals(table, folds, table.fit)
+    flat = table.points.shape[1] > 1
+    floor = 0.0 if flat or not len(errors) else max(float(np.median(np.abs(errors))), TINY)
+    rough = [_roughness(table.only(fit), table.points[rows], floor) for fit, rows in folds]
+    scaled = np.abs(errors) / np.concatenate([np.empty(0), *rough])
+    edge = table.at_edge(table.points[rows])
+    inside = covering_width(scaled[~edge], UNKNOWN if flat else 1.0)
+    outside = beyond(table, share=2)
+    misses, far = residuals(table, outside, table.far)
+    for fitted, _ in outside:
+        octaves = np.log2(Hull(table.points[fitted]).times_beyond(table.points[far]))
+        misses = misses / np.maximum(octaves, 1.0)
+    return Band(
+        inside=inside,
+        edges=max(inside, covering_width(scaled[edge], inside)),
+        beyond=covering_width(np.abs(misses), UNKNOWN),
+        floor=floor,
+    )
+
+
+def coverage(table: OpTable) -> tuple[int, float]:
+    """How many points the band was tried on, and the share of them it covered.
+
+    The points inside, a fifth at a time (over two sizes: two fifths, which takes seconds enough):
+    neither the fit nor the residuals that gave the width saw them.
+    """
+    covered = np.empty(0, bool)
+    for fitted, scored in between(table)[: FOLDS if table.points.shape[1] == 1 else 2]:
+        part = table.only(fitted)
+        band = fit_band(part)
+        predicted = part.fit(part.points, part.time_s)(table.points[scored])
+        off = np.abs(np.log(predicted / table.time_s[scored]))
+        widths = band.half_widths(part, table.points[scored])
+        covered = np.concatenate([covered, off <= widths + 1e-12])
+    return len(covered), float(covered.mean()) if len(covered) else float("nan")
+
+
+def covering_width(misses: Floats, default: float) -> float:
+    """The smallest width that covers :data:`LEVEL`, of a finite sample (split conformal)."""
+    if len(misses) < FEWEST:
+        return default
+    rank = min(int(np.ceil(LEVEL * (len(misses) + 1))), len(misses))
+    return float(np.sort(misses)[rank - 1])

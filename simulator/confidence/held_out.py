@@ -1,0 +1,244 @@
+"""How far off the regressions of a bundle are on points they did not see. Never training error.
+
+Every figure comes from models fitted without the points it is scored on:
+
+``between``  a random fifth left out in turn (the ends of the range stay): inside the range
+``edges``    of those, tokens at a multiple of the bundle's tile and one above it
+``beyond``   fitted up to a quarter of the range, scored on the rest: extrapolation
+``unseen``   a GEMM's shape, predicted from the bundle's other GEMMs
+
+The baselines are what known tools use, a random forest and a polynomial of degree three, on the
+same folds. scikit-learn is imported here only, when the table is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profiler.bundle.schema import EDGE_OPS, LAYER_OPS, Bundle
+from profiler.facts.model import LAYER_GEMMS
+from simulator.loop.records import Floats
+from simulator.op_times.lines import PiecewiseLinear, Shape
+from simulator.op_times.regression import Gemms, pooled_roofline
+from simulator.op_times.surface import decode_surface, prefill_surface
+
+Model = Callable[[Floats], Floats]
+Fit = Callable[[Floats, Floats], Model]
+Rows = npt.NDArray[np.intp]
+Folds = list[tuple[Rows, Rows]]
+"""Pairs of (rows to fit, rows to score)."""
+
+FOLDS = 5
+TOKEN_OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill")
+"""Ops by tokens, whose times step at the edges of a tile."""
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """One op of a bundle: points, shape (n, sizes), times in seconds, and how they are fitted.
+
+    ``far`` fits what is used beyond the range, where that differs.
+    """
+
+    op: str
+    points: Floats
+    time_s: Floats
+    fit: Fit
+    far: Fit
+    tile: int | None = None
+    shape: Shape | None = None
+
+    def only(self, rows: Rows) -> OpTable:
+        """The table with these points alone."""
+        return replace(self, points=self.points[rows], time_s=self.time_s[rows])
+
+    def at_edge(self, points: Floats) -> npt.NDArray[np.bool_]:
+        """Whether points lie at the edge of a tile."""
+        if self.tile is None:
+            return np.zeros(len(points), bool)
+        size = points[:, 0]
+        return np.asarray((size >= self.tile) & (size % self.tile <= 1))
+
+
+def op_tables(bundle: Bundle) -> list[OpTable]:
+    """Every op of a bundle, as the simulator fits it."""
+    tile = bundle.meta.tile
+    shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
+    by_op = {str(op): _columns(rows, "num_tokens") for op, rows in bundle.linear.groupby("op")}
+    gemms = {op: Shape(shapes[op].n, shapes[op].k) for op in (*LAYER_GEMMS, "lm_head")}
+    found = []
+    for op, (points, time) in by_op.items():
+        far: Fit = line
+        if op in gemms:
+            others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
+            far = far_gemm(gemms[op], others)
+        found.append(OpTable(op, points, time, line, far, tile, gemms.get(op)))
+    for op, sizes, make in (
+        ("attn_prefill", ("chunk_tokens", "context_tokens"), prefill_surface),
+        ("attn_decode", ("batch_size", "context_tokens"), decode_surface),
+    ):
+        points, time = _columns(getattr(bundle, op), *sizes)
+        fit = surface_fit(make)
+        found.append(OpTable(op, points, time, fit, fit, tile if op in TOKEN_OPS else None))
+    if len(bundle.all_reduce):
+        found.append(OpTable("all_reduce", *_columns(bundle.all_reduce, "num_bytes"), line, line))
+    for scope, rows in bundle.send_recv.groupby("scope"):
+        points, time = _columns(rows, "num_bytes")
+        found.append(OpTable(f"send_recv_{scope}", points, time, line, line))
+    return found
+
+
+def _columns(table: pd.DataFrame, *names: str) -> tuple[Floats, Floats]:
+    return table[list(names)].to_numpy(np.float64), table["time_us"].to_numpy(np.float64) * 1e-6
+
+
+def between(table: OpTable) -> Folds:
+    """A random fifth of the points, left out in turn; the ends of the range (over two sizes: its
+    corners) stay, so that none lies beyond the others."""
+    points = table.points
+    rows = np.arange(len(points))
+    low, high = points.min(axis=0), points.max(axis=0)
+    ends = ((points == low) | (points == high)).all(axis=1)
+    inner = np.random.default_rng(0).permutation(rows[~ends])
+    scored = [inner[fold::FOLDS] for fold in range(FOLDS)]
+    return [(np.setdiff1d(rows, part), part) for part in scored if len(part)]
+
+
+def beyond(table: OpTable, share: int = 4) -> Folds:
+    """Everything up to ``1 / share`` of the range, and the rest; none where that is too little."""
+    points = table.points
+    near = (points <= points.max(axis=0) / share).all(axis=1)
+    if near.sum() < 8 or near.all():
+        return []
+    return [(np.flatnonzero(near), np.flatnonzero(~near))]
+
+
+def residuals(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Rows]:
+    """``log(predicted / measured)`` of all scored rows, and which they are."""
+    found = [np.empty(0)]
+    for fitted, scored in folds:
+        predicted = fit(table.points[fitted], table.time_s[fitted])(table.points[scored])
+        with np.errstate(divide="ignore"):  # a polynomial may fall below zero
+            found.append(np.log(np.maximum(predicted, 0) / table.time_s[scored]))
+    rows = [scored for _, scored in folds]
+    return np.concatenate(found), np.concatenate([np.empty(0, np.intp), *rows])
+
+
+def unseen_shape(table: OpTable, tables: list[OpTable]) -> Floats:
+    """``log(predicted / measured)`` of a GEMM, from the bundle's GEMMs of other shapes.
+
+    Empty for what is no GEMM, or where there is no other shape.
+    """
+    others = {
+        t.op: (t.shape, t.points[:, 0], t.time_s)
+        for t in tables
+        if t.shape is not None and t.shape != table.shape
+    }
+    if table.shape is None or not others:
+        return np.empty(0)
+    roofline = pooled_roofline(others)
+    return np.asarray(np.log(roofline.time_s(table.shape, table.points[:, 0]) / table.time_s))
+
+
+def held_out_errors(
+    bundle: Bundle, progress: Callable[[int], None] = lambda done: None
+) -> pd.DataFrame:
+    """One row per op and kind of hold-out: absolute errors in percent of the bundle's times.
+
+    Columns: op, where, points, median, p95, worst; and ``forest_median``, ``forest_p95``,
+    ``poly3_median``, ``poly3_p95`` of the baselines (NaN where they do not apply). ``progress`` is
+    called with the ops done.
+    """
+    tables = op_tables(bundle)
+    found = []
+    for done, table in enumerate(tables):
+        progress(done)
+        for where, folds, fit in _hold_outs(table):
+            row: dict[str, object] = {"op": table.op, "where": where}
+            row |= _stats(residuals(table, folds, fit)[0])
+            for name, baseline in (("forest", _forest), ("poly3", _polynomial)):
+                theirs = _stats(residuals(table, folds, baseline)[0])
+                row |= {f"{name}_median": theirs["median"], f"{name}_p95": theirs["p95"]}
+            found.append(row)
+        unseen = unseen_shape(table, tables)
+        if len(unseen):
+            found.append({"op": table.op, "where": "unseen", **_stats(unseen)})
+    return pd.DataFrame(found)
+
+
+def _stats(log_errors: Floats) -> dict[str, float]:
+    percent = 100 * np.abs(np.expm1(log_errors))
+    return {
+        "points": len(percent),
+        "median": float(np.median(percent)),
+        "p95": float(np.quantile(percent, 0.95)),
+        "worst": float(percent.max()),
+    }
+
+
+def _hold_outs(table: OpTable) -> Iterator[tuple[str, Folds, Fit]]:
+    inside = between(table)
+    if inside:
+        yield "between", inside, table.fit
+    at_edge = table.at_edge(table.points)
+    edges = [(fitted, scored[at_edge[scored]]) for fitted, scored in inside]
+    edges = [(fitted, scored) for fitted, scored in edges if len(scored)]
+    if edges:
+        yield "edges", edges, table.fit
+    outside = beyond(table)
+    if outside:
+        yield "beyond", outside, table.far
+
+
+def line(points: Floats, time: Floats) -> Model:
+    """Piecewise linear over one size."""
+    through = PiecewiseLinear(points[:, 0], time)
+    return lambda wanted: through(wanted[:, 0])
+
+
+def far_gemm(shape: Shape, others: Gemms) -> Fit:
+    """A GEMM beyond its range; the other GEMMs are known as far as it is."""
+
+    def fit(points: Floats, time: Floats) -> Model:
+        tokens = points[:, 0]
+        near = {
+            op: (other, m[m <= tokens[-1]], t[m <= tokens[-1]])
+            for op, (other, m, t) in others.items()
+        }
+        roofline = pooled_roofline({"": (shape, tokens, time), **near})
+        continued = PiecewiseLinear(tokens, time, roofline.beyond(shape, tokens, time))
+        return lambda wanted: continued(wanted[:, 0])
+
+    return fit
+
+
+def surface_fit(make: Callable[[Floats, Floats, Floats], Callable[..., Floats]]) -> Fit:
+    """A surface over two sizes."""
+
+    def fit(points: Floats, time: Floats) -> Model:
+        surface = make(points[:, 0], points[:, 1], time)
+        return lambda wanted: surface(wanted[:, 0], wanted[:, 1])
+
+    return fit
+
+
+def _forest(points: Floats, time: Floats) -> Model:
+    from sklearn.ensemble import RandomForestRegressor
+
+    model = RandomForestRegressor(n_estimators=50, random_state=0).fit(points, time)
+    return lambda wanted: np.asarray(model.predict(wanted), np.float64)
+
+
+def _polynomial(points: Floats, time: Floats) -> Model:
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    model = make_pipeline(StandardScaler(), PolynomialFeatures(3), LinearRegression())
+    model.fit(points, time)
+    return lambda wanted: np.asarray(model.predict(wanted), np.float64)

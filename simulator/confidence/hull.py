@@ -1,0 +1,54 @@
+"""What a bundle measured, and how far outside of it a query lies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.loop.records import Floats
+from simulator.op_times.surface import place
+
+SLACK = 1e-9
+
+
+class Hull:
+    """The region that measured points span.
+
+    Over one size the range; over two the convex hull in the coordinates in which the regression
+    interpolates (:func:`~simulator.op_times.surface.place`), outside of which it extrapolates.
+    """
+
+    def __init__(self, points: Floats) -> None:
+        """``points`` has shape (n, 1 or 2)."""
+        self._largest = _extents(points).max(axis=0)
+        self._low, self._high = points.min(axis=0), points.max(axis=0)
+        self._planes: Floats | None = None
+        if points.shape[1] == 2:
+            from scipy.spatial import ConvexHull, QhullError
+
+            try:
+                self._planes = ConvexHull(place(*points.T)).equations
+            except QhullError:  # all on one line: the box has to do
+                self._planes = None
+
+    def outside(self, wanted: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether each of ``wanted``, shape (n, 1 or 2), lies outside."""
+        beyond = ((wanted < self._low) | (wanted > self._high)).any(axis=1)
+        if self._planes is not None:
+            away = place(*wanted.T) @ self._planes[:, :2].T + self._planes[:, 2]
+            beyond |= (away > SLACK).any(axis=1)
+        return np.asarray(beyond)
+
+    def times_beyond(self, wanted: Floats) -> Floats:
+        """How many times larger than anything measured: in a size, in their sum or product.
+
+        1 where no larger, which includes what lies outside below or beside the points.
+        """
+        over = (_extents(wanted) / np.maximum(self._largest, 1)).max(axis=1)
+        return np.asarray(np.where(self.outside(wanted), np.maximum(over, 1.0), 1.0))
+
+
+def _extents(points: Floats) -> Floats:
+    if points.shape[1] == 1:
+        return points
+    a, b = points.T
+    return np.stack([a, b, a + b, a * np.maximum(b, 1)], axis=1)

@@ -1,0 +1,139 @@
+"""How far off a bundle's op times may be, and joint samples of such errors.
+
+Errors are normal on the logarithm of an op's time and of two kinds: one *common* to all sizes of
+an op (another efficiency of the kernel), and *local* ones, shared by the sizes of one octave. Two
+sources add up:
+
+- the bundle's own regression, by its held-out residuals, local: inside the measured region, and
+  growing with the octaves beyond it;
+- where an op was not measured on this shape (``modelled``; in an imported bundle what is marked
+  so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
+  ``UNKNOWN`` where the device has none.
+
+Where whole layers were measured, what they are off by beyond their ops is an error of its own.
+
+In neither: what all measurements of a bundle have in common (clocks, drivers, another library).
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from profiler.bundle.schema import Bundle
+from profiler.facts.device import FittedOp, load_device
+from profiler.storage.strict import SpecError
+from simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
+from simulator.confidence.held_out import OpTable, op_tables
+from simulator.loop.records import Floats
+from simulator.op_times.interaction import interaction_errors
+from simulator.op_times.regression import OpTimes
+
+COMMON_SHARE = 0.25
+"""Of the variance of a device model's held-out error, what all sizes of one shape share.
+
+Measured on the public data with the hold-outs of ``calibrate``: 0.05 (A100) and 0.23 (A6000) for
+GEMMs, 0.01 to 0.58 for attention.
+"""
+
+NORMAL_90, NORMAL_95 = 1.645, 1.96
+"""Half-widths of a normal's central 90 and 95 % in standard deviations."""
+
+OCTAVES = 48
+_MODEL_OPS = {
+    **dict.fromkeys(("preproj", "postproj", "ffn_ln1", "ffn_ln2", "lm_head"), ("gemm",)),
+    "others": ("norm", "add", "act", "rope"),
+    "attn_prefill": ("attn_prefill", "attn_context"),
+    "attn_decode": ("attn_decode", "attn_decode_mha", "attn_decode_gqa"),
+}
+"""The ops of a device model behind an op of a bundle; others have the same name."""
+
+
+@dataclass(frozen=True)
+class OpError:
+    """One op's errors: standard deviations on the logarithm of its time.
+
+    ``common`` and ``local`` are those of the device model behind it (0 where it was measured);
+    ``band`` is of the regression, by place.
+    """
+
+    table: OpTable
+    band: Band
+    common: float
+    local: float
+
+    def sigmas(self, points: Floats) -> Floats:
+        """The local standard deviation at ``points``, both sources together."""
+        own = self.band.half_widths(self.table, points) / NORMAL_90
+        return np.asarray(np.hypot(own, self.local))
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """What measured layers are off by where their ops and the whole-layer terms are as fitted: one
+    local standard deviation for all sizes, on the logarithm of a layer's time."""
+
+    local: float
+    common: float = 0.0
+
+    def sigmas(self, points: Floats) -> Floats:
+        """The same everywhere."""
+        return np.full(len(points), self.local)
+
+
+def layer_error(ops: OpTimes) -> LayerError:
+    """From the held-out errors of the bundle's whole layers, which it must have."""
+
+    def off() -> Floats:
+        return interaction_errors(ops.bundle, ops)["measured"].to_numpy(np.float64) / 100
+
+    misses = np.log1p(ops.kept("whole layers", off))
+    return LayerError(covering_width(misses, UNKNOWN) / NORMAL_90)
+
+
+def op_errors(ops: OpTimes) -> dict[str, OpError]:
+    """The errors of every op of a bundle, by name (``send_recv_<scope>`` for transfers)."""
+    bundle = ops.bundle
+    tables = op_tables(bundle)
+    widths = ops.kept("bands", lambda: np.array([astuple(fit_band(table)) for table in tables]))
+    try:
+        fits = load_device(bundle.meta.device).fitted or {}
+    except SpecError:  # a device of the user's own: nothing was fitted for it
+        fits = {}
+    return {
+        table.op: OpError(table, Band(*map(float, width)), *_model_error(bundle, table.op, fits))
+        for table, width in zip(tables, widths, strict=True)
+    }
+
+
+def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[float, float]:
+    """(common, local) standard deviations of the device model behind an op, else zeros."""
+    mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
+    if mark not in ("modelled", "scaled", "interpolated"):
+        return 0.0, 0.0
+    name = f"all_reduce_{bundle.meta.tp}" if op == "all_reduce" else op
+    behind = [fits[part] for part in _MODEL_OPS.get(op, (name,)) if part in fits]
+    if not behind:
+        return _split(UNKNOWN / NORMAL_90)
+    # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones
+    # that make a band.
+    p95_pct = float(np.mean([fit.held_out.p95_pct for fit in behind]))
+    return _split(p95_pct / 100 / NORMAL_95)
+
+
+def _split(sigma: float) -> tuple[float, float]:
+    return sigma * float(np.sqrt(COMMON_SHARE)), sigma * float(np.sqrt(1 - COMMON_SHARE))
+
+
+def standard_normals(key: str, samples: int) -> Floats:
+    """Draws that belong to ``key``, shape (1 + OCTAVES, samples): a common one, one per octave.
+
+    Samples come in pairs of opposite sign, so that their mean is no error. The same key gives the
+    same draws: what two runs have in common cancels in their ratio.
+    """
+    half = np.random.default_rng(zlib.crc32(key.encode())).standard_normal(
+        (1 + OCTAVES, samples // 2)
+    )
+    return np.concatenate([half, -half], axis=1)

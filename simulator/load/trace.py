@@ -1,0 +1,163 @@
+"""Request traces in CSV files, as they are published."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from sys import getsizeof
+from typing import TextIO
+
+import numpy as np
+import pandas as pd
+
+from simulator.load.memory import available_bytes, size_text
+from simulator.load.workload import WorkloadError
+from simulator.loop.records import Floats, Ints
+
+PROMPT = ("prompt_tokens", "prompt", "ContextTokens", "num_prefill_tokens", "input_toks")
+OUTPUT = ("output_tokens", "decode", "GeneratedTokens", "num_decode_tokens", "output_toks")
+# Column -> seconds per unit; None is a date and time.
+ARRIVAL: dict[str, float | None] = {
+    "arrival_s": 1.0,
+    "arrival": 1.0,
+    "arrived_at": 1.0,
+    "arrival_time_ns": 1e-9,
+    "TIMESTAMP": None,
+}
+_MOST_TOKENS = 2**24
+_LONGEST_LINE = 2**20
+_SAMPLED_ROWS = 10_000  # tell how large the rest will be
+_MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Prompt and output tokens, and arrivals in seconds after the first (None: not recorded)."""
+
+    prompt: Ints
+    output: Ints
+    arrival_s: Floats | None
+
+
+def read_trace(path: Path, limit: int | None = None) -> Trace:
+    """The first ``limit`` requests of a CSV file (all: None), in order of arrival.
+
+    Knows the columns of the Azure LLM inference traces, of the processed traces of Vidur and of
+    LLMServingSim, and the plain ``arrival,prompt,decode``. Raises WorkloadError, naming file and
+    row (the header is row 1), for a missing column, a truncated row, a value that is not a number
+    or that is out of range, and for arrivals that are not in order.
+    """
+    rows = _rows(path, limit)
+    header = rows[0]
+    prompt = _tokens(path, header, rows, PROMPT)
+    output = _tokens(path, header, rows, OUTPUT)
+    arrival_s = _arrivals(path, header, rows)
+    return Trace(prompt, output, arrival_s)
+
+
+def _rows(path: Path, limit: int | None) -> list[list[str]]:
+    """The header and the rows, each as long as the header."""
+    rows: list[list[str]] = []
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise WorkloadError(f"{path}: is a device or a pipe, not a file")
+        with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+            for row in csv.reader(_lines(file, path), strict=True):
+                if rows and len(row) != len(rows[0]):
+                    problem = "is empty" if not row else f"has {len(row)} of {len(rows[0])} fields"
+                    raise WorkloadError(f"{path}: row {len(rows) + 1} {problem}")
+                "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
+                rows.append(row)
+                if len(rows) == _SAMPLED_ROWS:
+                    _check_memory(path, rows, limit)
+                if limit is not None and len(rows) > limit:
+                    break
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error.strerror or error}") from None
+    except UnicodeEncodeError:
+        raise WorkloadError(
+            f"{path}: row {len(rows) + 1} is not readable CSV: it is not UTF-8 text"
+        ) from None
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: row {len(rows) + 1} is not readable CSV: {error}") from None
+    if len(rows) < 2:
+        raise WorkloadError(f"{path}: expected a header and at least one request")
+    return rows
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The file's lines; one that does not end is not read to its end."""
+    number = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        number += 1
+        if len(line) > _LONGEST_LINE:
+            raise WorkloadError(f"{path}: line {number} is longer than {_LONGEST_LINE} characters")
+        yield line
+
+
+def _check_memory(path: Path, rows: list[list[str]], limit: int | None) -> None:
+    """Raises WorkloadError where the trace, by its first ``rows``, needs too much memory."""
+    read = sum(len(text) + 1 for row in rows for text in row)
+    count = path.stat().st_size / read * len(rows)
+    if limit is not None:
+        count = min(count, limit + 1)
+    of_a_row = sum(getsizeof(row) + sum(map(getsizeof, row)) for row in rows) / len(rows)
+    needed, free = count * of_a_row, available_bytes()
+    if needed > free:
+        raise WorkloadError(
+            f"{path}: about {count:.0f} rows would take {size_text(needed)} of memory, but only "
+            f"{size_text(free)} are free: set workload.requests to read fewer"
+        )
+
+
+def _column(path: Path, header: list[str], names: tuple[str, ...]) -> int:
+    for name in names:
+        if name in header:
+            return header.index(name)
+    raise WorkloadError(
+        f"{path}: none of the columns {', '.join(names)}; the file has "
+        f"{', '.join(' '.join(name.split()) for name in header)}"
+    )
+
+
+def _tokens(path: Path, header: list[str], rows: list[list[str]], names: tuple[str, ...]) -> Ints:
+    column = _column(path, header, names)
+    values = np.empty(len(rows) - 1, np.int64)
+    for i, row in enumerate(rows[1:]):
+        text = row[column].strip()
+        # isdecimal alone accepts digits of other scripts; int() reads those too, so that is fine.
+        digits = text.lstrip("0")  # any number of them; int() refuses very long texts
+        if not text.isdecimal() or len(digits) > 12 or not 1 <= int(digits or 0) <= _MOST_TOKENS:
+            raise WorkloadError(
+                f"{path}: row {i + 2}: {header[column]} is {text[:40]!r}: "
+                f"must be a whole number from 1 to {_MOST_TOKENS}"
+            )
+        values[i] = int(digits)
+    return values
+
+
+def _arrivals(path: Path, header: list[str], rows: list[list[str]]) -> Floats | None:
+    name = next((known for known in ARRIVAL if known in header), None)
+    if name is None:
+        return None
+    unit_s, column = ARRIVAL[name], header.index(name)
+    texts = pd.Series([row[column].strip() for row in rows[1:]], dtype=str)
+    if unit_s is None:
+        times = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True)
+        wanted = "a date and time"
+        missing = times.isna().to_numpy()
+        seconds = np.asarray((times - times.min()).dt.total_seconds(), np.float64)
+    else:
+        seconds = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64) * unit_s
+        wanted = f"a number of at most {_MOST_SECONDS:g} s"
+        missing = ~(np.abs(seconds) <= _MOST_SECONDS)
+    if missing.any():
+        row = int(missing.argmax())
+        raise WorkloadError(f"{path}: row {row + 2}: {name} is {texts[row]!r}: must be {wanted}")
+    falls = np.diff(seconds) < 0
+    if falls.any():
+        row = int(falls.argmax()) + 3
+        raise WorkloadError(f"{path}: row {row}: {name} is earlier than in the row before")
+    return np.asarray(seconds - seconds[0])

@@ -1,0 +1,104 @@
+"""Requests to serve: how long they are and when they arrive, from distributions or from a trace.
+
+Lengths and arrivals are made apart and joined by :func:`make_requests`. Every random choice has a
+stream of its own, keyed by what it is used for, so that a new use never shifts the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.request import Request
+from simulator.loop.records import Floats, Ints
+
+
+class WorkloadError(ValueError):
+    """A workload cannot be made, and why."""
+
+
+def stream(seed: int, use: str) -> np.random.Generator:
+    """The random stream for one use, such as ``"lengths"``: independent of those of other uses."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *use.encode()])))
+
+
+# Lengths -------------------------------------------------------------------------------------
+
+
+def zipf_probabilities(count: int, theta: float) -> Floats:
+    """Probability of rank 1 to ``count``: p(k) = k ** -theta / sum of j ** -theta."""
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -theta
+    probabilities: Floats = weights / weights.sum()
+    return probabilities
+
+
+def zipf_lengths(
+    count: int, theta: float, low: int, high: int, step: int, rng: np.random.Generator
+) -> Ints:
+    """Total tokens of ``count`` requests; the k-th of ``low, low + step, ...`` up to ``high`` has
+    p ~ k ** -theta. ``step`` 1 is every token count, 1024 the classes 1K, 2K, ...
+    """
+    values = np.arange(low, high + 1, step, dtype=np.int64)
+    cumulative = np.cumsum(zipf_probabilities(len(values), theta))
+    rank = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
+    return np.asarray(values[np.minimum(rank, len(values) - 1)], np.int64)
+
+
+def uniform_lengths(count: int, low: int, high: int, rng: np.random.Generator) -> Ints:
+    """Total tokens of ``count`` requests, each whole number in [low, high] as likely."""
+    return rng.integers(low, high, size=count, dtype=np.int64, endpoint=True)
+
+
+def split_lengths(total: npt.ArrayLike, pd_ratio: float) -> tuple[Ints, Ints]:
+    """(prompt, output) tokens with prompt : output about ``pd_ratio``, both at least 1.
+
+    output = max(1, floor(total / (pd_ratio + 1))), prompt = total - output. Raises WorkloadError
+    where a total is too short to split.
+    """
+    totals = np.asarray(total, np.int64)
+    output = np.maximum(1, np.floor(totals / (pd_ratio + 1)).astype(np.int64))
+    prompt = totals - output
+    if (prompt < 1).any():
+        raise WorkloadError(
+            f"a request of {int(totals.min())} tokens cannot be split into a prompt and an output "
+            f"at P:D {pd_ratio:g}"
+        )
+    return prompt, output
+
+
+# Arrivals ------------------------------------------------------------------------------------
+
+
+def at_once(count: int) -> Floats:
+    """Everything arrives at t = 0."""
+    return np.zeros(count)
+
+
+def gamma_arrivals(count: int, rate: float, cv: float, rng: np.random.Generator) -> Floats:
+    """Arrival times in seconds; gaps are gamma distributed with mean 1/rate and that coefficient
+    of variation. The first gap counts, so the first arrival is not at 0.
+    """
+    shape = cv**-2
+    return np.cumsum(rng.gamma(shape, 1 / (rate * shape), count))
+
+
+def poisson_arrivals(count: int, rate: float, rng: np.random.Generator) -> Floats:
+    """Arrival times in seconds of a Poisson process of ``rate`` requests a second."""
+    return np.cumsum(rng.exponential(1 / rate, count))
+
+
+# Requests ------------------------------------------------------------------------------------
+
+
+def make_requests(
+    arrival_s: Floats, prompt: Ints, output: Ints, *, max_length: int, declare_exact: bool = False
+) -> list[Request]:
+    """Requests 0, 1, ... in the order of the arrays.
+
+    A request declares that it may fill ``max_length``, or its true output length
+    (``declare_exact``). One that is longer than ``max_length`` declares what it needs, so that
+    the scheduler rejects it.
+    """
+    declared = output if declare_exact else np.maximum(output, max_length - prompt)
+    columns = (arrival_s.tolist(), prompt.tolist(), output.tolist(), declared.tolist())
+    return [Request(i, *row) for i, row in enumerate(zip(*columns, strict=True))]

@@ -1,0 +1,4 @@
+"""The event loop: schedulers, pipelines and clocks. Imports ``policies``.
+
+Read ``replica.py`` first: the main loop.
+"""

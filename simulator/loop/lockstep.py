@@ -1,0 +1,162 @@
+"""The simulator's own loop, fed with what a real engine measured.
+
+:func:`play_back` runs :class:`~simulator.loop.replica.Replica` with recorded times in place of
+predicted ones. With the clocks that the engine's decisions saw, scheduler and event loop must form
+the very same batches (*lock-step*). Without them, and with the stages' own busy times, what
+differs from the measurement is what the recurrence does not model (*replay*).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
+import simpy
+
+from policies.batch import Batch
+from policies.request import Request
+from policies.scheduler import Scheduler
+from simulator.loop.moment import ARRIVAL, Moment
+from simulator.loop.pipeline import scan
+from simulator.loop.quantum import quantize
+from simulator.loop.records import Floats, Records, ReplicaLog
+from simulator.loop.replica import Replica
+from simulator.loop.switches import Switches
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Seconds for each micro-batch in launch order.
+
+    ``service`` on each stage, shape (batches, stages); ``send`` from stage 0 to 1, 1 to 2, ...,
+    shape (batches, stages - 1); ``turnaround`` from the last stage's finish until the scheduler had
+    handled the return, shape (batches,). ``clock`` is what each decision saw, or None.
+    """
+
+    service: Floats
+    send: Floats
+    turnaround: Floats
+    clock: Floats | None = None
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return int(self.service.shape[1])
+
+
+@dataclass(frozen=True)
+class Formed:
+    """A batch as the playback formed it; the fields are those of an engine's decision."""
+
+    group: int
+    chunks: tuple[tuple[int, int, int], ...]
+    decodes: tuple[int, ...]
+    decode_context: int
+    padding: int
+
+
+class _Recording:
+    """The k-th batch takes the k-th recorded times, the last ones again when they run out.
+
+    It is what a :class:`~simulator.loop.replica.Replica` takes as predictor, as service and, where
+    there are clocks, as what opens the next batch. It keeps what was ``formed``.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self.formed: list[Formed] = []
+
+    @property
+    def _row(self) -> int:
+        return min(len(self.formed), len(self._recorded.service) - 1)
+
+    def predict(self, batch: Batch) -> tuple[float, float, float, float]:
+        """What the log's columns say: it has one number for all links, their mean."""
+        sends = self._recorded.send[self._row]
+        return 1.0, 0.0, 0.0, float(sends.mean()) if len(sends) else 0.0
+
+    def __call__(
+        self, batch: Batch, nominal: tuple[float, float, float, float]
+    ) -> tuple[list[float], list[float], float]:
+        """The recorded times of this batch, which is the next one formed."""
+        row, recorded = self._row, self._recorded
+        self.formed.append(
+            Formed(
+                batch.slot,
+                tuple((sequence.id, n, context) for sequence, n, context in batch.chunks),
+                tuple(sequence.id for sequence in batch.decodes),
+                batch.decode_context,
+                batch.padding,
+            )
+        )
+        return (
+            recorded.service[row].tolist(),
+            recorded.send[row].tolist(),
+            float(recorded.turnaround[row]),
+        )
+
+    def opens(self) -> float:
+        """When the engine formed its next batch; never after its last."""
+        clock = self._recorded.clock
+        assert clock is not None
+        return float(clock[len(self.formed)]) if len(self.formed) < len(clock) else math.inf
+
+    def as_it_was(self, log: ReplicaLog) -> ReplicaLog:
+        """``log`` with the stages' times: its one number a link does not reproduce them."""
+        assert log.stage_s is not None
+        rows = np.minimum(np.arange(log.num_iterations), len(self._recorded.send) - 1)
+        ready = log.iterations["ready_s"]
+        return replace(log, measured=scan(ready, log.stage_s, self._recorded.send[rows], False))
+
+
+def play_back(
+    requests: Seq[Request], scheduler: Scheduler, recorded: Recorded
+) -> tuple[list[Formed], Records]:
+    """Serve the requests on one replica with recorded times; what was formed, and the records.
+
+    A batch is formed when stage 0 is free, or at its recorded clock where there are clocks. With
+    fewer records than batches the last one counts for the rest.
+    """
+    recording = _Recording(
+        Recorded(
+            quantize(recorded.service),
+            quantize(recorded.send),
+            quantize(recorded.turnaround),
+            None if recorded.clock is None else quantize(recorded.clock),
+        )
+    )
+    env = simpy.Environment()
+    replica = Replica(
+        env,
+        scheduler,
+        recording.predict,
+        (1,) * recorded.num_stages,
+        Switches(lazy=True, turnaround_s=float(recorded.turnaround[-1])),
+        service=recording,
+        opens=None if recorded.clock is None else recording.opens,
+    )
+    rejections: dict[int, str] = {}
+
+    def arrive(event: Moment) -> None:
+        request = event._value
+        assert isinstance(request, Request)
+        reason = replica.submit(request)
+        if reason is not None:
+            rejections[request.id] = reason
+
+    for request in requests:
+        Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
+    env.run()
+    ordered = sorted(requests, key=lambda request: request.id)
+    records = Records(
+        request_id=np.array([r.id for r in ordered], np.int64),
+        arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
+        prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
+        output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
+        replica=np.array([-1 if r.id in rejections else 0 for r in ordered], np.int64),
+        rejections=rejections,
+        replicas=[recording.as_it_was(replica.log())],
+    )
+    return recording.formed, records

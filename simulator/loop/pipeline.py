@@ -1,0 +1,157 @@
+"""How micro-batches pass through a pipeline: one recurrence, written once for each way to use it.
+
+Micro-batches visit every stage in launch order. With ``arrival`` the instant at which a batch can
+start on a stage (it was formed, or its result has come from the stage before)::
+
+    start   = max(arrival, release of the batch before)      on this stage
+    finish  = start + duration
+    release = finish, or with blocking sends finish + send   (not on the last stage)
+    arrival on the next stage = finish + send
+
+:class:`Pipeline` takes one batch at a time (the event loop), :func:`stage_times` all batches of a
+run at once, stage by stage (the views), and :func:`advance` one batch on every stage at once, for
+many samples (re-timing). Times are whole quanta (``quantum.py``), so the three agree to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simulator.loop.records import Floats, ReplicaLog, StageTimes
+
+
+class Pipeline:
+    """The stages of one replica, and when each has finished what it was given (``free``).
+
+    ``layers`` are the transformer layers of each stage.
+    """
+
+    def __init__(self, layers: tuple[int, ...], blocking_send: bool) -> None:
+        self.layers = layers
+        self.blocking_send = blocking_send
+        self.free = [0.0] * len(layers)
+        # Later stages, by what they take: a layer's time is multiplied once for all stages alike.
+        self._alike = range(1, len(layers)) if len(set(layers)) == 1 else None
+        self._later = tuple(enumerate(layers))[1:]
+
+    def launch(
+        self, now: float, layer_s: float, first_s: float, last_s: float, send_s: float
+    ) -> float:
+        """Send a batch down stages that take their layers' time; when the last stage is done."""
+        if self.blocking_send:
+            times = nominal_times(self.layers, layer_s, first_s, last_s, send_s)
+            return self.launch_stages(now, *times)
+        free = self.free
+        busy_until = free[0]
+        duration = self.layers[0] * layer_s
+        finish = (now if now > busy_until else busy_until) + duration + first_s
+        free[0] = finish
+        if self._alike is not None:
+            for stage in self._alike:
+                finish += send_s
+                busy_until = free[stage]
+                if busy_until > finish:
+                    finish = busy_until
+                finish += duration
+                free[stage] = finish
+            free[-1] = finish = finish + last_s
+            return finish
+        for stage, layers in self._later:
+            finish += send_s
+            busy_until = free[stage]
+            if busy_until > finish:
+                finish = busy_until
+            finish += layers * layer_s
+            free[stage] = finish
+        free[-1] = finish = finish + last_s
+        return finish
+
+    def launch_stages(
+        self, now: float, durations: Sequence[float], sends: Sequence[float]
+    ) -> float:
+        """Send a batch down stages that take these times, over links that take ``sends``.
+
+        ``sends`` has one value fewer than there are stages. Returns when the last stage is done.
+        """
+        free = self.free
+        last = len(free) - 1
+        arrival = finish = now
+        for stage, duration in enumerate(durations):
+            busy_until = free[stage]
+            finish = (arrival if arrival > busy_until else busy_until) + duration
+            free[stage] = finish
+            if stage < last:
+                arrival = finish + sends[stage]
+                if self.blocking_send:
+                    free[stage] = arrival
+        return finish
+
+
+def nominal_times(
+    layers: tuple[int, ...], layer_s: float, first_s: float, last_s: float, send_s: float
+) -> tuple[list[float], list[float]]:
+    """A batch's predicted time on each stage, and on each link between them."""
+    durations = [n * layer_s for n in layers]
+    durations[0] += first_s
+    durations[-1] += last_s
+    return durations, [send_s] * (len(layers) - 1)
+
+
+def stage_times(log: ReplicaLog) -> StageTimes:
+    """When every micro-batch started and finished on every stage, from the recorded durations.
+
+    Stage s runs the batches in order, so ``release[k] = max(arrival[k], release[k-1]) + d[k]``.
+    With ``D[k]`` the sum of the first durations, ``release[k] - D[k]`` is the running maximum of
+    ``arrival[k] - D[k-1]``: one vectorised scan per stage. The log of a real engine has measured
+    times instead.
+    """
+    if log.measured is not None:
+        return log.measured
+    sends = np.broadcast_to(
+        log.iterations["send_s"][:, None], (log.num_iterations, log.num_stages - 1)
+    )
+    return scan(log.iterations["ready_s"], log.stage_durations(), sends, log.switches.blocking_send)
+
+
+def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool) -> StageTimes:
+    """The times of batches that were formed at ``ready_s``, shape (iterations,).
+
+    ``durations`` has the shape (iterations, stages), ``sends`` (iterations, stages - 1).
+    """
+    stages = durations.shape[1]
+    start, release = np.empty_like(durations), np.empty_like(durations)
+    finish = np.empty_like(durations) if blocking_send else release
+    arrival = ready_s
+    for stage in range(stages):
+        last = stage == stages - 1
+        held = durations[:, stage]
+        if blocking_send and not last:
+            held = held + sends[:, stage]
+        total = np.cumsum(held)
+        release[:, stage] = np.maximum.accumulate(arrival - (total - held)) + total
+        start[:, stage] = release[:, stage] - held
+        if blocking_send:
+            finish[:, stage] = start[:, stage] + durations[:, stage]
+        if not last:
+            arrival = finish[:, stage] + sends[:, stage]
+    return StageTimes(start, finish, release)
+
+
+def advance(
+    free: Floats, arrival: Floats, duration: Floats, send: Floats, blocking_send: bool
+) -> None:
+    """One step of the recurrence on all stages at once, each with a batch of its own.
+
+    In place: ``free`` and ``arrival`` have the shape (replicas, stages, samples) and hold when each
+    stage is released and when its next batch arrives there; ``duration`` is of the same shape and
+    ``send`` one stage shorter. Afterwards ``free`` is when the batches are released, and
+    ``arrival[:, 1:]`` when they arrive one stage on.
+    """
+    np.maximum(arrival, free, out=free)
+    free += duration
+    if free.shape[1] > 1:
+        np.add(free[:, :-1], send, out=arrival[:, 1:])
+        if blocking_send:
+            free[:, :-1] = arrival[:, 1:]

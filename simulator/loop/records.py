@@ -1,0 +1,166 @@
+"""What a simulation leaves behind: flat columns, analysed afterwards by pure functions."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.loop.switches import Switches
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+ITERATION_COLUMNS = (
+    "group",  # micro-batch slot
+    "ready_s",  # when the batch was formed
+    "finish_s",  # when the last stage finished it
+    "layer_s",  # time of one layer
+    "first_s",  # extra time on the first stage (embedding)
+    "last_s",  # extra time on the last stage (LM head)
+    "send_s",  # transfer to the next stage
+    "chunks",  # prefill chunks
+    "prefill_tokens",
+    "prefill_context",  # KV tokens the chunks' sequences held before, summed
+    "decodes",
+    "decode_context",  # KV tokens the decodes held before, summed
+    "padding",  # decodes that are finished sequences held as padding
+)
+
+
+COUNTED = ("group", "chunks", "decodes", "padding")
+"""Those of the columns that count sequences or groups, and fit four bytes."""
+
+
+class Columns(Mapping[str, Floats]):
+    """Iteration columns by name, all given out as floats.
+
+    They grow while a simulation runs. Arrays of the standard library do that in place, so that a
+    run of millions of iterations never holds two copies of them.
+    """
+
+    def __init__(self) -> None:
+        self._held = {name: array("i" if name in COUNTED else "d") for name in ITERATION_COLUMNS}
+
+    def extend(self, rows: Sequence[tuple[float, ...]]) -> None:
+        """Add iterations, each with a value for every column, in their order."""
+        width = len(ITERATION_COLUMNS)
+        values = chain.from_iterable(rows)
+        table = np.fromiter(values, float, width * len(rows)).reshape(-1, width)
+        for held, column in zip(self._held.values(), table.T, strict=True):
+            held.frombytes(column.astype(held.typecode).tobytes())
+
+    def __getitem__(self, name: str) -> Floats:
+        held = self._held[name]
+        return np.frombuffer(held, held.typecode).astype(np.float64, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Times in seconds, shape (iterations, stages), in launch order.
+
+    A stage is occupied from ``start`` to ``release``: until ``finish``, and with blocking sends
+    until its result is on the next stage.
+    """
+
+    start: Floats
+    finish: Floats
+    release: Floats
+
+
+@dataclass(frozen=True)
+class PoolLog:
+    """What a replica with paged memory did with it.
+
+    ``kv_tokens`` is the room of the blocks in use after each micro-batch was formed. ``events`` has
+    the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/pool.py``) and tokens.
+    """
+
+    kv_tokens: Ints
+    events: Ints
+
+
+@dataclass(frozen=True)
+class ReplicaLog:
+    """Everything that happened on one replica.
+
+    ``iterations`` maps each of :data:`ITERATION_COLUMNS` to an array with one entry per
+    micro-batch, in launch order (which is the order on every stage).
+
+    ``rides`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
+    the request took part in that run of the group's iterations, counted within the group from 0.
+
+    ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter
+    made it differ from what the iteration columns say.
+
+    ``pool`` is there where memory was paged, and requests could be preempted.
+
+    ``measured`` are the times on a real engine's stages, where this is the log of one: they do not
+    follow from the durations.
+    """
+
+    layers: tuple[int, ...]
+    switches: Switches
+    max_in_flight: int
+    max_batch: int
+    kv_capacity: int
+    iterations: Mapping[str, Floats]
+    rides: Ints
+    stage_s: Floats | None = None
+    measured: StageTimes | None = None
+    pool: PoolLog | None = None
+
+    @property
+    def num_iterations(self) -> int:
+        """Micro-batches that ran."""
+        return len(self.iterations["ready_s"])
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return len(self.layers)
+
+    def stage_durations(self) -> Floats:
+        """Time of every micro-batch on every stage in seconds, shape (iterations, stages)."""
+        if self.stage_s is not None:
+            return self.stage_s
+        columns = self.iterations
+        durations: Floats = np.multiply.outer(columns["layer_s"], np.array(self.layers, float))
+        durations[:, 0] += columns["first_s"]
+        durations[:, -1] += columns["last_s"]
+        return durations
+
+
+@dataclass(frozen=True)
+class Records:
+    """A finished simulation.
+
+    The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
+    (then ``rejections`` says why).
+    """
+
+    request_id: Ints
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    replica: Ints
+    rejections: dict[int, str]
+    replicas: list[ReplicaLog]
+
+    @property
+    def end_s(self) -> float:
+        """When the last micro-batch finished (0 if nothing ran)."""
+        return max(
+            (float(r.iterations["finish_s"][-1]) for r in self.replicas if r.num_iterations),
+            default=0.0,
+        )

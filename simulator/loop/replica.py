@@ -1,0 +1,221 @@
+"""The main loop: one replica's scheduler and pipeline, at most one event per micro-batch.
+
+Micro-batches visit every stage in the order in which they were launched, so a stage starts one at
+``max(arrival from the previous stage, finish of the batch before)``. The return of a batch from
+the last stage can therefore be computed when it is launched, and only that return is an event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import simpy
+
+from policies.batch import Batch
+from policies.pool import Pool
+from policies.request import Request, Sequence
+from policies.scheduler import Scheduler
+from simulator.loop.moment import DISPATCH, RETURN, Moment
+from simulator.loop.pipeline import Pipeline
+from simulator.loop.quantum import quantize
+from simulator.loop.records import Columns, PoolLog, ReplicaLog
+from simulator.loop.switches import DEFAULT, Switches
+
+BLOCK_ROWS = 4096
+"""Iterations recorded as tuples before they go to the columns, which take a fifth of the memory."""
+
+
+Nominal = tuple[float, float, float, float]
+"""Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
+
+
+class Predictor(Protocol):
+    """Times a batch. All results are whole quanta (see ``quantum.py``), in seconds."""
+
+    def __call__(self, batch: Batch) -> Nominal:
+        """What the batch takes."""
+        ...
+
+
+class Service(Protocol):
+    """Times a batch on each stage, where that is not what the predictor says of its layers."""
+
+    def __call__(self, batch: Batch, nominal: Nominal) -> tuple[Seq[float], Seq[float], float]:
+        """Seconds, all whole quanta: on each stage, on each link, and the turn-around."""
+        ...
+
+
+class Replica:
+    """A scheduler in front of a pipeline of ``len(layers)`` stages.
+
+    ``service``      replaces the stages' nominal times: jitter, or what a real engine recorded
+    ``opens``        the earliest instant at which the next batch may be formed; with lazy formation
+                     that is when stage 0 is free
+    ``on_finished``  called with the requests that a returned batch finished, and when
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler | Pool,
+        predict: Predictor,
+        layers: tuple[int, ...],
+        switches: Switches = DEFAULT,
+        *,
+        service: Service | None = None,
+        opens: Callable[[], float] | None = None,
+        on_finished: Callable[[list[Sequence], float], None] | None = None,
+    ) -> None:
+        self.env = env
+        self.scheduler = scheduler
+        self.predict = predict
+        self.pipeline = Pipeline(layers, switches.blocking_send)
+        self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
+        self.service = service
+        self._turnaround_s = self.switches.turnaround_s
+        self._pass = self.pipeline.launch
+        self.opens = opens or (self._stage_0_free if switches.lazy else None)
+        self.on_finished = on_finished
+        self._rows: list[tuple[float, ...]] = []
+        self._columns = Columns()
+        self._stage_rows: list[Seq[float]] = []
+        self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
+        self._awaiting = False  # whether a moment is set for the first of them
+        self._wake_at = -1.0  # when a dispatch is set for
+
+    def submit(self, request: Request) -> str | None:
+        """Hand over an arrived request. Returns why it is rejected, or None."""
+        reason = self.scheduler.add(request)
+        if reason is None:
+            self._wake(self.env.now)
+        return reason
+
+    def _woken(self, _: Moment) -> None:
+        """Form batches at this instant, of which everything else has happened."""
+        now = self.env.now
+        if now == self._wake_at:
+            self._wake_at = -1.0
+        self._dispatch(now)
+        self._await_return()
+
+    def _stage_0_free(self) -> float:
+        return self.pipeline.free[0]
+
+    def _dispatch(self, now: float) -> None:
+        """Form and launch batches for as long as there is one to form."""
+        scheduler, opens = self.scheduler, self.opens
+        while scheduler.idle:
+            if opens is not None and (at := opens()) > now:
+                if at < math.inf:
+                    self._wake(at)
+                return
+            batch = scheduler.next_batch()
+            if batch is None:
+                return
+            self._launch(batch, now)
+
+    def _launch(self, batch: Batch, now: float) -> None:
+        """Send a batch down the pipeline, and come back when the last stage finishes it."""
+        layer_s, first_s, last_s, send_s = self.predict(batch)
+        turnaround_s = self._turnaround_s
+        if self.service is None:
+            finish = self._pass(now, layer_s, first_s, last_s, send_s)
+        else:
+            nominal = (layer_s, first_s, last_s, send_s)
+            durations, sends, turnaround_s = self.service(batch, nominal)
+            self._stage_rows.append(durations)
+            finish = self.pipeline.launch_stages(now, durations, sends)
+        chunks = batch.chunks
+        context = 0
+        for _, _, cached in chunks:
+            context += cached
+        self._rows.append(
+            (
+                batch.slot,
+                now,
+                finish,
+                layer_s,
+                first_s,
+                last_s,
+                send_s,
+                len(chunks),
+                batch.prefill_tokens,
+                context,
+                batch.num_decodes,
+                batch.decode_context,
+                batch.padding,
+            )
+        )
+        self._in_flight.append((finish + turnaround_s, batch))
+        if len(self._rows) == BLOCK_ROWS:
+            self._columns.extend(self._rows)
+            self._rows.clear()
+
+    def _returned(self, _: Moment) -> None:
+        """Book the batch that came back from the last stage and form its successor.
+
+        Batches come back in launch order. As long as nothing else in the simulation happens before
+        the next return, that one is handled right here, and costs no event.
+        """
+        self._awaiting = False
+        env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
+        now = env.now
+        while True:
+            finished = scheduler.complete(in_flight.popleft()[1])
+            if finished and self.on_finished is not None:
+                self.on_finished(finished, now)
+            others = env.peek()
+            if others > now:
+                self._dispatch(now)
+                if self.opens is not None:
+                    others = env.peek()  # may have woken itself for when stage 0 is free
+            else:
+                self._wake(now)  # not before everything that happens at this instant
+            if not in_flight or in_flight[0][0] >= others:
+                break
+            now = in_flight[0][0]
+        self._await_return()
+
+    def _await_return(self) -> None:
+        """Be there when the next batch comes back."""
+        if self._in_flight and not self._awaiting:
+            self._awaiting = True
+            Moment(self.env, self._in_flight[0][0] - self.env.now, RETURN, self._returned)
+
+    def _wake(self, when: float) -> None:
+        """Dispatch at ``when``, after everything else that happens at that instant."""
+        if self._wake_at != when:
+            self._wake_at = when
+            Moment(self.env, when - self.env.now, DISPATCH, self._woken)
+
+    def log(self) -> ReplicaLog:
+        """What happened, as columns."""
+        self._columns.extend(self._rows)
+        self._rows.clear()
+        scheduler, layers = self.scheduler, self.pipeline.layers
+        return ReplicaLog(
+            layers=layers,
+            switches=self.switches,
+            max_in_flight=scheduler.max_in_flight,
+            max_batch=scheduler.max_batch,
+            kv_capacity=scheduler.kv_capacity,
+            iterations=self._columns,
+            rides=np.frombuffer(scheduler.rides, np.int64).reshape(-1, 5),
+            stage_s=(
+                np.array(self._stage_rows).reshape(-1, len(layers))
+                if self.service is not None
+                else None
+            ),
+            pool=_pool_log(scheduler) if isinstance(scheduler, Pool) else None,
+        )
+
+
+def _pool_log(pool: Pool) -> PoolLog:
+    used = np.frombuffer(pool.kv_log, np.int64) * pool.blocks.block_size
+    return PoolLog(used, np.frombuffer(pool.events, np.int64).reshape(-1, 3))

@@ -1,0 +1,186 @@
+"""A whole run: requests arrive, a router spreads them over replicas, records come out."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import simpy
+
+from policies.pool import Pool
+from policies.request import Request, Sequence
+from policies.scheduler import Scheduler
+from simulator.loop.jitter import JitteredService
+from simulator.loop.moment import ARRIVAL, Moment
+from simulator.loop.quantum import HORIZON_S, quantize
+from simulator.loop.records import Floats, Records
+from simulator.loop.replica import Predictor, Replica
+from simulator.loop.switches import DEFAULT, Switches
+
+Router = Literal["round_robin", "least_tokens"]
+
+
+TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it is not exact"
+
+
+class SimulationError(Exception):
+    """A simulation cannot go on, and why."""
+
+
+def simulate(
+    requests: Seq[Request],
+    schedulers: Seq[Scheduler | Pool],
+    predict: Predictor,
+    layers: tuple[int, ...],
+    *,
+    switches: Switches = DEFAULT,
+    router: Router = "round_robin",
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Records:
+    """Serve ``requests`` on one replica per scheduler and record what happened.
+
+    ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
+    request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
+    ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. ``progress`` is called
+    now and then with the number of requests finished.
+
+    Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
+    requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
+    """
+    if len({request.id for request in requests}) < len(requests):
+        raise ValueError("two requests have the same id")
+    if any(scheduler.rides or scheduler.num_unfinished for scheduler in schedulers):
+        raise ValueError("a scheduler has served before: each simulation needs fresh ones")
+    cluster = _Cluster(requests, router, progress)
+    streams = np.random.SeedSequence(seed).spawn(len(schedulers))
+    cluster.replicas = [
+        Replica(
+            cluster.env,
+            scheduler,
+            predict,
+            layers,
+            switches,
+            service=JitteredService(layers, switches, stream) if switches.jitter else None,
+            on_finished=partial(cluster.finished, number),
+        )
+        for number, (scheduler, stream) in enumerate(zip(schedulers, streams, strict=True))
+    ]
+    with _no_collector():
+        cluster.env.run()
+    return cluster.records()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Pause Python's cycle collector: the loop makes no cycles, and would be searched in vain."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Cluster:
+    """The arrivals, the router and the count of what is done."""
+
+    def __init__(
+        self, requests: Seq[Request], router: Router, progress: Callable[[int], None] | None
+    ) -> None:
+        self.env = simpy.Environment()
+        self.replicas: list[Replica] = []
+        self.requests = requests
+        self.router = router
+        self.progress = progress
+        self.num_finished = 0
+        self._tick = max(1, len(requests) // 200)
+        self._next_tick = self._tick
+        self._accepted = 0
+        self._rejections: dict[int, str] = {}
+        self._outstanding: list[int] = []
+        # Arrays rather than pairs: with a million requests the difference is 100 MB.
+        self._arrival_s: Floats = quantize(np.array([r.arrival_s for r in requests], np.float64))
+        self._order = np.argsort(self._arrival_s, kind="stable")
+        self._arrived = 0
+        if len(requests):
+            first, last = self._arrival_s[self._order[[0, -1]]].tolist()
+            if first < 0 or last >= HORIZON_S:
+                raise SimulationError(f"arrivals must lie between 0 and {HORIZON_S:.0f} s")
+            Moment(self.env, first, ARRIVAL, self._arrive)
+
+    def _arrive(self, _: Moment) -> None:
+        """Route every request that arrives at this instant."""
+        now = self.env.now
+        following = now
+        while following == now:
+            request = self.requests[int(self._order[self._arrived])]
+            self._arrived += 1
+            target = self._route(request)
+            reason = self.replicas[target].submit(request)
+            if reason is None:
+                self._accepted += 1
+            else:
+                self._rejections[request.id] = reason
+                self._account(target, -request.prompt_tokens - request.max_tokens)
+            if self._arrived == len(self._order):
+                return
+            following = float(self._arrival_s[self._order[self._arrived]])
+        Moment(self.env, following - now, ARRIVAL, self._arrive)
+
+    def _route(self, request: Request) -> int:
+        if not self._outstanding:
+            self._outstanding = [0] * len(self.replicas)
+        if self.router == "least_tokens":
+            target = self._outstanding.index(min(self._outstanding))
+        else:
+            target = (self._accepted + len(self._rejections)) % len(self.replicas)
+        self._account(target, request.prompt_tokens + request.max_tokens)
+        return target
+
+    def _account(self, target: int, tokens: int) -> None:
+        self._outstanding[target] += tokens
+
+    def finished(self, replica: int, sequences: Iterable[Sequence], now: float) -> None:
+        """Called by each replica with what it finished, and when."""
+        for sequence in sequences:
+            self.num_finished += 1
+            self._account(replica, -sequence.prompt_tokens - sequence.max_tokens)
+        if self.num_finished >= self._next_tick:
+            self._next_tick += self._tick
+            if now >= HORIZON_S:
+                raise SimulationError(TOO_LONG)
+            if self.progress is not None:
+                self.progress(self.num_finished)
+
+    def records(self) -> Records:
+        accepted = self._accepted
+        if self.num_finished != accepted:
+            raise SimulationError(
+                f"{accepted - self.num_finished} of {accepted} requests were never finished: "
+                "the policy stopped planning although requests were left"
+            )
+        requests = sorted(self.requests, key=lambda r: r.id)
+        ids = np.array([r.id for r in requests], np.int64)
+        logs = [replica.log() for replica in self.replicas]
+        went = np.full(len(ids), -1)
+        for number, log in enumerate(logs):  # all that was accepted has finished, so it rode
+            went[np.searchsorted(ids, log.rides[:, 0])] = number
+        records = Records(
+            request_id=ids,
+            arrival_s=quantize(np.array([r.arrival_s for r in requests], np.float64)),
+            prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
+            output_tokens=np.array([r.output_tokens for r in requests], np.int64),
+            replica=went,
+            rejections=self._rejections,
+            replicas=logs,
+        )
+        if records.end_s >= HORIZON_S:
+            raise SimulationError(TOO_LONG)
+        return records

@@ -1,0 +1,97 @@
+"""Arrays that took long to compute, kept on disk under a hash of all that they depend on.
+
+The folder is ``$SARATHI_SIM_CACHE``, else ``$XDG_CACHE_HOME/sarathi-sim``, else
+``~/.cache/sarathi-sim``; ``SARATHI_SIM_CACHE=off`` switches it off. It may be deleted at any time.
+What is kept carries a hash of its content. Where that does not fit, or a file cannot be read, the
+array is computed again and a message is logged; a folder that cannot be written is no error; the
+home of a user that there is not (``~nosuch``) is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from profiler.storage.paths import user_path
+from profiler.storage.strict import SpecError
+from simulator.loop.records import Floats
+
+VARIABLE = "SARATHI_SIM_CACHE"
+_FORMAT = 2
+"""Part of the files' names: to be raised with every change of what they hold."""
+_LOG = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path | None:
+    """Where arrays are kept; None where that is switched off."""
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.lower() == "off":
+        return None
+    if chosen:
+        try:
+            return user_path(chosen)
+        except SpecError as error:
+            raise SpecError(f"{VARIABLE}: {error}") from None
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sarathi-sim"
+    except RuntimeError:  # no home
+        return None
+
+
+def cached(key: str, make: Callable[[], Floats]) -> Floats:
+    """The array that ``make`` computes, from the disk if it was computed before.
+
+    ``key``, a hash, must cover everything that the array depends on.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return make()
+    path = folder / f"{key}.{_FORMAT}.npz"
+    found = _read(path, key)
+    if found is None:
+        found = make()
+        with contextlib.suppress(OSError):  # a full or read-only disk costs time, nothing else
+            _write(path, found, key)
+    return found
+
+
+def _read(path: Path, key: str) -> Floats | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            array: Floats = stored["array"]
+            digest = str(stored["sha256"])
+        if array.dtype == np.float64 and digest == _digest(key, array):
+            return array
+        why = "its content is not what was written"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # a damaged archive fails in a dozen ways
+        why = " ".join(str(error).split()) or type(error).__name__
+    _LOG.warning("%s is damaged (%s): computed anew", path, why)
+    return None
+
+
+def _digest(key: str, array: Floats) -> str:
+    """Covers the key, so that a file with another one's content is found out, and the shape."""
+    return sha256(f"{key} {array.shape} ".encode() + array.tobytes()).hexdigest()
+
+
+def _write(path: Path, array: Floats, key: str) -> None:
+    """A reader sees the whole file or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(prefix=".", suffix=".npz", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, array=array, sha256=np.array(_digest(key, array)))
+        Path(scratch).replace(path)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,105 @@
+"""Times over one size: piecewise linear through the points, and how they go on beyond the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.loop.records import Floats
+
+Curve = Callable[[Floats], Floats]
+
+
+class PiecewiseLinear:
+    """Time in seconds through points ``(size, time)``; sizes ascending.
+
+    Below the first point it is constant. Beyond the last one it is ``beyond(size)``, but never
+    less than at the last; without it, proportional to the size.
+    """
+
+    def __init__(
+        self, size: npt.ArrayLike, time_s: npt.ArrayLike, beyond: Curve | None = None
+    ) -> None:
+        self.size = np.asarray(size, np.float64)
+        self.time_s = np.asarray(time_s, np.float64)
+        self._beyond = beyond
+
+    def __call__(self, size: npt.ArrayLike) -> Floats:
+        """Times in seconds, of the shape of ``size``."""
+        wanted = np.asarray(size, np.float64)
+        last, last_s = self.size[-1], self.time_s[-1]
+        inside = np.interp(wanted, self.size, self.time_s)
+        outside = wanted > last
+        if self._beyond is None or not outside.any():
+            return np.asarray(inside * np.maximum(wanted / last, 1.0))
+        further = np.maximum(self._beyond(np.maximum(wanted, last)), last_s)
+        return np.asarray(np.where(outside, further, inside))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The GEMM of one op: ``out[m, n] = activations[m, k] x weights[k, n]``."""
+
+    n: int
+    k: int
+
+
+class PooledRoofline:
+    """A soft-max roofline with one set of constants for all GEMMs of a bundle.
+
+    ``t = overhead + (compute^p + memory^p)^(1/p)``, where compute counts the rows rounded up to a
+    tile in part, and memory the numbers in weights and activations. Two shapes tell compute from
+    memory where one's points do not; so it is fitted (to relative errors, robustly) over all.
+    """
+
+    TILE = 128.0
+    _SPAN = ((0.1, 100.0), (1e3, 1e11), (1e2, 1e9), (1.05, 20.0), (1e-3, 1.0))
+    """Bounds of overhead (us), rates (FLOP and numbers a us), p, and the share of a tile paid."""
+
+    def __init__(self, points: Mapping[Shape, tuple[Floats, Floats]]) -> None:
+        """``points`` are (tokens, seconds) of each shape."""
+        from scipy.optimize import least_squares
+
+        tokens = np.concatenate([m for m, _ in points.values()])
+        time = 1e6 * np.concatenate([t for _, t in points.values()])
+        sizes = [len(m) for m, _ in points.values()]
+        n = np.repeat([float(shape.n) for shape in points], sizes)
+        k = np.repeat([float(shape.k) for shape in points], sizes)
+        low, high = np.log(self._SPAN).T
+        flops, traffic = 2 * tokens * n * k, n * k
+        start = np.log([5.0, (flops / time).max(), (traffic / time).max(), 2.0, 0.5])
+
+        def miss(x: Floats) -> Floats:
+            return np.log(self._time_us(np.exp(x), tokens, n, k) / time)
+
+        start = np.clip(start, low + 1e-6, high - 1e-6)
+        found = least_squares(miss, start, bounds=(low, high), loss="soft_l1", f_scale=0.05)
+        self.constants: Floats = np.exp(found.x)
+
+    def _time_us(self, constants: Floats, m: Floats, n: Floats | int, k: Floats | int) -> Floats:
+        overhead, rate, bandwidth, p, paid = constants
+        rows = m + paid * (np.ceil(m / self.TILE) * self.TILE - m)
+        compute = 2 * rows * n * k / rate
+        memory = (n * k + m * k + m * n) / bandwidth
+        top = np.maximum(compute, memory)
+        soft = top * ((compute / top) ** p + (memory / top) ** p) ** (1 / p)
+        return np.asarray(overhead + soft)
+
+    def time_s(self, shape: Shape, tokens: Floats) -> Floats:
+        """Seconds of one shape."""
+        return 1e-6 * self._time_us(self.constants, tokens, shape.n, shape.k)
+
+    def beyond(self, shape: Shape, tokens: Floats, time_s: Floats) -> Curve:
+        """How the op goes on after its last point.
+
+        The roofline, corrected by half (in logarithms) of what it misses in the last third of an
+        octave: kernels differ in efficiency, but not all of a difference lasts. On public GEMMs
+        up to 1024 tokens, predicted to 4096, this is better than none and than all of it.
+        """
+        late = tokens >= 0.75 * tokens[-1]
+        missed = np.log(time_s[late] / self.time_s(shape, tokens[late]))
+        factor = float(np.exp(np.median(missed) / 2))
+        return lambda wanted: factor * self.time_s(shape, wanted)

@@ -1,0 +1,157 @@
+"""From a bundle's measured points to op times anywhere: vectorised, once, before a simulation.
+
+Inside the measured range linear ops and transfers are piecewise linear (in time, not its
+logarithm: that is off by 9 to 14 % between points). Beyond it a GEMM follows a roofline pooled
+over the bundle's GEMMs; the other ops go on in proportion to the size. Attention is a physical
+formula with a learned residual (``surface.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import cached_property, partial
+from importlib.metadata import version
+
+import numpy as np
+import pandas as pd
+
+from profiler.bundle.schema import LAYER_OPS, Bundle
+from profiler.facts.model import LAYER_GEMMS
+from simulator.loop.records import Floats
+from simulator.op_times.cache import cached
+from simulator.op_times.interaction import WholeLayer, fit_skew, fit_whole_layer
+from simulator.op_times.lines import PiecewiseLinear, PooledRoofline, Shape
+from simulator.op_times.surface import (
+    LEAVES,
+    TREES,
+    PhysicalSurface,
+    decode_surface,
+    prefill_surface,
+)
+
+FITS = 2
+"""Of the regressions: to be raised with every change of what they give."""
+
+
+class OpTimes:
+    """Every op's time in seconds, for one layer on one tensor-parallel rank, as functions.
+
+    ``linear[op](tokens)``, ``embedding(tokens)``, ``lm_head(rows)``, ``prefill(chunk, context)``,
+    ``decode(batch, mean_context)``, ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
+    ``dtype_bytes`` is what a number takes in the dtype that was timed. ``whole_layer`` and ``skew``
+    are what the ops one by one, with equal contexts, miss.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.tp = bundle.meta.tp
+        self.model = bundle.meta.model_spec
+        self.dtype_bytes = 4 if bundle.meta.dtype == "float32" else 2
+        points = {
+            str(op): (rows["num_tokens"].to_numpy(np.float64), rows["time_us"].to_numpy() * 1e-6)
+            for op, rows in bundle.linear.groupby("op")
+        }
+        shapes = {op: Shape(s.n, s.k) for op, s in self.model.gemms(self.tp).items()}
+        gemms = {op: (shapes[op], *points[op]) for op in (*LAYER_GEMMS, "lm_head")}
+        self._gemms = gemms
+        by_op = {op: PiecewiseLinear(*xy) for op, xy in points.items()}
+        for op in gemms:
+            by_op[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
+        self.linear = {op: by_op[op] for op in LAYER_OPS}
+        self.embedding = by_op["embedding"]
+        self.lm_head = by_op["lm_head"]
+        self.all_reduce = (
+            PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
+            if self.tp > 1
+            else None
+        )
+        self.send = {
+            str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
+            for scope, rows in bundle.send_recv.groupby("scope")
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of all that the times depend on: the bundle's content, and how it is fitted."""
+        meta = self.bundle.meta
+        about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
+        text = repr((meta.content_sha256, about, meta.model_spec))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def prefill_table(self, chunk: Floats, context: Floats) -> Floats:
+        """:attr:`prefill` of every chunk with every context, kept on disk (``cache.py``)."""
+        return self._table("prefill", chunk, context)
+
+    def decode_table(self, batch: Floats, context: Floats) -> Floats:
+        """:attr:`decode` of every batch with every context, kept on disk."""
+        return self._table("decode", batch, context)
+
+    def _table(self, op: str, a: Floats, b: Floats) -> Floats:
+        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
+        return self.kept(f"{op} {len(a)}", lambda: getattr(self, op)(a[:, None], b), sizes)
+
+    def kept(self, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
+        """What ``make`` computes from this bundle (and ``sizes``), kept on disk (``cache.py``)."""
+        if not self.bundle.meta.content_sha256:  # made in memory: nothing identifies it
+            return make()
+        digest = hashlib.sha256(f"{self.key} {what} ".encode() + sizes)
+        return cached(digest.hexdigest(), make)
+
+    @cached_property
+    def skew(self) -> float:
+        """Where between mean and longest context a batch of decodes counts."""
+        rows = self.bundle.attn_decode_skew
+        if rows.empty:
+            return 0.0
+        return float(self.kept("skew", lambda: np.array([fit_skew(self.decode, rows)]))[0])
+
+    @cached_property
+    def whole_layer(self) -> WholeLayer:
+        """What a layer takes beyond the sum of its ops."""
+        rows = self.bundle.mixed
+        if rows.empty:
+            return WholeLayer()
+        terms = self.kept("layer", lambda: np.array(astuple(fit_whole_layer(self, rows))))
+        return WholeLayer(*map(float, terms))
+
+    @cached_property
+    def prefill(self) -> PhysicalSurface:
+        """Attention of one chunk."""
+        table = self.bundle.attn_prefill
+        return prefill_surface(*_columns(table, "chunk_tokens", "context_tokens"))
+
+    @cached_property
+    def decode(self) -> PhysicalSurface:
+        """Attention of a batch of decodes."""
+        table = self.bundle.attn_decode
+        return decode_surface(*_columns(table, "batch_size", "context_tokens"))
+
+    @cached_property
+    def roofline(self) -> PooledRoofline:
+        """What all GEMMs of the bundle have in common; fitted when first asked beyond the range."""
+        return pooled_roofline(self._gemms)
+
+    def _beyond(self, op: str, tokens: Floats) -> Floats:
+        return self.roofline.beyond(*self._gemms[op])(tokens)
+
+
+Gemms = dict[str, tuple[Shape, Floats, Floats]]
+
+
+def pooled_roofline(gemms: Gemms) -> PooledRoofline:
+    """Fitted to (shape, tokens, seconds) of several ops; those of one shape count together."""
+    points: dict[Shape, list[tuple[Floats, Floats]]] = {}
+    for shape, tokens, time_s in gemms.values():
+        points.setdefault(shape, []).append((tokens, time_s))
+    joined = {
+        shape: (np.concatenate([m for m, _ in parts]), np.concatenate([t for _, t in parts]))
+        for shape, parts in points.items()
+    }
+    return PooledRoofline(joined)
+
+
+def _columns(table: pd.DataFrame, a: str, b: str) -> tuple[Floats, Floats, Floats]:
+    first, second, time_us = (table[name].to_numpy(np.float64) for name in (a, b, "time_us"))
+    return first, second, time_us * 1e-6

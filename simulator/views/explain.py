@@ -1,0 +1,161 @@
+"""Where the time of a run went, in parts that add up: to its makespan, and to a request's latency.
+
+Durations are whole quanta, so the sums here are sums of integers and close exactly. Two breakdowns
+answer two questions:
+
+*Of the stages' time* (per stage, averaged over stages and replicas), which adds up to the wall
+clock: the bubble ledger, with ``busy`` divided into ops.
+
+*Of the requests' latency* (the mean over those that finished): queueing, then for each micro-batch
+that a request rode in the ops of the whole micro-batch, its transfers, its waits for a stage that
+another micro-batch occupied, and the time from one micro-batch to the request's next one.
+
+Of one layer's recorded time (``breakdown.py``), ``linear`` is the linear ops and others, ``mixing``
+what a chunk and decodes add in one batch, ``prefill_attention`` what is left. ``chunking`` is the
+prefill attention beyond what the same prompts would take whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from simulator.loop.quantum import QUANTUM_S
+from simulator.loop.records import Floats, Ints, ReplicaLog
+from simulator.op_times.breakdown import breakdown
+from simulator.op_times.predictor import BundlePredictor
+from simulator.views.ledger import ACCOUNTS, WAITS
+from simulator.views.metrics import Analysis
+from simulator.views.rides import Rides
+
+OPS = (
+    *("linear", "prefill_attention", "decode_attention", "mixing", "all_reduce"),
+    "embedding_and_head",
+)
+STAGE_PARTS = (*OPS, "chunking", "jitter", "sending", *WAITS, "fill", "drain", "no_work")
+LATENCY_PARTS = (
+    "queueing",
+    *OPS,
+    "jitter",
+    "transfers",
+    "waiting_for_stages",
+    "between_iterations",
+)
+
+Parts = dict[str, Fraction]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Seconds, exactly. ``stages`` adds up to ``wall``, ``latency`` to ``mean_latency``."""
+
+    wall: Fraction
+    stages: Parts
+    mean_latency: Fraction
+    latency: Parts
+
+
+def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
+    """Divide a run's time. ``predict`` is what it was simulated with."""
+    records = analysis.records
+    logs = records.replicas
+    stages = sum(log.num_stages for log in logs)
+    totals = dict.fromkeys(STAGE_PARTS, 0)
+    latency = dict.fromkeys(LATENCY_PARTS, 0)
+    spent = 0
+    for log, rides, split in zip(logs, analysis.rides, analysis.gaps, strict=True):
+        if not log.num_iterations:
+            continue
+        parts = _iteration_parts(log, predict)
+        busy = _quanta(log.stage_durations()).sum(axis=1)
+        parts["jitter"] = busy - sum(parts[name] for name in OPS)
+        for name, per_iteration in parts.items():
+            totals[name] += int(per_iteration.sum())
+        totals["chunking"] += _chunking(parts, analysis, rides, log, predict)
+        times = split.times
+        start = _quanta(times.start[:, 0])
+        inside = _quanta(times.finish[:, -1]) - start
+        parts["transfers"] = (log.num_stages - 1) * _quanta(log.iterations["send_s"])
+        parts["waiting_for_stages"] = inside - busy - parts["transfers"]
+        for name, per_iteration in parts.items():
+            latency[name] += int(_along(rides, per_iteration).sum())
+        row = np.searchsorted(records.request_id, rides.requests)
+        arrival = _quanta(records.arrival_s[row])
+        latency["queueing"] += int((start[rides.first_row()] - arrival).sum())
+        spent += int((_quanta(rides.finish_s()) - arrival).sum())
+    totals["prefill_attention"] -= totals["chunking"]
+    latency["between_iterations"] = spent - sum(latency.values())
+    for name in ACCOUNTS:
+        if name != "busy":
+            column = analysis.ledger[f"{name}_s"].to_numpy(np.float64)
+            totals[name] += sum(int(quanta) for quanta in _quanta(column))
+    finished = max(int((records.replica >= 0).sum()), 1)
+    return Explanation(
+        wall=_seconds(int(_quanta(np.array([records.end_s]))[0]), 1),
+        stages={name: _seconds(value, stages) for name, value in totals.items()},
+        mean_latency=_seconds(spent, finished),
+        latency={name: _seconds(value, finished) for name, value in latency.items()},
+    )
+
+
+def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Ints]:
+    """The predicted time of every micro-batch by op, over all stages, in quanta."""
+    columns, layer = log.iterations, predict.layer
+    used = {op: use.time_s for op, use in breakdown(log, predict).items()}
+    reduce_s = used.get("all_reduce", np.zeros(log.num_iterations))
+    linear_s = sum((used[op] for op in predict.ops.linear), np.zeros(log.num_iterations))
+    with_chunks = columns["prefill_tokens"] > 0
+    mixed = with_chunks & (columns["decodes"] > 0)
+    # layer = alone + both * (alone - beside) + decode * decode_attention, solved for alone.
+    decode_s, layer_s = used["attn_decode"], columns["layer_s"]
+    beside_s = layer.extra_s + reduce_s
+    alone_s = (layer_s + layer.both * beside_s - layer.decode * decode_s) / (1 + layer.both)
+    left = _quanta(layer_s)
+    parts: dict[str, Ints] = {}
+    for name, seconds in (
+        ("mixing", np.where(mixed, layer_s - alone_s, 0.0)),
+        ("linear", linear_s),
+        ("all_reduce", reduce_s),
+        ("decode_attention", decode_s),
+    ):
+        quanta = _quanta(seconds)
+        # What is rounded apart may exceed the whole by a quantum.
+        parts[name] = quanta if name == "mixing" else np.minimum(quanta, left)
+        left = left - parts[name]
+    parts["decode_attention"] += np.where(with_chunks, 0, left)
+    parts["prefill_attention"] = np.where(with_chunks, left, 0)
+    found: dict[str, Ints] = {name: sum(log.layers) * quanta for name, quanta in parts.items()}
+    found["embedding_and_head"] = _quanta(columns["first_s"] + columns["last_s"])
+    return found
+
+
+def _chunking(
+    parts: dict[str, Ints],
+    analysis: Analysis,
+    rides: Rides,
+    log: ReplicaLog,
+    predict: BundlePredictor,
+) -> int:
+    """Quanta of prefill attention beyond that of the replica's prompts taken whole."""
+    records = analysis.records
+    prompts = records.prompt_tokens[np.searchsorted(records.request_id, rides.requests)]
+    whole = _quanta(predict.whole_prompt_s(prompts))
+    return int(parts["prefill_attention"].sum()) - sum(log.layers) * int(whole.sum())
+
+
+def _quanta(seconds: Floats) -> Ints:
+    """Whole quanta as integers: those of all requests together are more than a double holds."""
+    return np.asarray(np.rint(seconds / QUANTUM_S), np.int64)
+
+
+def _along(rides: Rides, per_iteration: Ints) -> Ints:
+    """Sum of integers over the iterations that each request took part in."""
+    until = np.concatenate([np.zeros(1, np.int64), np.cumsum(per_iteration[rides.by_group])])
+    along = until[rides.last + 1] - until[rides.first]
+    return np.asarray(np.add.reduceat(along, rides.starts))
+
+
+def _seconds(quanta: int, among: int) -> Fraction:
+    return Fraction(quanta, among * round(1 / QUANTUM_S))

@@ -1,0 +1,206 @@
+"""Where every second of every stage went: the bubble ledger.
+
+For each stage, to the bit (times are whole quanta)::
+
+    wall = busy + sending + pb1 + pb2 + pb3 + equal + communication + turnaround
+           + fill + drain + no_work
+
+The gap before micro-batch k on a stage is ``start[k] - release[k-1]``. From its end, what the
+batch spent on the link (stages 1 and later) is booked as *communication*, and what the scheduler's
+turn-around delayed it (stage 0) as *turnaround*. Of the rest, the time during which fewer
+micro-batches were in flight than there are stages, because the scheduler had nothing it could
+run, is *no_work*. What remains is a pipeline bubble, named after the two batches around it
+(section 3.2 of the paper):
+
+``pb1``    both hold prefill tokens, and different numbers of them
+``pb2``    one holds prefill tokens, the other only decodes
+``pb3``    both hold only decodes, of different number or context
+``equal``  both hold the same number of prefill tokens, or only decodes alike in both respects
+
+The names are descriptive, not causal: a gap between two decode batches may go back to a prefill
+that delayed both on an earlier stage. Before a stage's first batch the time is no work until that
+batch is formed and pipeline *fill* from then on; after its last one it is pipeline *drain* until
+the replica is done and no work from then on. *sending* is the time that a transfer occupies its
+sender, with blocking sends; it is no bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from simulator.loop.pipeline import stage_times
+from simulator.loop.records import Floats, Records, ReplicaLog, StageTimes
+
+BUBBLES = ("pb1", "pb2", "pb3", "equal")
+WAITS = (*BUBBLES, "communication", "turnaround")
+"""The accounts that make up a request's bubble time."""
+ACCOUNTS = ("busy", "sending", *WAITS, "fill", "drain", "no_work")
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """What each micro-batch waited for on each stage, in seconds, shape (iterations, stages).
+
+    ``kind`` indexes :data:`BUBBLES`, shape (iterations,); row 0 of everything but ``fill`` is 0.
+    """
+
+    times: StageTimes
+    bubble: Floats
+    communication: Floats
+    turnaround: Floats
+    no_work: Floats
+    kind: np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+def pair_kinds(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """For every micro-batch, the index in :data:`BUBBLES` of the pair it makes with the last."""
+    columns = log.iterations
+    prefill, decodes, context = (
+        columns[name] for name in ("prefill_tokens", "decodes", "decode_context")
+    )
+    kind = np.zeros(log.num_iterations, np.intp)
+    before, after = prefill[:-1] > 0, prefill[1:] > 0
+    same_decodes = (decodes[:-1] == decodes[1:]) & (context[:-1] == context[1:])
+    kind[1:] = np.select(
+        [
+            before & after & (prefill[:-1] == prefill[1:]),
+            before & after,
+            before | after,
+            ~same_decodes,
+        ],
+        [3, 0, 1, 2],
+        3,
+    )
+    return kind
+
+
+class StarvedTime:
+    """Time until ``t`` during which too little work was to be had to fill the pipeline.
+
+    That is while fewer micro-batches were in flight than there are stages (or than may be), and no
+    further one was formed although it could have been. A batch is in flight from when it is formed
+    until the scheduler has handled its return.
+    """
+
+    def __init__(self, log: ReplicaLog, times: StageTimes) -> None:
+        ready = log.iterations["ready_s"]
+        back = log.iterations["finish_s"] + log.switches.turnaround_s
+        enough = min(log.max_in_flight, log.num_stages)
+        instants = [ready, back]
+        changes = [np.ones(len(ready), np.int32), -np.ones(len(back), np.int32)]
+        if log.switches.lazy:
+            # A batch is formed only when stage 0 is free: while it is busy nothing is missing.
+            instants += [times.start[:, 0], times.release[:, 0]]
+            changes += [enough * changes[0], enough * changes[1]]
+        when = np.concatenate(instants)
+        order = np.argsort(when, kind="stable")
+        self._when = when[order]
+        del when, instants  # a long run has millions of them
+        self._starved = np.cumsum(np.concatenate(changes)[order]) < enough
+        del order
+        span = np.diff(self._when, append=self._when[-1:])
+        until = np.cumsum(np.where(self._starved, span, 0.0))
+        self._until = np.concatenate([[0.0], until[:-1]])
+
+    def __call__(self, t: Floats) -> Floats:
+        """Starved seconds before each ``t``, counted from the first batch on."""
+        index = np.searchsorted(self._when, t, side="right") - 1
+        inside = np.maximum(index, 0)
+        since = self._until[inside] + self._starved[inside] * (t - self._when[inside])
+        return np.where(index < 0, 0.0, since)
+
+
+def gaps(log: ReplicaLog) -> Gaps:
+    """Split the idle time before every micro-batch on every stage by cause."""
+    times = stage_times(log)
+    columns = log.iterations
+    shape = times.start.shape
+    rest, communication, turnaround = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    rest[1:] = times.start[1:] - times.release[:-1]
+    if not log.switches.blocking_send:
+        communication[1:, 1:] = np.minimum(rest[1:, 1:], columns["send_s"][1:, None])
+    if log.switches.turnaround_s:
+        gap = rest[:, 0]
+        turnaround[:, 0] = np.where(
+            _just_returned(log), np.minimum(gap, log.switches.turnaround_s), 0
+        )
+    rest -= communication  # in place: in a long run each of these takes tens of megabytes
+    rest -= turnaround
+    no_work = np.zeros(shape)
+    if len(rest) > 1:
+        starved = StarvedTime(log, times)
+        for stage in range(log.num_stages):
+            released = times.release[:-1, stage]
+            no_work[1:, stage] = starved(released + rest[1:, stage]) - starved(released)
+    rest -= no_work
+    return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
+
+
+def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether a batch was formed at the moment its group's last one had been handled."""
+    group, ready = log.iterations["group"], log.iterations["ready_s"]
+    back = log.iterations["finish_s"] + log.switches.turnaround_s
+    order = np.argsort(group, kind="stable")
+    found = np.zeros(len(group), np.bool_)
+    same = group[order][1:] == group[order][:-1]
+    found[order[1:]] = same & (ready[order][1:] == back[order][:-1])
+    return found
+
+
+def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
+    """One row per replica and stage: seconds spent in each of the ledger's accounts.
+
+    ``splits`` are the :func:`gaps` of the replicas.
+
+    Columns: replica, stage, ``wall_s`` (0 until the last replica is done), and those of
+    :data:`ACCOUNTS` with the suffix ``_s``. The accounts add up to the wall exactly.
+    """
+    end = records.end_s
+    empty = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
+    rows = []
+    for number, log in enumerate(records.replicas):
+        split = splits[number] if log.num_iterations else None
+        for stage in range(log.num_stages):
+            row = {"no_work_s": end} if split is None else _stage_row(log, split, stage, end)
+            rows.append({"replica": number, "stage": stage, "wall_s": end, **empty, **row})
+    return pd.DataFrame(rows)
+
+
+def _stage_row(log: ReplicaLog, split: Gaps, stage: int, end: float) -> dict[str, float]:
+    times = split.times
+    bubble = split.bubble[:, stage]
+    first_ready = log.iterations["ready_s"][0]
+    done = times.finish[-1, -1]
+    occupied = (times.release - times.start)[:, stage].sum()
+    busy = (times.finish - times.start)[:, stage].sum()
+    row = {
+        "busy_s": busy,
+        "sending_s": occupied - busy,
+        "communication_s": split.communication[:, stage].sum(),
+        "turnaround_s": split.turnaround[:, stage].sum(),
+        "fill_s": times.start[0, stage] - first_ready,
+        "drain_s": done - times.release[-1, stage],
+        "no_work_s": split.no_work[:, stage].sum() + first_ready + (end - done),
+    }
+    row |= {f"{name}_s": bubble[split.kind == i].sum() for i, name in enumerate(BUBBLES)}
+    return {name: float(value) for name, value in row.items()}
+
+
+def iteration_bubbles(split: Gaps) -> dict[str, Floats]:
+    """For every micro-batch, the idle seconds before it, summed over the stages.
+
+    ``bubble`` is all but fill, drain and no-work: the pipeline bubbles by kind (:data:`BUBBLES`),
+    ``communication`` and ``turnaround``, which are given too.
+    """
+    of = {
+        "communication": split.communication.sum(axis=1),
+        "turnaround": split.turnaround.sum(axis=1),
+    }
+    bubble = split.bubble.sum(axis=1)
+    of |= {name: np.where(split.kind == i, bubble, 0.0) for i, name in enumerate(BUBBLES)}
+    of["bubble"] = bubble + of["communication"] + of["turnaround"]
+    return of

@@ -1,0 +1,181 @@
+"""Every metric of a run, said once: its name, unit, better direction, and how it is printed.
+
+The summary's keys, the printed tables, the axes of figures, Pareto fronts, the tables of sweeps and
+the list in docs/metrics.md are made from :data:`METRICS`. A new metric is a line there, and its
+computation in :mod:`simulator.views.metrics`.
+
+A *path* is a metric's key with a statistic, as in ``ttft_s.p99``: where the number is in
+``summary.json``, what a ``compare`` section names, and a column of a sweep's table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from simulator.views.ledger import ACCOUNTS
+
+QUANTILES = (0.5, 0.9, 0.99)
+_QUANTILES = tuple(f"p{round(100 * quantile)}" for quantile in QUANTILES)
+_SPREAD = ("mean", *_QUANTILES)
+_STEADY = "steady."
+_WORDS = {"p50": "median", "pb1": "PB1", "pb2": "PB2", "pb3": "PB3"}
+
+
+class Better(StrEnum):
+    """Which of two values one would rather have."""
+
+    LESS = "less"
+    MORE = "more"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric. ``key`` is its place in ``summary.json``, ``unit`` what it is printed in.
+
+    A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
+    value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
+    says how long the run was. ``in_summary`` is false for what only the requests' table has.
+    """
+
+    key: str
+    name: str
+    unit: str
+    better: Better
+    statistics: tuple[str, ...] = ()
+    scale: float = 1.0
+    whole: bool = False
+    grows: bool = False
+    in_summary: bool = True
+
+    @property
+    def anchor(self) -> str:
+        """Where it is defined."""
+        return f"docs/metrics.md#{self.key}"
+
+
+def _latency(key: str, name: str) -> Metric:
+    return Metric(key, name, "s", Better.LESS, _SPREAD, grows=True)
+
+
+def _count(key: str, name: str, better: Better = Better.NEITHER) -> Metric:
+    return Metric(key, name, "", better, whole=True)
+
+
+def _share(key: str, name: str, better: Better) -> Metric:
+    return Metric(key, name, "%", better, scale=100.0)
+
+
+_ALL = (
+    _count("requests", "requests"),
+    _count("finished", "finished requests", Better.MORE),
+    _count("rejected", "rejected requests", Better.LESS),
+    Metric("makespan_s", "makespan", "s", Better.LESS),
+    Metric("requests_per_s", "request throughput", "requests/s", Better.MORE),
+    Metric("tokens_per_s", "token throughput", "tokens/s", Better.MORE),
+    Metric("output_tokens_per_s", "output token throughput", "tokens/s", Better.MORE),
+    _share("mfu", "model FLOPs utilisation", Better.MORE),
+    _count("gpus", "GPUs", Better.LESS),
+    _count("iterations", "iterations"),
+    _count("stage_executions", "stage executions"),
+    Metric("mean_batch", "mean batch", "sequences", Better.NEITHER),
+    _share("kv_peak_share", "peak KV occupancy", Better.NEITHER),
+    Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
+    _latency("queueing_s", "queueing delay"),
+    _latency("ttft_s", "time to first token"),
+    _latency("tpot_s", "time per output token"),
+    _latency("latency_s", "latency"),
+    Metric("bubble_s", "bubble time of a request", "s", Better.LESS, _SPREAD),
+    _share("bubble_share", "bubbles, share of the stages' time", Better.LESS),
+    Metric("ledger_s", "stages' time", "s", Better.NEITHER, ("wall", *ACCOUNTS)),
+    _count("steady.kendall_s", "trend of the queueing delay (Kendall's S)"),
+    _count("steady.warmup_requests", "requests of the warm-up"),
+    Metric("tbt_max_s", "longest time between tokens", "s", Better.LESS, in_summary=False),
+)
+
+METRICS = {metric.key: metric for metric in _ALL}
+"""By key."""
+
+STEADY = tuple(key for key, metric in METRICS.items() if metric.grows)
+"""What a run that is not steady has no quantiles of that mean anything."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A metric, and which of its statistics: one number of a run."""
+
+    metric: Metric
+    statistic: str = ""
+    of_steady_part: bool = False
+
+    @property
+    def path(self) -> str:
+        """Where it is in the summary, as in ``ttft_s.p99``."""
+        path = ".".join(filter(None, (self.metric.key, self.statistic)))
+        return _STEADY + path if self.of_steady_part else path
+
+    @property
+    def label(self) -> str:
+        """As a row of a table says it: ``time to first token, p99``."""
+        statistic = _WORDS.get(self.statistic, self.statistic.replace("_", " "))
+        part = "steady part" if self.of_steady_part else ""
+        return ", ".join(filter(None, (self.metric.name, statistic, part)))
+
+    @property
+    def axis(self) -> str:
+        """As an axis says it: ``time to first token, p99 (s)``."""
+        return with_unit(self.label, self.metric.unit)
+
+    def text(self, value: float) -> str:
+        """The stored value as it is printed, without its unit."""
+        return number_text(value if self.metric.whole else self.metric.scale * value)
+
+
+def quantity(path: str) -> Quantity | None:
+    """What a path such as ``ttft_s.p99`` or ``steady.ttft_s.p99`` names; None where nothing.
+
+    A distribution's key alone names it as a whole.
+    """
+    if path in METRICS:
+        return Quantity(METRICS[path])
+    steady = path.startswith(_STEADY)
+    key, _, statistic = path.removeprefix(_STEADY if steady else "").partition(".")
+    metric = METRICS.get(key)
+    if metric is None or statistic not in metric.statistics or (steady and not metric.grows):
+        return None
+    return Quantity(metric, statistic, steady)
+
+
+def known(path: str) -> Quantity:
+    """:func:`quantity` of a path that the program itself names. Raises KeyError for no metric."""
+    found = quantity(path)
+    if found is None:
+        raise KeyError(path)
+    return found
+
+
+def with_unit(name: str, unit: str) -> str:
+    """``latency (s)``; the name alone for what has no unit."""
+    return f"{name} ({unit})" if unit else name
+
+
+def number_text(value: float) -> str:
+    """A number for people: whole from 1,000 on, with three digits below 1."""
+    if isinstance(value, int) or abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    if abs(value) < 1:
+        return f"{value:.3g}"
+    return f"{value:.{1 if abs(value) >= 99.5 else 2}f}"
+
+
+def as_markdown() -> str:
+    """The table in docs/metrics.md."""
+    lines = ["| key | name | unit | better |", "|---|---|---|---|"]
+    for metric in METRICS.values():
+        statistics = f" ({', '.join(metric.statistics)})" if metric.statistics else ""
+        lines.append(
+            f'| <a id="{metric.key}"></a>`{metric.key}` | {metric.name}{statistics} '
+            f"| {metric.unit or 'a count'} | {metric.better} |"
+        )
+    return "\n".join(lines) + "\n"

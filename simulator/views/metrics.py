@@ -1,0 +1,248 @@
+"""What a run amounts to, per request, per iteration and in all. See docs/metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
+from simulator.loop.records import Floats, Records
+from simulator.views.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
+from simulator.views.metric_registry import QUANTILES, STEADY
+from simulator.views.per_replica import PerReplica
+from simulator.views.rides import Rides
+from simulator.views.steady import steady_state
+
+GAP_SHARES = tuple(part / 1000 for part in range(1001))
+COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
+
+
+class Analysis:
+    """The views of one finished run, each computed when first asked for and then kept.
+
+    ``requests``, ``iterations`` and ``ledger`` are data frames; :meth:`summary` is the run in
+    numbers. Nothing here changes ``records``.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    @cached_property
+    def at_work(self) -> list[int]:
+        """The replicas on which anything ran. The others cost no analysis."""
+        return [n for n, log in enumerate(self.records.replicas) if log.num_iterations]
+
+    @cached_property
+    def rides(self) -> PerReplica[Rides]:
+        """The rides of every replica."""
+        return PerReplica(self.records, Rides)
+
+    @cached_property
+    def gaps(self) -> PerReplica[Gaps]:
+        """The idle time before every micro-batch of every replica."""
+        return PerReplica(self.records, gaps)
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request, by id; times in seconds, NaN where it was rejected.
+
+        Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
+        until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
+        first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
+        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, and rejected (the reason, or None).
+        """
+        records = self.records
+        parts = ("bubble", *WAITS)
+        found = {
+            name: np.full(len(records.request_id), np.nan)
+            for name in ("start", "first_token", "finish", "tbt_max", *parts)
+        }
+        for number in self.at_work:
+            self._measure(self.rides[number], self.gaps[number], found)
+        arrival = records.arrival_s
+        later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
+        return pd.DataFrame(
+            {
+                "request": records.request_id,
+                "replica": records.replica,
+                "arrival_s": arrival,
+                "prompt_tokens": records.prompt_tokens,
+                "output_tokens": records.output_tokens,
+                "queueing_s": found["start"] - arrival,
+                "ttft_s": found["first_token"] - arrival,
+                "tpot_s": (found["finish"] - found["first_token"]) / later,
+                "tbt_max_s": found["tbt_max"],
+                "finish_s": found["finish"],
+                "latency_s": found["finish"] - arrival,
+                **{f"{name}_s": found[name] for name in parts},
+                "rejected": [records.rejections.get(int(i)) for i in records.request_id],
+            }
+        )
+
+    def _measure(self, rides: Rides, split: Gaps, found: dict[str, Floats]) -> None:
+        """Fill in the requests of one replica; its own function, so that its arrays go with it."""
+        row = np.searchsorted(self.records.request_id, rides.requests)
+        found["start"][row] = split.times.start[rides.first_row(), 0]
+        found["first_token"][row] = rides.first_token_s()
+        found["finish"][row] = rides.finish_s()
+        found["tbt_max"][row] = rides.longest_token_gap()
+        for name, per_iteration in iteration_bubbles(split).items():
+            found[name][row] = rides.total(per_iteration)
+
+    @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """One row per micro-batch, by replica and in launch order; times in seconds.
+
+        Columns: replica, group, iteration (within the group), kind (prefill, decode or mixed),
+        ready_s, start_s (on stage 0), finish_s (on the last stage), chunks, prefill_tokens,
+        prefill_context, decodes, decode_context, padding, layer_s, first_s, last_s, send_s,
+        kv_tokens (written on the replica once it was formed), and bubble_s (idle time before it,
+        summed over the stages).
+        """
+        tables = []
+        for number in self.at_work or [0]:  # without any, the columns of an empty table
+            log, rides, split = self.records.replicas[number], self.rides[number], self.gaps[number]
+            columns = log.iterations
+            changed_s, kv_tokens = self.kv_occupancy(number)
+            formed = np.searchsorted(changed_s, columns["ready_s"], side="right") - 1
+            prefill, decodes = columns["prefill_tokens"] > 0, columns["decodes"] > 0
+            kind = np.select([prefill & decodes, prefill], ["mixed", "prefill"], "decode")
+            table = {
+                "replica": np.full(log.num_iterations, number),
+                "group": columns["group"].astype(np.int64),
+                "iteration": rides.number,
+                "kind": pd.Categorical(kind, categories=["prefill", "decode", "mixed"]),
+                "ready_s": columns["ready_s"],
+                "start_s": split.times.start[:, 0],
+                "finish_s": columns["finish_s"],
+                **{name: columns[name].astype(np.int64) for name in COUNTS},
+                **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
+                "kv_tokens": kv_tokens[formed].astype(np.int64),
+                "bubble_s": iteration_bubbles(split)["bubble"],
+            }
+            tables.append(pd.DataFrame(table))
+        return pd.concat(tables, ignore_index=True)
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """One row per replica and stage: see :func:`simulator.views.ledger.ledger`."""
+        return ledger(self.records, self.gaps)
+
+    def tbt_quantiles(self, quantiles: Sequence[float] = QUANTILES) -> list[float]:
+        """Quantiles of the time between successive tokens, over all tokens of all requests.
+
+        The smallest gap such that at least that share of all gaps is no longer. NaN without any.
+        """
+        found = [self.rides[number].token_gaps() for number in self.at_work or [0]]
+        values = np.concatenate([gaps_s for gaps_s, _ in found])
+        weights = np.concatenate([counts for _, counts in found])
+        del found  # in a long run these are the largest arrays there are
+        if not len(values):
+            return [float("nan")] * len(quantiles)
+        order = np.argsort(values, kind="stable")
+        until = np.cumsum(weights[order], dtype=np.int64)
+        places = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
+        return [float(values[i]) for i in order[np.minimum(places, len(values) - 1)]]
+
+    @cached_property
+    def token_gaps(self) -> pd.DataFrame:
+        """The distribution of the time between tokens: that time, tbt_s, at shares 0 to 1 of all.
+
+        The first row is the shortest gap, the last one the longest. Empty without any.
+        """
+        found = self.tbt_quantiles(GAP_SHARES)
+        return pd.DataFrame({"share": GAP_SHARES, "tbt_s": found}).dropna()
+
+    def kv_occupancy(self, replica: int) -> tuple[Floats, Floats]:
+        """KV tokens written on one replica: times in seconds, and the tokens from then on.
+
+        A micro-batch's tokens count from when it is formed; those of requests that finish in it
+        go when it returns.
+        """
+        records, rides = self.records, self.rides[replica]
+        columns = records.replicas[replica].iterations
+        grown = columns["prefill_tokens"] + columns["decodes"] - columns["padding"]
+        held = np.searchsorted(records.request_id, rides.requests)
+        gone = records.prompt_tokens[held] + records.output_tokens[held] - 1
+        when = np.concatenate([columns["ready_s"], rides.finish_s()])
+        change = np.concatenate([grown, -gone.astype(float)])
+        order = np.lexsort((change, when))
+        return when[order], np.cumsum(change[order])
+
+    def summary(self, model: ModelSpec, device: DeviceSpec, tp: int) -> dict[str, Any]:
+        """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
+        records, logs = self.records, self.records.replicas
+        done = self.requests
+        if records.rejections:  # a copy, which a long run can do without
+            done = done[done["replica"] >= 0]
+        makespan = records.end_s - float(records.arrival_s.min()) if len(done) else 0.0
+        prompt, output = done["prompt_tokens"].to_numpy(), done["output_tokens"].to_numpy()
+        gpus = tp * sum(log.num_stages for log in logs)
+        iterations = sum(log.num_iterations for log in logs)
+        carried = sum(
+            float((c["decodes"] + c["chunks"]).sum()) for c in (x.iterations for x in logs)
+        )
+        totals = {n: float(self.ledger[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
+        bubble = sum(totals[name] for name in WAITS)
+        peaks = (self.kv_occupancy(i)[1].max(initial=0) / logs[i].kv_capacity for i in self.at_work)
+        rate = 1 / makespan if makespan else float("nan")
+        return {
+            "requests": len(records.request_id),
+            "finished": len(done),
+            "rejected": len(records.rejections),
+            "makespan_s": makespan,
+            "requests_per_s": len(done) * rate,
+            "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
+            "output_tokens_per_s": int(output.sum()) * rate,
+            "mfu": _useful_flops(model, prompt, output) * rate / (device.peak_flops * gpus),
+            "gpus": gpus,
+            "iterations": iterations,
+            "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
+            "mean_batch": carried / iterations if iterations else float("nan"),
+            "kv_peak_share": float(max(peaks, default=0.0)),
+            "tbt_s": _named(self.tbt_quantiles()),
+            **{name: _spread(done[name]) for name in (*STEADY, "bubble_s")},
+            "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
+            "ledger_s": totals,
+            "steady": self._steady(done),
+        }
+
+    def _steady(self, done: pd.DataFrame) -> dict[str, Any]:
+        """The state of the run, and quantiles over its steady part; NaN where there is none."""
+        served = done[["arrival_s", *STEADY]]
+        if not served["arrival_s"].is_monotonic_increasing:
+            served = served.sort_values("arrival_s", kind="stable")
+        arrival, queueing, latency = (
+            served[name].to_numpy(np.float64) for name in ("arrival_s", "queueing_s", "latency_s")
+        )
+        found = steady_state(arrival, queueing, latency)
+        part = served[found.warmup_requests :] if found.state == "steady" else served[:0]
+        return {
+            "state": found.state,
+            "kendall_s": found.kendall_s,
+            "warmup_requests": found.warmup_requests,
+            **{name: _spread(part[name]) for name in STEADY},
+        }
+
+
+def _spread(values: pd.Series[float]) -> dict[str, float]:
+    return _named(values.quantile(list(QUANTILES)).tolist(), values.mean())
+
+
+def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:
+    named = {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
+    return named if mean is None else {"mean": float(mean), **named}
+
+
+def _useful_flops(model: ModelSpec, prompt: Floats, output: Floats) -> float:
+    """FLOPs that serving the requests takes, however they are scheduled."""
+    processed = prompt + output - 1
+    pairs = processed * (processed + 1) / 2
+    attention = 4.0 * model.num_layers * model.num_heads * model.head_dim * pairs.sum()
+    linear = float(model.linear_flops_per_token()) * processed.sum()
+    return float(attention + linear + float(model.lm_head_flops_per_token()) * output.sum())

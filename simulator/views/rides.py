@@ -1,0 +1,100 @@
+"""From rides (runs of a group's iterations) to per-request quantities, without expanding them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from policies.scheduler import DECODE, PREFILL
+from simulator.loop.records import Floats, Ints, ReplicaLog
+
+Counts = npt.NDArray[np.int32]
+
+
+class Rides:
+    """One replica's rides, sorted by request (and by time within each).
+
+    ``requests`` are the distinct request ids, ascending. ``by_group`` lists the iterations' rows
+    group by group; quantities per iteration are indexed in that order to sum them along a ride.
+    """
+
+    def __init__(self, log: ReplicaLog) -> None:
+        group = log.iterations["group"].astype(np.intp)
+        self.by_group: Ints = np.argsort(group, kind="stable")
+        counts = np.bincount(group, minlength=log.max_in_flight)
+        offset = np.concatenate([[0], np.cumsum(counts)])
+        self.number: Ints = np.empty(len(group), np.int64)
+        self.number[self.by_group] = np.arange(len(group)) - np.repeat(offset[:-1], counts)
+
+        rides = log.rides[np.argsort(log.rides[:, 0], kind="stable")]
+        request, self.role, ride_group, first, last = rides.T
+        self.first: Ints = offset[ride_group] + first  # positions in by_group
+        self.last: Ints = offset[ride_group] + last
+        self.requests, self.starts = np.unique(request, return_index=True)
+        self.ends: Ints = np.append(self.starts, len(request))[1:] - 1
+        self._finish: Floats = log.iterations["finish_s"][self.by_group]
+
+    def finish_s(self) -> Floats:
+        """When each request's last ride ended."""
+        return np.asarray(self._finish[self.last[self.ends]])
+
+    def first_token_s(self) -> Floats:
+        """When each request's prompt was done: its first token."""
+        prefill = np.where(self.role == PREFILL, self.last, -1)
+        # Rides of a request are in order, so its last prefill ride is the latest one; but positions
+        # of different groups do not compare, hence the ride's index and not its position.
+        index = np.where(prefill >= 0, np.arange(len(prefill)), -1)
+        return np.asarray(self._finish[self.last[np.maximum.reduceat(index, self.starts)]])
+
+    def first_row(self) -> Ints:
+        """The iteration (row of the log) that carried each request's first chunk."""
+        return np.asarray(self.by_group[self.first[self.starts]], np.int64)
+
+    def total(self, per_iteration: Floats) -> Floats:
+        """Sum of a quantity over the iterations that each request took part in.
+
+        Exact where the quantity is whole quanta: then a difference of prefix sums is.
+        """
+        until = np.concatenate([[0.0], np.cumsum(per_iteration[self.by_group])])
+        along = until[self.last + 1] - until[self.first]
+        return np.asarray(np.add.reduceat(along, self.starts))
+
+    def token_gaps(self) -> tuple[Floats, Counts]:
+        """Times between successive tokens of a request: distinct values, and how often each occurs.
+
+        A decode yields a token, and so does the iteration that finishes the prompt.
+        """
+        decode = np.flatnonzero(self.role == DECODE)
+        within = np.diff(self._finish, prepend=np.nan)
+        weight = np.zeros(len(within) + 1, np.int32)
+        np.add.at(weight, self.first[decode] + 1, 1)
+        np.add.at(weight, self.last[decode] + 1, -1)
+        weight = np.cumsum(weight, dtype=np.int32)[:-1]
+        seen = weight > 0
+        entry = self._entry_gaps(decode)
+        gaps = np.concatenate([within[seen], entry])
+        return gaps, np.concatenate([weight[seen], np.ones(len(entry), np.int32)])
+
+    def longest_token_gap(self) -> Floats:
+        """Each request's longest time between two tokens; NaN for requests of a single token."""
+        decode = np.flatnonzero(self.role == DECODE)
+        longest = np.full(len(self.role), -1.0)
+        if len(decode):
+            # reduceat takes [from, to) pairs at even places; a pair with from >= to yields the
+            # single value at `from`, which is masked out. In order of `from`, what it reduces
+            # between one pair and the next is short.
+            within = np.append(np.diff(self._finish, prepend=0.0), 0.0)
+            order = decode[np.argsort(self.first[decode])]
+            pairs = np.stack([self.first[order] + 1, self.last[order] + 1], axis=1)
+            inside = np.maximum.reduceat(within, pairs.ravel())[::2]
+            longest[order] = np.where(pairs[:, 0] < pairs[:, 1], inside, -1.0)
+            longest[decode] = np.maximum(longest[decode], self._entry_gaps(decode))
+        result = np.maximum.reduceat(longest, self.starts)
+        return np.where(result < 0, np.nan, result)
+
+    def _entry_gaps(self, decode: Ints) -> Floats:
+        """For decode rides: from the end of the request's ride before to their first token.
+
+        A request's first ride is a prefill, so there always is one before.
+        """
+        return np.asarray(self._finish[self.first[decode]] - self._finish[self.last[decode - 1]])

@@ -1,0 +1,77 @@
+"""Whether a run reached a steady state, and from which request on.
+
+**Overload.** The requests are cut, in order of arrival, into :data:`BLOCKS` blocks of as many each.
+A run is *overloaded* where the blocks' mean queueing delays rise (Kendall's S, the later blocks
+that are higher less those that are lower, is at least :data:`CRITICAL`: one-sided 1 % for ten
+values in random order) and the last block's is more than a tenth of the median latency. Under a
+load it can serve the delays of a queue wander; under more than that they grow for as long as
+requests arrive.
+
+**Warm-up.** MSER-5 (White 1997): latencies in order of arrival are averaged in fives, and as many
+are dropped, up to half, as make the standard error of the mean of the rest smallest.
+
+How often the first rule errs is measured in ``tests/simulator/test_steady.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from simulator.loop.records import Floats
+
+BLOCKS, CRITICAL = 10, 27
+FEWEST = 50
+"""Requests below which nothing is said."""
+
+State = Literal["steady", "overloaded", "closed", "short"]
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """``state`` is closed where all requests arrive at once, short where there are too few to tell.
+
+    ``kendall_s`` is the trend of the queueing delay, -45 to 45 (0 where not tested);
+    ``warmup_requests`` how many of the first requests a steady state leaves out.
+    """
+
+    state: State
+    kendall_s: int = 0
+    warmup_requests: int = 0
+
+
+def steady_state(arrival_s: Floats, queueing_s: Floats, latency_s: Floats) -> SteadyState:
+    """Judge a run by its finished requests, in order of arrival; all in seconds."""
+    if not len(arrival_s) or arrival_s[0] == arrival_s[-1]:
+        return SteadyState("closed")
+    if len(arrival_s) < FEWEST:
+        return SteadyState("short")
+    blocks = np.array([block.mean() for block in np.array_split(queueing_s, BLOCKS)])
+    trend = kendall_s(blocks)
+    if trend >= CRITICAL and blocks[-1] > 0.1 * np.median(latency_s):
+        return SteadyState("overloaded", trend)
+    return SteadyState("steady", trend, mser5(latency_s))
+
+
+def kendall_s(values: Floats) -> int:
+    """Pairs in rising order less pairs in falling order."""
+    first, second = np.triu_indices(len(values), 1)
+    return int(np.sign(values[second] - values[first]).sum())
+
+
+def mser5(values: Floats) -> int:
+    """How many of the first values to drop: a multiple of five, at most half."""
+    count = len(values) // 5
+    if count < 2:
+        return 0
+    means = values[: 5 * count].reshape(count, 5).mean(axis=1)
+    # Sums of what is left when the first d are dropped, for every d at once. Centred, because the
+    # variance is a difference of two of them.
+    centred = means - means.mean()
+    left = count - np.arange(count)
+    total = np.cumsum(centred[::-1])[::-1]
+    squares = np.cumsum(centred[::-1] ** 2)[::-1]
+    error = np.maximum(squares - total**2 / left, 0) / left.astype(float) ** 2
+    return 5 * int(np.argmin(error[: count // 2 + 1]))
