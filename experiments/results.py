@@ -18,7 +18,7 @@ from experiments.config.errors import ConfigError
 from profiler.storage.files import make_folders, regular, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, replace_folder
 from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import SpecError
+from profiler.storage.strict import SpecError, one_line
 from simulator.views.ledger import ACCOUNTS
 
 FORMAT = "sarathi-sim result 1"
@@ -194,7 +194,7 @@ def _tables(folder: Path, policy: str, steady: dict[str, Any]) -> Tables:
         served, idle = pd.read_parquet(regular(requests)), pd.read_csv(regular(ledger))
         tables = Tables(served, idle, token_gaps, policy, steady)
     except (OSError, ValueError, LookupError, NotImplementedError) as error:
-        raise ConfigError(f"{folder}: the result is damaged: {error}") from None
+        raise ConfigError(f"{folder}: the result is damaged: {one_line(error)}") from None
     needed = {requests: (tables.requests, REQUEST_COLUMNS), ledger: (tables.ledger, LEDGER_COLUMNS)}
     for path, (table, columns) in needed.items():
         if table.empty:

@@ -191,7 +191,8 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
     where, equals, value = text.partition("=")
     path = key_path(where.strip())
     if not equals or path is None:
-        raise ConfigError(f"--set {text}: expected KEY.PATH=VALUE, as in --set seed=3")
+        said = " ".join(text.split())
+        raise ConfigError(f"--set {said}: expected KEY.PATH=VALUE, as in --set seed=3")
     given = raw.get("scenarios")
     names = list(given) if given and isinstance(given, dict) else [str(raw.get("name"))]
     if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:

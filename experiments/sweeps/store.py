@@ -41,6 +41,7 @@ from profiler.storage.manifest import (
     replace_files,
     replace_folder,
 )
+from profiler.storage.strict import one_line
 
 POLICY = "policy.name"
 """The column of the table that names a run's policy."""
@@ -178,7 +179,8 @@ class Store:
             summary = json.loads(regular(path).read_bytes())["scenarios"][name]
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
-                f"{path}: damaged ({error}): remove the folder {path.parent} and give --resume"
+                f"{path}: damaged ({one_line(error)}): remove the folder {path.parent} and give "
+                "--resume"
             ) from None
         if not isinstance(summary, dict):
             raise ConfigError(f"{path}: damaged: remove {path.parent} and give --resume")

@@ -19,7 +19,7 @@ from profiler.bundle.tables import (
     Table,
     empty_table,
 )
-from profiler.storage.strict import did_you_mean
+from profiler.storage.strict import did_you_mean, one_line
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
@@ -74,8 +74,7 @@ def _read_text_cells(path: Path) -> pd.DataFrame:
             f"{path}: not a valid CSV: a row has more cells than the header"
         ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise BundleError(f"{path}: not a valid CSV: {said}") from error
+        raise BundleError(f"{path}: not a valid CSV: {one_line(error)}") from error
 
 
 def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:

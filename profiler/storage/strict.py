@@ -17,9 +17,17 @@ T = TypeVar("T")
 #: and infinity are errors.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+#: Characters of a wrong value that a message repeats.
+_SHOWN = 200
+
 
 class SpecError(ValueError):
     """A model, device or meta file that cannot be used; the message names file, key and value."""
+
+
+def one_line(error: Exception) -> str:
+    """What an error of a library says, which may take several lines, in one."""
+    return " ".join(str(error).split())
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
@@ -61,4 +69,9 @@ def _line(cls: type[Any], item: dict[str, Any]) -> str:
     message = str(item["msg"]).removeprefix("Value error, ")
     if not key:
         return message
-    return f"{key}: {message[0].lower() + message[1:]}, got {item['input']!r}"
+    return f"{key}: {message[0].lower() + message[1:]}, got {_shown(item['input'])}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

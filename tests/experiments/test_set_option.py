@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from tests.experiments.small_config import SMALL, message
 
@@ -87,3 +88,8 @@ def test_a_whole_mapping_is_replaced(write_config: Write) -> None:
 
 def test_an_empty_compare_takes_the_ratios_away(write_config: Write) -> None:
     assert load_experiment(write_config(SMALL), ["compare={}"]).compare == {}
+
+
+def test_a_mistake_with_line_ends_is_one_line(write_config: Write) -> None:
+    with pytest.raises(ConfigError, match=r"^--set seed 3: expected KEY\.PATH=VALUE"):
+        load_experiment(write_config(), ["seed\n3"])

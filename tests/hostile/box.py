@@ -268,7 +268,7 @@ def outcomes(
 
 
 def _main(command: Command) -> None:
-    from experiments.cli.app import app as cli
+    from experiments.cli import app as cli
 
     _forget()
     sys.argv = ["sarathi-sim", *command.argv]

@@ -143,7 +143,7 @@ class Harness:
                 importlib.import_module(name)
         import typer
 
-        from experiments.cli.app import app as cli
+        from experiments.cli import app as cli
 
         cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # takes 20 ms
         boxes.caches()

@@ -166,3 +166,11 @@ def test_unknown_names_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(SpecError, match="not valid JSON"):
         load_model(tmp_path)
+
+
+def test_a_wrong_value_is_repeated_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(f"name: long\nnum_layers: {'x' * 5000}\n")
+    with pytest.raises(SpecError) as caught:
+        load_model(path)
+    assert max(map(len, str(caught.value).splitlines())) < 500

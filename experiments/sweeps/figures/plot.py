@@ -25,6 +25,7 @@ from experiments.results import (
 )
 from experiments.sweeps.store import POLICY, RESULTS
 from profiler.storage.files import regular
+from profiler.storage.strict import one_line
 from simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _table(folder: Path) -> pd.DataFrame:
     try:
         table = pd.read_parquet(regular(folder / RESULTS))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / RESULTS}: the sweep is damaged: {error}") from None
+        raise ConfigError(f"{folder / RESULTS}: the sweep is damaged: {one_line(error)}") from None
     if table.empty:
         raise ConfigError(f"{folder}: no run has finished yet")
     return table
@@ -218,7 +219,7 @@ def _requests(
         try:
             requests = pd.read_parquet(regular(path), columns=list(CDF_COLUMNS))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: the sweep is damaged: {error}") from None
+            raise ConfigError(f"{path}: the sweep is damaged: {one_line(error)}") from None
         if overloaded:
             requests[latencies] = np.nan
         found.setdefault("" if by is None else value_name(row[by]), []).append(requests[::step])
