@@ -1,4 +1,4 @@
-"""The sequences that ride together in one micro-batch, counted so that an iteration costs O(1)."""
+"""The members of one micro-batch, counted so that an iteration costs O(1)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Group:
 
     Every iteration each decoding member's context grows by one token, so only sums are kept: the
     number of decodes, their summed context, the order of their contexts (``offsets``), and for each
-    member the iteration of its last ride, bucketed in ``due``. The cost of an iteration therefore
-    does not grow with the batch; members are touched one by one only when they join, finish, skip
-    an iteration or move.
+    member the last iteration it takes part in, bucketed in ``due``. The cost of an iteration
+    therefore does not grow with the batch; members are touched one by one only when they join,
+    finish, skip an iteration or move.
 
     ``iteration`` is the index of the iteration that is in flight, or next to be formed.
     """
@@ -29,7 +29,7 @@ class Group:
         "held_longest",
         "index",
         "iteration",
-        "last_ride",
+        "last_iteration",
         "members",
         "num_decodes",
         "offsets",
@@ -41,10 +41,10 @@ class Group:
         self.index = index
         self.iteration = 0
         self.prefilling: list[Sequence] = []
-        # Policies see the keys of this one, hence it maps to nothing: the last ride would tell
-        # them the true output length.
+        # Policies see the keys of this one, hence it maps to nothing: the last iteration would
+        # tell them the true output length.
         self.decoding: dict[Sequence, None] = {}
-        self.last_ride: dict[Sequence, int] = {}  # decoding member -> iteration of its last ride
+        self.last_iteration: dict[Sequence, int] = {}  # of each decoding member
         self.num_decodes = 0  # the decoding members, and the held ones
         self.context = 0  # KV tokens of those, summed
         # Each decoding member's context less ``iteration``, ascending. It stays as it is, as both
@@ -63,34 +63,34 @@ class Group:
         """Members, held ones included: each takes a slot."""
         return len(self.prefilling) + self.num_decodes
 
-    def join(self, sequence: Sequence, context: int, rides: int, first: int) -> None:
-        """Let a sequence decode from iteration ``first`` on, ``rides`` times in all.
+    def join(self, sequence: Sequence, context: int, decodes: int, first: int) -> None:
+        """Let a sequence decode from iteration ``first`` on, ``decodes`` times in all.
 
-        ``context`` is the KV tokens it holds by then. With ``rides`` 0 it is due at once.
+        ``context`` is the KV tokens it holds by then. With ``decodes`` 0 it is due at once.
         """
-        last = first + rides - 1
+        last = first + decodes - 1
         self.decoding[sequence] = None
-        self.last_ride[sequence] = last
+        self.last_iteration[sequence] = last
         self.num_decodes += 1
         self.context += context
         insort(self.offsets, context - first)
         self.due.setdefault(last, []).append(sequence)
 
     def postpone(self, sequence: Sequence, context: int) -> None:
-        """Shift a decoding member's remaining rides back by one iteration.
+        """Shift a decoding member's remaining iterations back by one.
 
         Its ``context``, which does not grow meanwhile, was taken out of the order before.
         """
         insort(self.offsets, context - self.iteration - 1)
-        last = self.last_ride[sequence]
+        last = self.last_iteration[sequence]
         self._forget_due(sequence, last)
-        self.last_ride[sequence] = last + 1
+        self.last_iteration[sequence] = last + 1
         self.due.setdefault(last + 1, []).append(sequence)
 
     def leave(self, sequence: Sequence, context: int) -> int:
-        """Take a decoding member out before it is done; returns the rides it has left."""
+        """Take a decoding member out before it is done; returns how many decodes it has left."""
         del self.decoding[sequence]
-        last = self.last_ride.pop(sequence)
+        last = self.last_iteration.pop(sequence)
         self._forget_due(sequence, last)
         self.num_decodes -= 1
         self.context -= context

@@ -11,7 +11,7 @@ class Orca:
     """Requests join and leave a micro-batch at any iteration; a prompt is processed whole.
 
     ``max_prefills`` bounds how many new requests join in one iteration: None is unconstrained
-    Orca; 1 is the paper's best case, in which the full prefill of one new request rides with the
+    Orca; 1 is the paper's best case, in which the full prefill of one new request joins the
     ongoing decodes.
     """
 

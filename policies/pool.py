@@ -1,4 +1,4 @@
-"""The scheduler of engines with paged memory: any request may ride in any micro-batch.
+"""The scheduler of engines with paged memory: any request may join any micro-batch.
 
 The drivers use it like :class:`~policies.scheduler.Scheduler`. What differs is whom a policy sees:
 everybody who runs, not the members of one micro-batch; and what it may do: preempt. A policy acts
@@ -24,7 +24,7 @@ from policies.request import Request, Sequence
 from policies.scheduler import DECODE, PREFILL, PolicyError
 
 RECOMPUTE = 3
-"""What a request does in a ride, beside those of the scheduler: it processes again what it lost."""
+"""What a request does in a span, beside those of the scheduler: it processes again what it lost."""
 
 NO_CHUNKS: tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]] = ((), 0, ())
 HIT, HIT_AGAIN, LOST = 0, 1, 2
@@ -82,7 +82,7 @@ class Pool:
         self.partials: dict[Sequence, None] = {}
         self.step = 0
         self.cohorts: list[Cohort] = []
-        self.rides: array[int] = array("q")
+        self.spans: array[int] = array("q")
         # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
         self.events: array[int] = array("q")
         self.kv_log: array[int] = array("q")  # blocks in use, after each iteration was formed
@@ -369,7 +369,7 @@ class Pool:
     def _leave(self, sequence: Sequence, last: int | None = None) -> int:
         """Take a sequence from where it decodes; returns its context.
 
-        Its ride ends with iteration ``last`` (the last one formed unless given).
+        Its span ends with iteration ``last`` (the last one formed unless given).
         """
         cohort = self._home.pop(sequence)
         self.endings.left(sequence, cohort)
@@ -454,17 +454,17 @@ class Pool:
         )  # fmt: skip
 
     def _close_chunks(self, home: Cohort) -> tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]]:
-        """The chunks that ride in a cohort's next iteration, their tokens, and which ones yield."""
+        """The chunks in a cohort's next iteration, their tokens, and which ones yield."""
         chunks: list[Chunk] = []
         yields: list[Sequence] = []
         prefill_tokens, iteration = 0, home.iteration
         for sequence, tokens in self._chunks.items():
             chunks.append((sequence, tokens, sequence.prefilled))
             prefill_tokens += tokens
-            if sequence._group != home.index or sequence._next_ride != iteration:
+            if sequence._group != home.index or sequence._next_iteration != iteration:
                 self._end_chunks(sequence)
-                sequence._group, sequence._first_ride = home.index, iteration
-            sequence._next_ride = iteration + 1
+                sequence._group, sequence._span_first = home.index, iteration
+            sequence._next_iteration = iteration + 1
             sequence.prefilled += tokens
             sequence.awaited += tokens
             if sequence.prefilled == sequence.target:
@@ -488,16 +488,16 @@ class Pool:
         return ready
 
     def _end_chunks(self, sequence: Sequence) -> None:
-        """Log the ride that a sequence's last chunk ended, if there was one."""
+        """Log the span that a sequence's last chunk ended, if there was one."""
         if sequence._group >= 0:
             role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
-            first, last = sequence._first_ride, sequence._next_ride - 1
+            first, last = sequence._span_first, sequence._next_iteration - 1
             self._log(sequence, role, sequence._group, first, last)
             sequence._group = -1
 
     def _log(self, sequence: Sequence, role: int, slot: int, first: int, last: int) -> None:
         if last >= first:
-            self.rides.extend((sequence.id, role, slot, first, last))
+            self.spans.extend((sequence.id, role, slot, first, last))
 
     def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
         """A sequence has its last token."""

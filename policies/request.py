@@ -54,9 +54,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "_first_ride",
         "_group",
-        "_next_ride",
+        "_next_iteration",
+        "_span_first",
         "arrival_s",
         "awaited",
         "id",
@@ -95,11 +95,11 @@ class Sequence:
         self.shared_tokens = prefix[-1][1] if prefix else 0
         self.target = prompt_tokens
         self.prefilled = 0
-        # Where it rides, kept by the scheduler: the group (-1: none yet), and the first and next
-        # iterations of the run of consecutive iterations it is in.
+        # Where it takes part, kept by the scheduler: the group (-1: none yet), the iteration that
+        # its span began with, and the one after its last so far.
         self._group = -1
-        self._first_ride = 0
-        self._next_ride = 0
+        self._span_first = 0
+        self._next_iteration = 0
         # In a pool: its place in the order of admission; its context less its cohort's iteration;
         # chunk tokens in flight; those of them from before a preemption; whether its first token
         # is on the way.

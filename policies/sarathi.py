@@ -14,16 +14,17 @@ class Sarathi:
     """One prefill chunk an iteration, and every decode of the micro-batch piggybacks on it.
 
     ``chunk_size`` C is the token budget of an iteration and ``tile`` T the tile size of the GPU's
-    matrix multiplications. How many prompt tokens ride with ``d`` decodes:
+    matrix multiplications. How many prompt tokens go with ``d`` decodes:
 
     ``fill``     ``C - d``: chunk and decodes together make C tokens
-    ``reserve``  ``C - (B - 1)``: room for the most decodes that may ever ride (section 4.4)
+    ``reserve``  ``C - (B - 1)``: room for the most decodes that may ever piggyback (section 4.4)
     ``fixed``    ``C``: the decodes come on top, and may spill into one more tile
 
     For the first two, C is rounded down to a multiple of T (if it is at least T); when the decodes
     alone fill C, to the next multiple of T above them, so that prefills always make progress. The
     rows of the fused operations are then a multiple of T too: always under ``fill``, and under
-    ``reserve`` when as many decodes ride as may. The last chunk of a prompt is what is left of it.
+    ``reserve`` when as many decodes piggyback as may. The last chunk of a prompt is what is left
+    of it.
     """
 
     holds_finished = False
@@ -41,15 +42,15 @@ class Sarathi:
         self._tokens: dict[tuple[int, int], int] = {}  # chunk_tokens, by its arguments
 
     def chunk_tokens(self, decodes: int, max_batch: int) -> int:
-        """Prompt tokens that may ride with ``decodes`` decodes; at least 1."""
+        """Prompt tokens that may go with ``decodes`` decodes; at least 1."""
         if self.chunk_rule == "fixed":
             return self.chunk_size
         tile = self.tile if self.chunk_size >= self.tile else 1
-        riders = decodes if self.chunk_rule == "fill" else max(decodes, max_batch - 1)
+        piggybacked = decodes if self.chunk_rule == "fill" else max(decodes, max_batch - 1)
         total = self.chunk_size // tile * tile
-        if riders >= total:
-            total = (riders // self.tile + 1) * self.tile
-        return total - riders
+        if piggybacked >= total:
+            total = (piggybacked // self.tile + 1) * self.tile
+        return total - piggybacked
 
     def plan(self, view: View) -> Plan | None:
         sequence = view.prefilling[0] if view.prefilling else view.next_waiting()

@@ -7,7 +7,7 @@ The simulator and the real engine drive it with three calls::
     finished = scheduler.complete(batch)
 
 It reads no clock: when each thing happened is the driver's business. What it logs are integers,
-``rides``: which run of consecutive iterations of which group a request took part in, and as what.
+``spans``: which run of consecutive iterations of which group a request took part in, and as what.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from policies.policy import Plan, Policy
 from policies.request import Request, Sequence
 
 PREFILL, DECODE, PADDING = 0, 1, 2
-"""What a request does in a ride."""
+"""What a request does in a span."""
 
 
 class PolicyError(Exception):
@@ -40,7 +40,7 @@ class Scheduler:
     paper's pre-allocation), or of its own declared length when ``reserve_declared`` is set, so
     that whatever is admitted can finish (invariant 2).
 
-    A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may ride in any:
+    A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may join any:
     whenever a micro-batch is formed (from the group with members that returned first), it first
     takes in the members of the others that are not in flight, in the order in which they returned.
     """
@@ -79,7 +79,7 @@ class Scheduler:
         self.idle = list(self.groups)  # not in flight, in the order in which they returned
         # Five numbers each: request, what it does, group, first and last iteration. Those of one
         # request in order. An array, because a long run has millions of them.
-        self.rides: array[int] = array("q")
+        self.spans: array[int] = array("q")
         self._output_tokens: dict[int, int] = {}
 
     def refusal(self, request: Request) -> str | None:
@@ -145,10 +145,10 @@ class Scheduler:
                 sequence.prefilled += tokens
                 if sequence.prefilled == sequence.prompt_tokens:
                     group.prefilling.remove(sequence)
-                    rides = self._output_tokens[sequence.id] - 1
-                    group.join(sequence, sequence.prompt_tokens, rides, iteration + 1)
-                    self._close_ride(sequence, PREFILL, iteration)
-                    sequence._first_ride = iteration + 1
+                    decodes = self._output_tokens[sequence.id] - 1
+                    group.join(sequence, sequence.prompt_tokens, decodes, iteration + 1)
+                    self._close_span(sequence, PREFILL, iteration)
+                    sequence._span_first = iteration + 1
         group.iteration = iteration + 1
         self.idle.append(group)
         finished = group.due.pop(iteration, None)
@@ -161,7 +161,7 @@ class Scheduler:
             context = sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
             group.context -= context
             group.forget_context(context)
-            self._close_ride(sequence, DECODE, iteration)
+            self._close_span(sequence, DECODE, iteration)
             self._retire(group, sequence)
         return finished
 
@@ -204,15 +204,15 @@ class Scheduler:
             if not 1 <= tokens <= sequence.prompt_tokens - done:
                 raise PolicyError(f"a chunk of {tokens} tokens does not fit {sequence}")
             if sequence in group.prefilling:
-                if sequence._group == group.index and sequence._next_ride > iteration:
+                if sequence._group == group.index and sequence._next_iteration > iteration:
                     raise PolicyError(f"the plan holds two chunks of {sequence}")
             else:
                 self._admit(group, sequence)
-            if sequence._group != group.index or sequence._next_ride != iteration:
-                self._close_ride(sequence, PREFILL, sequence._next_ride - 1)
+            if sequence._group != group.index or sequence._next_iteration != iteration:
+                self._close_span(sequence, PREFILL, sequence._next_iteration - 1)
                 sequence._group = group.index
-                sequence._first_ride = iteration
-            sequence._next_ride = iteration + 1
+                sequence._span_first = iteration
+            sequence._next_iteration = iteration + 1
             chunks.append((sequence, tokens, done))
             prefill_tokens += tokens
         return Batch(
@@ -233,7 +233,7 @@ class Scheduler:
         group.prefilling.append(sequence)
 
     def _retire(self, group: Group, sequence: Sequence) -> None:
-        del group.decoding[sequence], group.last_ride[sequence]
+        del group.decoding[sequence], group.last_iteration[sequence]
         self.free_kv += sequence.kv_tokens
         del self._output_tokens[sequence.id]
 
@@ -244,19 +244,19 @@ class Scheduler:
             context = sequence.prompt_tokens + self._output_tokens[sequence.id] - 1
             group.forget_context(context)
             group.held_longest = max(group.held_longest, context)
-            self._close_ride(sequence, DECODE, iteration)
-            sequence._first_ride = iteration + 1
+            self._close_span(sequence, DECODE, iteration)
+            sequence._span_first = iteration + 1
         if group.prefilling or len(group.held) < group.num_decodes:
             return []
         released, group.held = group.held, []
         group.num_decodes = group.context = group.held_longest = 0
         for sequence in released:
-            self._close_ride(sequence, PADDING, iteration)
+            self._close_span(sequence, PADDING, iteration)
             self._retire(group, sequence)
         return released
 
     def _skip(self, group: Group, skipped: tuple[Sequence, ...]) -> tuple[int, int]:
-        """Postpone the skipped members' rides.
+        """Postpone the skipped members' decodes.
 
         Returns the context they hold, summed, and the longest of the members that remain.
         """
@@ -270,20 +270,20 @@ class Scheduler:
         running = group.offsets[-1] + iteration if group.offsets else 0
         for sequence, context in zip(skipped, contexts, strict=True):
             group.postpone(sequence, context)
-            self._close_ride(sequence, DECODE, iteration - 1)
-            sequence._first_ride = iteration + 1
+            self._close_span(sequence, DECODE, iteration - 1)
+            sequence._span_first = iteration + 1
         return sum(contexts), max(running, group.held_longest)
 
     def _context(self, group: Group, sequence: Sequence) -> int:
         """KV tokens a decoding member holds between iterations."""
-        rides_left = group.last_ride[sequence] + 1 - group.iteration
-        return sequence.prompt_tokens + self._output_tokens[sequence.id] - 1 - rides_left
+        decodes_left = group.last_iteration[sequence] + 1 - group.iteration
+        return sequence.prompt_tokens + self._output_tokens[sequence.id] - 1 - decodes_left
 
-    def _close_ride(self, sequence: Sequence, role: int, last: int) -> None:
+    def _close_span(self, sequence: Sequence, role: int, last: int) -> None:
         """Log the run of consecutive iterations that ended with ``last``, if there was one."""
-        first = sequence._first_ride
+        first = sequence._span_first
         if sequence._group >= 0 and last >= first:
-            self.rides.extend((sequence.id, role, sequence._group, first, last))
+            self.spans.extend((sequence.id, role, sequence._group, first, last))
 
     def _gather(self, group: Group) -> None:
         """Take in members of the other idle groups, while there are slots."""
@@ -294,14 +294,14 @@ class Scheduler:
                 if group.size >= self.max_batch:
                     return
                 other.prefilling.remove(sequence)
-                self._close_ride(sequence, PREFILL, sequence._next_ride - 1)
+                self._close_span(sequence, PREFILL, sequence._next_iteration - 1)
                 sequence._group = -1
                 group.prefilling.append(sequence)
             for sequence in list(other.decoding):
                 if group.size >= self.max_batch:
                     return
                 context = self._context(other, sequence)
-                self._close_ride(sequence, DECODE, other.iteration - 1)
+                self._close_span(sequence, DECODE, other.iteration - 1)
                 sequence._group = group.index
-                sequence._first_ride = group.iteration
+                sequence._span_first = group.iteration
                 group.join(sequence, context, other.leave(sequence, context), group.iteration)

@@ -37,7 +37,7 @@ class Batching(Strict):
 
     ``max_batch`` defaults to what the memory holds, ``max_in_flight`` to ``pp``. ``formation``:
     form a batch when a micro-batch returns (eager) or when stage 0 is free (lazy).
-    ``micro_batches``: a request stays in one (bound) or may ride in any (free).
+    ``micro_batches``: a request stays in one (bound) or may join any (free).
     """
 
     max_batch: Count | None = None

@@ -20,11 +20,11 @@ _TEXT = (
 
 def decode_speedup(machine: Machine, batch: int, length: int, chunk: int = CHUNK) -> float:
     """Section 5.1.1's definition: marginal time is that over the chunk alone."""
-    riders = batch - 1
-    alone = [(chunk - riders, 0)]
+    piggybacked = batch - 1
+    alone = [(chunk - piggybacked, 0)]
     only = machine.iteration(decodes=batch, context=length).total_s / batch
-    with_decodes = machine.iteration(alone, decodes=riders, context=length).total_s
-    return only * riders / (with_decodes - machine.iteration(alone).total_s)
+    with_decodes = machine.iteration(alone, decodes=piggybacked, context=length).total_s
+    return only * piggybacked / (with_decodes - machine.iteration(alone).total_s)
 
 
 def speedups(lab: Lab) -> list[float]:

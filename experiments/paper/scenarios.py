@@ -17,7 +17,7 @@ from experiments.run.machine import mixing, with_attention
 from simulator.loop.records import Floats, Records
 from simulator.op_times.regression import OpTimes
 from simulator.views.ledger import gaps, iteration_bubbles
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 
 CONFIG = "gpt3_pp"
 DEVICE, MODEL, TP = "a100-80g-sxm", "gpt3-175b", 8
@@ -101,7 +101,7 @@ def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records
 def request_bubbles(records: Records) -> Floats:
     """Bubble time of each request in seconds, as docs/metrics.md defines it (one replica)."""
     log = records.replicas[0]
-    return Rides(log).total(iteration_bubbles(gaps(log))["bubble"])
+    return Spans(log).total(iteration_bubbles(gaps(log))["bubble"])
 
 
 @cache

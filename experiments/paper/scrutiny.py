@@ -57,7 +57,7 @@ def _times(time: Callable[..., Floats], factor: float) -> Callable[..., Floats]:
 def _nothing_saved(ops: OpTimes) -> OpTimes:
     """Every token row costs the same, and every pair of query and key of a prompt.
 
-    Then neither riding on a chunk nor cutting a prompt changes what is to be paid.
+    Then neither piggybacking on a chunk nor cutting a prompt changes what is to be paid.
     """
 
     def by_row(time: RowTime, rows: ArrayLike) -> Floats:

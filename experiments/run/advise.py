@@ -1,9 +1,9 @@
 """Which chunk size and batch cap suit a workload: ranked by a closed form, checked by simulation.
 
 The paper leaves it open how to pick the chunk (section 6). The closed form is a steady state of
-equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes riding on
-each; decodes that find no chunk to ride on run on their own, B at a time. The best few, and the
-fixed chunks 256 and 512, are then simulated on requests drawn from the whole workload.
+equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes piggybacked
+on each; decodes that find no chunk to piggyback on run on their own, B at a time. The best few, and
+the fixed chunks 256 and 512, are then simulated on requests drawn from the whole workload.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.run.demand import Demand
 from experiments.run.machine import Machine
 from policies.sarathi import Sarathi
 from simulator.load.capacity import kv_capacity_tokens, max_batch
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 
 TILE = 128
 FIXED = (256, 512)
@@ -34,7 +34,7 @@ class Plan:
     """A chunk size and batch cap, and what the closed form makes of them.
 
     ``seconds`` is GPU time a request takes; ``lost`` is how much of it each term costs against
-    prefill at the best rate, in one piece, with all decodes riding.
+    prefill at the best rate, in one piece, with all decodes piggybacked.
     """
 
     chunk: int
@@ -153,19 +153,19 @@ def _steady(
     prompt, decodes = length - output, output - 1
     size = Sarathi(chunk, TILE, "reserve").chunk_tokens(batch - 1, batch)
     count = ceil(prompt / size)
-    riders = min(batch - 1, decodes / count)
+    piggybacked = min(batch - 1, decodes / count)
     context = (prompt + length) / 2
-    alone = max(0.0, decodes - count * riders) / batch
+    alone = max(0.0, decodes - count * piggybacked) / batch
 
     chunks = [(min(size, prompt - done), done) for done in range(0, prompt, size)]
     m.attentions([*chunks, (prompt, 0), (size, prompt)])  # asked for at once, which is faster
     attention = m.attentions(chunks)
-    rows = [tokens + riders for tokens, _ in chunks]
+    rows = [tokens + piggybacked for tokens, _ in chunks]
     linear = sum(_linear(m, r) for r in rows)
     decoding = m.iteration(decodes=batch, context=context)
     each = decoding.attention_s / batch
-    mixed_s = count * m.layers * m.mixed_s if riders else 0.0
-    seconds = linear + attention + mixed_s + count * riders * each + alone * decoding.total_s
+    mixed_s = count * m.layers * m.mixed_s if piggybacked else 0.0
+    seconds = linear + attention + mixed_s + count * piggybacked * each + alone * decoding.total_s
 
     whole = TILE * max(8, ceil(length / TILE))
     best_rate = _linear(m, whole) / whole
@@ -176,7 +176,8 @@ def _steady(
         "re-read of KV": max(0.0, attention - m.attention(prompt)),
         "P:D balance": alone * decoding.linear_s,
     }
-    return seconds, lost, _linear(m, size + riders) + m.attention(size, prompt) + riders * each
+    tbt = _linear(m, size + piggybacked) + m.attention(size, prompt) + piggybacked * each
+    return seconds, lost, tbt
 
 
 def _linear(m: Machine, rows: float) -> float:
@@ -187,7 +188,7 @@ def _simulate(machine: Machine, demand: Demand, chosen: Plan) -> Verified:
     prompt, output = demand.requests(max(_REQUESTS, 10 * chosen.batch))
     policy = Sarathi(chosen.chunk, TILE, "reserve")
     records = machine.run(policy, chosen.batch, prompt, output)
-    gaps, weights = Rides(records.replicas[0]).token_gaps()
+    gaps, weights = Spans(records.replicas[0]).token_gaps()
     order = np.argsort(gaps)
     place = np.searchsorted(np.cumsum(weights[order]), 0.99 * weights.sum())
     tbt = float(gaps[order][min(int(place), len(gaps) - 1)]) if len(gaps) else 0.0
@@ -199,13 +200,13 @@ def explain(advice: Advice) -> list[str]:
     best, demand = advice.verified[0], advice.demand
     chosen = best.plan
     ratio = f"{demand.low:g}" if demand.low == demand.high else f"{demand.low:g}..{demand.high:g}"
-    riders = chosen.batch - 1
-    size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(riders, chosen.batch)
-    balance = "one request at a time: no decode has a chunk to ride on"
-    if riders:
+    piggybacked = chosen.batch - 1
+    size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(piggybacked, chosen.batch)
+    balance = "one request at a time: no decode has a chunk to piggyback on"
+    if piggybacked:
         balance = (
             "chunks and decodes are in balance at P:D (C - (B - 1)) / (B - 1) = "
-            f"{size / riders:.1f}"
+            f"{size / piggybacked:.1f}"
         )
     terms = sorted(chosen.lost.items(), key=lambda item: -item[1])
     shares = [f"{name} {100 * cost / chosen.seconds:.1f} %" for name, cost in terms]

@@ -75,7 +75,7 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
         for log, use in zip(records.replicas, uses, strict=True):
             if use:
                 use["whole_layer"] = whole_layer(log, use)
-    samples = makespan_samples(records, analysis.rides, uses, everything, key)
+    samples = makespan_samples(records, analysis.spans, uses, everything, key)
     makespan = records.end_s - float(records.arrival_s.min())
     return Uncertainty(samples / makespan, outside)
 

@@ -90,7 +90,7 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
         max_batch=scheduler.max_batch,
         kv_capacity=scheduler.kv_capacity,
         iterations=columns,
-        rides=np.array(served.rides, np.int64).reshape(-1, 5),
+        spans=np.array(served.spans, np.int64).reshape(-1, 5),
         stage_s=times.finish - times.start,
         measured=times,
     )

@@ -80,11 +80,11 @@ class Decision:
 
 @dataclass
 class Served:
-    """A finished run: every decision, the scheduler's rides, and what was generated."""
+    """A finished run: every decision, the scheduler's spans, and what was generated."""
 
     began: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
-    rides: list[int] = field(default_factory=list)
+    spans: list[int] = field(default_factory=list)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     margin: float = float("inf")
@@ -158,7 +158,7 @@ def serve(
                 progress(done)
     if scheduler.num_unfinished:
         raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
-    run.rides = scheduler.rides.tolist()
+    run.spans = scheduler.spans.tolist()
     run.outputs = book.outputs
     return run
 

@@ -49,9 +49,9 @@ def grid_works(max_batch: int, chunks: list[int], whole: list[int], longest: int
             before += [c for c in (longest // 4, longest // 2) if c + tokens <= longest]
         works += [([(0, tokens, context, 1)], []) for context in before]
     return works + [
-        ([(0, tokens, 0, 1)], _decodes([mean] * riders))
+        ([(0, tokens, 0, 1)], _decodes([mean] * piggybacked))
         for tokens in sorted({max(chunks, default=1), max(whole, default=1)})
-        for riders in sorted({max_batch // 2, max_batch - 1} - {0})
+        for piggybacked in sorted({max_batch // 2, max_batch - 1} - {0})
     ]
 
 

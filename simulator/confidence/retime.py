@@ -18,7 +18,7 @@ import numpy as np
 
 from simulator.loop.pipeline import advance, stage_times
 from simulator.loop.records import Floats, Ints, Records, ReplicaLog
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 
 CHUNK = 256
 """Diagonals whose durations are laid out at a time: about what a cache holds."""
@@ -37,25 +37,25 @@ class Causes:
     arrived_s: Floats
 
 
-def causes(log: ReplicaLog, rides: Rides, arrival_s: Floats) -> Causes:
+def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
     """What every batch waited for, from the records.
 
-    ``arrival_s`` are the arrivals of ``rides.requests``. Batches come back in launch order, so
+    ``arrival_s`` are the arrivals of ``spans.requests``. Batches come back in launch order, so
     the last of those awaited stands for all.
     """
     columns = log.iterations
     ready, back = columns["ready_s"], columns["finish_s"] + log.switches.turnaround_s
     after = np.full(len(ready), -1, np.int64)
-    # Every member's previous ride, in this group or, from a free pool, in another.
-    ours = rides.by_group
+    # Every member's previous span, in this group or, from a free pool, in another.
+    ours = spans.by_group
     same = np.diff(columns["group"][ours]) == 0
     _wait_for(after, ours[1:][same], ours[:-1][same], ready, back)
-    moved = np.ones(len(rides.first), bool)
-    moved[rides.starts] = False
+    moved = np.ones(len(spans.first), bool)
+    moved[spans.starts] = False
     later = np.flatnonzero(moved)
-    _wait_for(after, ours[rides.first[later]], ours[rides.last[later - 1]], ready, back)
+    _wait_for(after, ours[spans.first[later]], ours[spans.last[later - 1]], ready, back)
     arrived = np.full(len(ready), -np.inf)
-    np.maximum.at(arrived, rides.first_row(), arrival_s)
+    np.maximum.at(arrived, spans.first_row(), arrival_s)
     known = np.maximum(np.where(after >= 0, back[after], -np.inf), arrived)
     # Formed later than that: when another batch came back (which freed memory, say), or stage 0
     # was free, or else when something arrived that did not join.
@@ -75,12 +75,12 @@ def _wait_for(after: Ints, batches: Ints, before: Ints, ready: Floats, back: Flo
 
 
 def retimed_finish(
-    records: Records, all_rides: Sequence[Rides], extra: Extra, samples: int, rows: list[Ints]
+    records: Records, all_spans: Sequence[Spans], extra: Extra, samples: int, rows: list[Ints]
 ) -> list[Floats]:
     """Finish times in seconds of the iterations ``rows`` of each replica, shape (rows, samples)."""
     lines = [
-        _Line(number, log, rides, records)
-        for number, (log, rides) in enumerate(zip(records.replicas, all_rides, strict=True))
+        _Line(number, log, spans, records)
+        for number, (log, spans) in enumerate(zip(records.replicas, all_spans, strict=True))
     ]
     log = records.replicas[0]
     stages, replicas = log.num_stages, len(lines)
@@ -120,10 +120,10 @@ class _Line:
     empty: a batch that takes no time and changes nothing.
     """
 
-    def __init__(self, number: int, log: ReplicaLog, rides: Rides, records: Records) -> None:
-        arrival = records.arrival_s[np.searchsorted(records.request_id, rides.requests)]
+    def __init__(self, number: int, log: ReplicaLog, spans: Spans, records: Records) -> None:
+        arrival = records.arrival_s[np.searchsorted(records.request_id, spans.requests)]
         self.number, self.log = number, log
-        self.causes = causes(log, rides, arrival)
+        self.causes = causes(log, spans, arrival)
         stages, place = log.num_stages, -1
         enters: list[int] = []
         for after in self.causes.after.tolist():

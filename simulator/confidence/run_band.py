@@ -12,7 +12,7 @@ from simulator.confidence.retime import retimed_finish
 from simulator.confidence.uncertainty import OCTAVES, LayerError, OpError, standard_normals
 from simulator.loop.records import Floats, Ints, Records
 from simulator.op_times.breakdown import OpUse, distinct_sizes
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 
 Errors = Mapping[str, OpError | LayerError]
 
@@ -77,7 +77,7 @@ def _added(
 
 def makespan_samples(
     records: Records,
-    rides: Sequence[Rides],
+    spans: Sequence[Spans],
     uses: Sequence[Mapping[str, OpUse]],
     errors: Errors,
     key: str,
@@ -97,7 +97,7 @@ def makespan_samples(
         perturbed = [_Perturbed(uses[number], errors, key) for number in part]
         finish = retimed_finish(
             replace(records, replicas=logs),
-            [rides[number] for number in part],
+            [spans[number] for number in part],
             partial(_added, perturbed),
             SAMPLES,
             [np.array([log.num_iterations - 1]) for log in logs],

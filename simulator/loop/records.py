@@ -97,7 +97,7 @@ class ReplicaLog:
     ``iterations`` maps each of :data:`ITERATION_COLUMNS` to an array with one entry per
     micro-batch, in launch order (which is the order on every stage).
 
-    ``rides`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
+    ``spans`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
     the request took part in that run of the group's iterations, counted within the group from 0.
 
     ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter
@@ -115,7 +115,7 @@ class ReplicaLog:
     max_batch: int
     kv_capacity: int
     iterations: Mapping[str, Floats]
-    rides: Ints
+    spans: Ints
     stage_s: Floats | None = None
     measured: StageTimes | None = None
     pool: PoolLog | None = None

@@ -206,7 +206,7 @@ class Replica:
             max_batch=scheduler.max_batch,
             kv_capacity=scheduler.kv_capacity,
             iterations=self._columns,
-            rides=np.frombuffer(scheduler.rides, np.int64).reshape(-1, 5),
+            spans=np.frombuffer(scheduler.spans, np.int64).reshape(-1, 5),
             stage_s=(
                 np.array(self._stage_rows).reshape(-1, len(layers))
                 if self.service is not None

@@ -55,7 +55,7 @@ def simulate(
     """
     if len({request.id for request in requests}) < len(requests):
         raise ValueError("two requests have the same id")
-    if any(scheduler.rides or scheduler.num_unfinished for scheduler in schedulers):
+    if any(scheduler.spans or scheduler.num_unfinished for scheduler in schedulers):
         raise ValueError("a scheduler has served before: each simulation needs fresh ones")
     cluster = _Cluster(requests, router, progress)
     streams = np.random.SeedSequence(seed).spawn(len(schedulers))
@@ -171,7 +171,7 @@ class _Cluster:
         logs = [replica.log() for replica in self.replicas]
         went = np.full(len(ids), -1)
         for number, log in enumerate(logs):  # all that was accepted has finished, so it rode
-            went[np.searchsorted(ids, log.rides[:, 0])] = number
+            went[np.searchsorted(ids, log.spans[:, 0])] = number
         records = Records(
             request_id=ids,
             arrival_s=quantize(np.array([r.arrival_s for r in requests], np.float64)),

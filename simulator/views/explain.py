@@ -28,7 +28,7 @@ from simulator.op_times.breakdown import breakdown
 from simulator.op_times.predictor import BundlePredictor
 from simulator.views.ledger import ACCOUNTS, WAITS
 from simulator.views.metrics import Analysis
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 
 OPS = (
     *("linear", "prefill_attention", "decode_attention", "mixing", "all_reduce"),
@@ -65,7 +65,7 @@ def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
     totals = dict.fromkeys(STAGE_PARTS, 0)
     latency = dict.fromkeys(LATENCY_PARTS, 0)
     spent = 0
-    for log, rides, split in zip(logs, analysis.rides, analysis.gaps, strict=True):
+    for log, spans, split in zip(logs, analysis.spans, analysis.gaps, strict=True):
         if not log.num_iterations:
             continue
         parts = _iteration_parts(log, predict)
@@ -73,18 +73,18 @@ def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
         parts["jitter"] = busy - sum(parts[name] for name in OPS)
         for name, per_iteration in parts.items():
             totals[name] += int(per_iteration.sum())
-        totals["chunking"] += _chunking(parts, analysis, rides, log, predict)
+        totals["chunking"] += _chunking(parts, analysis, spans, log, predict)
         times = split.times
         start = _quanta(times.start[:, 0])
         inside = _quanta(times.finish[:, -1]) - start
         parts["transfers"] = (log.num_stages - 1) * _quanta(log.iterations["send_s"])
         parts["waiting_for_stages"] = inside - busy - parts["transfers"]
         for name, per_iteration in parts.items():
-            latency[name] += int(_along(rides, per_iteration).sum())
-        row = np.searchsorted(records.request_id, rides.requests)
+            latency[name] += int(_along(spans, per_iteration).sum())
+        row = np.searchsorted(records.request_id, spans.requests)
         arrival = _quanta(records.arrival_s[row])
-        latency["queueing"] += int((start[rides.first_row()] - arrival).sum())
-        spent += int((_quanta(rides.finish_s()) - arrival).sum())
+        latency["queueing"] += int((start[spans.first_row()] - arrival).sum())
+        spent += int((_quanta(spans.finish_s()) - arrival).sum())
     totals["prefill_attention"] -= totals["chunking"]
     latency["between_iterations"] = spent - sum(latency.values())
     for name in ACCOUNTS:
@@ -134,13 +134,13 @@ def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Int
 def _chunking(
     parts: dict[str, Ints],
     analysis: Analysis,
-    rides: Rides,
+    spans: Spans,
     log: ReplicaLog,
     predict: BundlePredictor,
 ) -> int:
     """Quanta of prefill attention beyond that of the replica's prompts taken whole."""
     records = analysis.records
-    prompts = records.prompt_tokens[np.searchsorted(records.request_id, rides.requests)]
+    prompts = records.prompt_tokens[np.searchsorted(records.request_id, spans.requests)]
     whole = _quanta(predict.whole_prompt_s(prompts))
     return int(parts["prefill_attention"].sum()) - sum(log.layers) * int(whole.sum())
 
@@ -150,11 +150,11 @@ def _quanta(seconds: Floats) -> Ints:
     return np.asarray(np.rint(seconds / QUANTUM_S), np.int64)
 
 
-def _along(rides: Rides, per_iteration: Ints) -> Ints:
+def _along(spans: Spans, per_iteration: Ints) -> Ints:
     """Sum of integers over the iterations that each request took part in."""
-    until = np.concatenate([np.zeros(1, np.int64), np.cumsum(per_iteration[rides.by_group])])
-    along = until[rides.last + 1] - until[rides.first]
-    return np.asarray(np.add.reduceat(along, rides.starts))
+    until = np.concatenate([np.zeros(1, np.int64), np.cumsum(per_iteration[spans.by_group])])
+    along = until[spans.last + 1] - until[spans.first]
+    return np.asarray(np.add.reduceat(along, spans.starts))
 
 
 def _seconds(quanta: int, among: int) -> Fraction:

@@ -15,7 +15,7 @@ from simulator.loop.records import Floats, Records
 from simulator.views.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
 from simulator.views.metric_registry import QUANTILES, STEADY
 from simulator.views.per_replica import PerReplica
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 from simulator.views.steady import steady_state
 
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
@@ -38,9 +38,9 @@ class Analysis:
         return [n for n, log in enumerate(self.records.replicas) if log.num_iterations]
 
     @cached_property
-    def rides(self) -> PerReplica[Rides]:
-        """The rides of every replica."""
-        return PerReplica(self.records, Rides)
+    def spans(self) -> PerReplica[Spans]:
+        """The spans of every replica."""
+        return PerReplica(self.records, Spans)
 
     @cached_property
     def gaps(self) -> PerReplica[Gaps]:
@@ -63,7 +63,7 @@ class Analysis:
             for name in ("start", "first_token", "finish", "tbt_max", *parts)
         }
         for number in self.at_work:
-            self._measure(self.rides[number], self.gaps[number], found)
+            self._measure(self.spans[number], self.gaps[number], found)
         arrival = records.arrival_s
         later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
         return pd.DataFrame(
@@ -84,15 +84,15 @@ class Analysis:
             }
         )
 
-    def _measure(self, rides: Rides, split: Gaps, found: dict[str, Floats]) -> None:
+    def _measure(self, spans: Spans, split: Gaps, found: dict[str, Floats]) -> None:
         """Fill in the requests of one replica; its own function, so that its arrays go with it."""
-        row = np.searchsorted(self.records.request_id, rides.requests)
-        found["start"][row] = split.times.start[rides.first_row(), 0]
-        found["first_token"][row] = rides.first_token_s()
-        found["finish"][row] = rides.finish_s()
-        found["tbt_max"][row] = rides.longest_token_gap()
+        row = np.searchsorted(self.records.request_id, spans.requests)
+        found["start"][row] = split.times.start[spans.first_row(), 0]
+        found["first_token"][row] = spans.first_token_s()
+        found["finish"][row] = spans.finish_s()
+        found["tbt_max"][row] = spans.longest_token_gap()
         for name, per_iteration in iteration_bubbles(split).items():
-            found[name][row] = rides.total(per_iteration)
+            found[name][row] = spans.total(per_iteration)
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -106,7 +106,7 @@ class Analysis:
         """
         tables = []
         for number in self.at_work or [0]:  # without any, the columns of an empty table
-            log, rides, split = self.records.replicas[number], self.rides[number], self.gaps[number]
+            log, spans, split = self.records.replicas[number], self.spans[number], self.gaps[number]
             columns = log.iterations
             changed_s, kv_tokens = self.kv_occupancy(number)
             formed = np.searchsorted(changed_s, columns["ready_s"], side="right") - 1
@@ -115,7 +115,7 @@ class Analysis:
             table = {
                 "replica": np.full(log.num_iterations, number),
                 "group": columns["group"].astype(np.int64),
-                "iteration": rides.number,
+                "iteration": spans.number,
                 "kind": pd.Categorical(kind, categories=["prefill", "decode", "mixed"]),
                 "ready_s": columns["ready_s"],
                 "start_s": split.times.start[:, 0],
@@ -138,7 +138,7 @@ class Analysis:
 
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
         """
-        found = [self.rides[number].token_gaps() for number in self.at_work or [0]]
+        found = [self.spans[number].token_gaps() for number in self.at_work or [0]]
         values = np.concatenate([gaps_s for gaps_s, _ in found])
         weights = np.concatenate([counts for _, counts in found])
         del found  # in a long run these are the largest arrays there are
@@ -164,12 +164,12 @@ class Analysis:
         A micro-batch's tokens count from when it is formed; those of requests that finish in it
         go when it returns.
         """
-        records, rides = self.records, self.rides[replica]
+        records, spans = self.records, self.spans[replica]
         columns = records.replicas[replica].iterations
         grown = columns["prefill_tokens"] + columns["decodes"] - columns["padding"]
-        held = np.searchsorted(records.request_id, rides.requests)
+        held = np.searchsorted(records.request_id, spans.requests)
         gone = records.prompt_tokens[held] + records.output_tokens[held] - 1
-        when = np.concatenate([columns["ready_s"], rides.finish_s()])
+        when = np.concatenate([columns["ready_s"], spans.finish_s()])
         change = np.concatenate([grown, -gone.astype(float)])
         order = np.lexsort((change, when))
         return when[order], np.cumsum(change[order])

@@ -64,8 +64,8 @@ class FakeEngine:
         arrived = times.start.copy()
         ops = np.zeros((*times.start.shape, len(TIMED_OPS) + 2))
         stages = StageLog(arrived, times.start, times.finish, times.finish - times.start, ops)
-        rides = log.rides.ravel().tolist()
-        served = Served(decisions=list(self.seen), rides=rides)
+        spans = log.spans.ravel().tolist()
+        served = Served(decisions=list(self.seen), spans=spans)
         return EngineRun(served, stages), records
 
     def play(self, works: Sequence[GridWork]) -> StageLog:

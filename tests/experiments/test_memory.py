@@ -146,7 +146,7 @@ def test_idle_replicas_cost_no_analysis(write_config: Write) -> None:
     run = simulate_all(experiment).runs["small"]
     analysis = run.analysis
     assert analysis.at_work == [0, 1, 2, 3, 4]
-    assert set(analysis.rides._kept) == set(analysis.gaps._kept) == set(analysis.at_work)
+    assert set(analysis.spans._kept) == set(analysis.gaps._kept) == set(analysis.at_work)
     assert set(analysis.iterations["replica"]) == set(analysis.at_work)
     idle = analysis.ledger[analysis.ledger["replica"] == 4095]
     assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()

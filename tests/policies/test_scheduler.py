@@ -38,8 +38,8 @@ def drain(books: Scheduler) -> list[tuple[list[tuple[int, int, int]], int, int, 
     return shapes
 
 
-def rides(books: Scheduler) -> list[tuple[int, ...]]:
-    return [tuple(books.rides[i : i + 5]) for i in range(0, len(books.rides), 5)]
+def spans(books: Scheduler) -> list[tuple[int, ...]]:
+    return [tuple(books.spans[i : i + 5]) for i in range(0, len(books.spans), 5)]
 
 
 def test_a_request_takes_one_decode_less_than_it_outputs() -> None:
@@ -52,7 +52,7 @@ def test_a_request_takes_one_decode_less_than_it_outputs() -> None:
         ([], 1, 6, 0),
         ([], 1, 7, 0),
     ]
-    assert rides(books) == [(0, PREFILL, 0, 0, 1), (0, DECODE, 0, 2, 3)]
+    assert spans(books) == [(0, PREFILL, 0, 0, 1), (0, DECODE, 0, 2, 3)]
     assert books.free_kv == 100
     assert books.num_unfinished == 0
 
@@ -67,7 +67,7 @@ def test_finished_members_stay_as_padding() -> None:
         ([], 2, 10, 1),
         ([(2, 3, 0)], 0, 0, 0),
     ]
-    assert rides(books) == [
+    assert spans(books) == [
         (0, PREFILL, 0, 0, 0),
         (1, PREFILL, 0, 0, 0),
         (1, DECODE, 0, 1, 2),
@@ -108,7 +108,7 @@ def test_a_skipped_decode_waits_and_loses_nothing() -> None:
         ([], 2, 4 + 7, 0),  # request 1 is done after this one
         ([], 1, 5, 0),
     ]
-    assert rides(books) == [
+    assert spans(books) == [
         (0, PREFILL, 0, 0, 0),
         (1, PREFILL, 0, 0, 0),
         (1, DECODE, 0, 1, 3),

@@ -50,7 +50,7 @@ def accounts(records: Records) -> list[dict[str, float]]:
 
 
 def test_orca_best_case() -> None:
-    """A and B are prefilled alone, C rides with A's decode, D with B's; then decodes only."""
+    """A and B are prefilled alone, C joins A's decode, D with B's; then decodes only."""
     records = run(Orca(max_prefills=1), [(4, 3), (2, 2), (6, 2), (2, 2)])
     # A | B | C+a | D+b | a c | d
     assert spans(records) == [
@@ -66,7 +66,7 @@ def test_orca_best_case() -> None:
     assert (table["finish_s"] / UNIT).tolist() == [34, 27, 34, 35]
     assert (table["ttft_s"] / UNIT).tolist() == [8, 10, 24, 27]
     assert (table["queueing_s"] / UNIT).tolist() == [0, 4, 8, 16]
-    # A rides before C's prefill (gaps 2 + 6) and in the decodes after it (5 + 2); so does C.
+    # A takes part before C's prefill (gaps 2 + 6) and in the decodes after it (5 + 2); so does C.
     assert (table["bubble_s"] / UNIT).tolist() == [15, 0, 15, 0]
     assert (table["tbt_max_s"] / UNIT).tolist() == [16, 17, 10, 8]
     # Gaps between tokens: A 16 and 10, B 17, C 10, D 8.

@@ -17,7 +17,7 @@ from simulator.loop.pipeline import stage_times
 from simulator.loop.textbook import Micro, TextbookReplica
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from simulator.views.metrics import Analysis
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
 
 any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -118,7 +118,7 @@ def test_3_stages_run_in_order_one_batch_at_a_time(system: System) -> None:
 def test_4_same_seed_same_bytes(system: System) -> None:
     first, second = (system.fast() for _ in range(2))
     for one, other in zip(first.replicas, second.replicas, strict=True):
-        assert one.rides.tobytes() == other.rides.tobytes()
+        assert one.spans.tobytes() == other.spans.tobytes()
         for name, column in one.iterations.items():
             assert column.tobytes() == other.iterations[name].tobytes()
 
@@ -191,12 +191,12 @@ def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
         logs.append((watched.plans, records.replicas[0]))
     log = logs[0][1]
     done = {
-        request: (group, last) for request, role, group, _, last in log.rides if role != PADDING
+        request: (group, last) for request, role, group, _, last in log.spans if role != PADDING
     }
     row = {
         (group, number): i
         for i, (group, number) in enumerate(
-            zip(log.iterations["group"], Rides(log).number, strict=True)
+            zip(log.iterations["group"], Spans(log).number, strict=True)
         )
     }
     first_done = min(log.iterations["finish_s"][row[place]] for place in done.values())

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from policies.request import Request
 from simulator.confidence.retime import causes, retimed_finish
 from simulator.loop.records import Floats, Ints, Records
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 from tests.simulator.oracle import System, make_requests, systems
 
 
 def retimed(records: Records, extra: object, samples: int = 1) -> list[Floats]:
-    rides = [Rides(log) for log in records.replicas]
+    spans = [Spans(log) for log in records.replicas]
     rows = [np.arange(log.num_iterations) for log in records.replicas]
-    return retimed_finish(records, rides, extra, samples, rows)  # type: ignore[arg-type]
+    return retimed_finish(records, spans, extra, samples, rows)  # type: ignore[arg-type]
 
 
 def nothing(_: int, rows: Ints) -> tuple[Floats, ...]:
@@ -73,11 +73,11 @@ def test_no_batch_starts_before_its_members_are_there(system: System, seed: int)
         )
         own = sum(log.layers) * layer + first + last + (log.num_stages - 1) * send
         ready = finish[:, 0] - own + 1e-9
-        rides = Rides(log)
-        for i, request in enumerate(rides.requests):
+        spans = Spans(log)
+        for i, request in enumerate(spans.requests):
             arrival = records.arrival_s[np.searchsorted(records.request_id, request)]
-            mine = range(rides.starts[i], rides.ends[i] + 1)
-            rows = [r for j in mine for r in rides.by_group[rides.first[j] : rides.last[j] + 1]]
+            mine = range(spans.starts[i], spans.ends[i] + 1)
+            rows = [r for j in mine for r in spans.by_group[spans.first[j] : spans.last[j] + 1]]
             assert (ready[rows] >= arrival).all()
             assert (ready[rows[1:]] >= finish[rows[:-1], 0] + log.switches.turnaround_s).all()
 
@@ -90,11 +90,11 @@ def test_members_that_move_are_waited_for(seed: int) -> None:
         requests=make_requests(30, seed=seed, rate=100),
     )  # fmt: skip
     records = system.fast()
-    rides = Rides(records.replicas[0])
-    later = np.setdiff1d(np.arange(len(rides.first)), rides.starts)
-    after = causes(records.replicas[0], rides, records.arrival_s).after
-    before = rides.by_group[rides.last[later - 1]]
-    assert (after[rides.by_group[rides.first[later]]] >= before).all()
+    spans = Spans(records.replicas[0])
+    later = np.setdiff1d(np.arange(len(spans.first)), spans.starts)
+    after = causes(records.replicas[0], spans, records.arrival_s).after
+    before = spans.by_group[spans.last[later - 1]]
+    assert (after[spans.by_group[spans.first[later]]] >= before).all()
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -69,7 +69,7 @@ def test_without_errors_there_is_no_band(
     run: tuple[Records, OpTimes, list[dict[str, OpUse]]],
 ) -> None:
     records, ops, uses = run
-    samples = makespan_samples(records, Analysis(records).rides, uses, errors(ops), "key")
+    samples = makespan_samples(records, Analysis(records).spans, uses, errors(ops), "key")
     assert (samples == records.end_s).all()
 
 
@@ -88,13 +88,13 @@ def test_an_error_of_one_op_moves_the_run_by_its_share(
     uses = [breakdown(log, predict) for log in records.replicas]
     one = errors(ops)
     one["ffn_ln1"] = dataclasses.replace(one["ffn_ln1"], common=0.2)
-    samples = makespan_samples(records, Analysis(records).rides, uses, one, "key")
+    samples = makespan_samples(records, Analysis(records).spans, uses, one, "key")
     draws = np.expm1(0.2 * standard_normals("key ffn_ln1", SAMPLES)[0])
     moved = 3 * uses[0]["ffn_ln1"].time_s.sum() * draws
     assert samples == pytest.approx(records.end_s + moved)
     # And with local errors only, draws of the octaves it was used in.
     one["ffn_ln1"] = dataclasses.replace(one["ffn_ln1"], common=0.0, local=0.2)
-    local = makespan_samples(records, Analysis(records).rides, uses, one, "key")
+    local = makespan_samples(records, Analysis(records).spans, uses, one, "key")
     octave = np.log2(uses[0]["ffn_ln1"].size[:, 0]).astype(int)
     normal = standard_normals("key ffn_ln1", SAMPLES)
     moved = 3 * uses[0]["ffn_ln1"].time_s @ np.expm1(0.2 * normal[1 + octave])
@@ -114,7 +114,7 @@ def test_an_error_of_whole_layers_moves_all_but_the_all_reduces(
     uses = breakdown(log, predict)
     uses["whole_layer"] = whole_layer(log, uses)
     off = {"whole_layer": LayerError(0.1)}
-    samples = makespan_samples(records, Analysis(records).rides, [uses], off, "key")
+    samples = makespan_samples(records, Analysis(records).spans, [uses], off, "key")
     layer_s = float(log.iterations["layer_s"][0]) - 2 * 7e-6
     draws = np.expm1(0.1 * standard_normals("key whole_layer", SAMPLES)[1 + 6])  # 64 to 127 tokens
     assert samples == pytest.approx(records.end_s + 2 * 3 * layer_s * draws)

@@ -173,7 +173,7 @@ def test_few_dispatches_per_iteration(
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_free_pool_keeps_its_members_together(lazy: bool) -> None:
-    """As many requests as one micro-batch holds: they ride together, and are not moved about."""
+    """As many requests as one micro-batch holds: they stay together, and are not moved about."""
     system = System(
         policy="orca_unconstrained",
         layers=(1,) * 4,
@@ -183,7 +183,7 @@ def test_a_free_pool_keeps_its_members_together(lazy: bool) -> None:
         lazy=lazy,
         requests=[Request(i, 0.0, 8, 40, 100) for i in range(16)],
     )
-    assert len(system.fast().replicas[0].rides) == 2 * 16
+    assert len(system.fast().replicas[0].spans) == 2 * 16
 
 
 def test_ids_and_schedulers_are_used_once() -> None:

@@ -242,7 +242,7 @@ def decode_speedups(labs: Labs) -> Figure:
             fontsize=SMALL,
         )
     axes.set_ylim(0, 11)
-    axes.set_xlabel("batch size (B - 1 decodes ride on a chunk of 256 - (B - 1))")
+    axes.set_xlabel("batch size (B - 1 decodes piggyback on a chunk of 256 - (B - 1))")
     axes.set_ylabel("decode speedup")
     axes.legend(loc="upper center")
     variant_legend(axes, loc="center right")

@@ -35,7 +35,7 @@ from experiments.paper.scenarios import (
 from experiments.paper.variants import Lab
 from profiler.storage.files import write_whole
 from simulator.loop.records import Floats
-from simulator.views.rides import Rides
+from simulator.views.spans import Spans
 
 DPI = 110
 LOOK: Any = {"hatch.color": "white", "font.size": 14, "axes.titlesize": 14}
@@ -103,7 +103,7 @@ def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
             records = {name: run(lab, name, reading.assumed) for name in (ORCA, SARATHI, TP_ONLY)}
             bubbles = {name: request_bubbles(records[name]) for name in (ORCA, SARATHI)}
             finishes = {
-                name: np.concatenate([Rides(log).finish_s() for log in found.replicas])
+                name: np.concatenate([Spans(log).finish_s() for log in found.replicas])
                 for name, found in records.items()
             }
             shown[reading.name] = (bubbles, finishes)

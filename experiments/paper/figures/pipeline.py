@@ -103,10 +103,10 @@ def _idle_patch(corner: tuple[float, float], width: float, label: str | None) ->
 
 
 def _members(analysis: Analysis) -> dict[tuple[int, int], str]:
-    """Who rides in iteration k of a micro-batch: capitals prefill, small letters decode."""
+    """Who takes part in iteration k of a micro-batch: capitals prefill, small letters decode."""
     found: dict[tuple[int, int], str] = {}
     names = list(_REQUESTS)
-    for request, role, group, first, last in analysis.records.replicas[0].rides.tolist():
+    for request, role, group, first, last in analysis.records.replicas[0].spans.tolist():
         name = names[request] if role == PREFILL else names[request].lower()
         for iteration in range(first, last + 1):
             key = (group, iteration)

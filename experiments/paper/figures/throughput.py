@@ -41,7 +41,7 @@ from policies.sarathi import ChunkRule
 
 _RULES: dict[ChunkRule, str] = {
     "reserve": "reserve: C - (B - 1)",
-    "fill": "fill: C - decodes riding",
+    "fill": "fill: C - decodes",
 }
 """The paper's way to fill two tiles (section 4.4), and this project's default."""
 _CHUNKS = {128: SKY, 256: BLUE, 512: VERMILION}

@@ -207,7 +207,7 @@ def test_one_request_at_a_time() -> None:
     found = advise(Lab("predicted").a100, Demand(3072, 10, 10))
     assert found.largest_batch == 1
     assert {checked.plan.batch for checked in found.verified} == {1}
-    assert "no decode has a chunk to ride on" in explain(found)[1]
+    assert "no decode has a chunk to piggyback on" in explain(found)[1]
 
 
 def test_more_decodes_than_the_chunk_has_tokens(a6000: Machine) -> None:

@@ -77,19 +77,19 @@ def test_chunks_of_a_prompt_add_up() -> None:
     assert parts.attention_s == pytest.approx(attention)
 
 
-@pytest.mark.parametrize(("output", "riders", "alone"), [(100, 6.0, 75 / 7), (5, 1.0, 0.0)])
-def test_the_steady_state_by_hand(output: int, riders: float, alone: float) -> None:
-    """1000 tokens, C = 256, B = 7: four chunks of up to 250 tokens; decodes ride, or run alone."""
+@pytest.mark.parametrize(("output", "piggybacked", "alone"), [(100, 6.0, 75 / 7), (5, 1.0, 0.0)])
+def test_the_steady_state_by_hand(output: int, piggybacked: float, alone: float) -> None:
+    """1000 tokens, C = 256, B = 7: chunks of up to 250 tokens; decodes piggyback, or run alone."""
     machine = Machine(plain_ops(), "a6000")
     prompt = 1000 - output
     ratio = prompt / output
     found = plan(machine, Demand(1000, ratio, ratio), 256, 7)
-    linear = LAYERS * (4 * 1e-3 + 2e-6 * (prompt + 4 * riders))
+    linear = LAYERS * (4 * 1e-3 + 2e-6 * (prompt + 4 * piggybacked))
     last = prompt - 750
     attention = LAYERS * 1e-9 * (250 * (1 + 251 + 501) + last * 751)
     each = LAYERS * 3e-9 * (prompt + 1000) / 2
     on_their_own = alone * LAYERS * (1e-3 + 2e-6 * 7)
-    expected = linear + attention + 4 * riders * each + on_their_own + alone * 7 * each
+    expected = linear + attention + 4 * piggybacked * each + on_their_own + alone * 7 * each
     assert found.seconds == pytest.approx(expected)
     assert found.lost["P:D balance"] == pytest.approx(on_their_own)
     assert found.lost["re-read of KV"] == pytest.approx(attention - LAYERS * 1e-9 * prompt)

@@ -1,4 +1,4 @@
-"""From rides (runs of a group's iterations) to per-request quantities, without expanding them."""
+"""From spans (runs of a group's iterations) to per-request quantities, without expanding them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from simulator.loop.records import Floats, Ints, ReplicaLog
 Counts = npt.NDArray[np.int32]
 
 
-class Rides:
-    """One replica's rides, sorted by request (and by time within each).
+class Spans:
+    """One replica's spans, sorted by request (and by time within each).
 
     ``requests`` are the distinct request ids, ascending. ``by_group`` lists the iterations' rows
-    group by group; quantities per iteration are indexed in that order to sum them along a ride.
+    group by group; quantities per iteration are indexed in that order to sum them along a span.
     """
 
     def __init__(self, log: ReplicaLog) -> None:
@@ -26,23 +26,23 @@ class Rides:
         self.number: Ints = np.empty(len(group), np.int64)
         self.number[self.by_group] = np.arange(len(group)) - np.repeat(offset[:-1], counts)
 
-        rides = log.rides[np.argsort(log.rides[:, 0], kind="stable")]
-        request, self.role, ride_group, first, last = rides.T
-        self.first: Ints = offset[ride_group] + first  # positions in by_group
-        self.last: Ints = offset[ride_group] + last
+        spans = log.spans[np.argsort(log.spans[:, 0], kind="stable")]
+        request, self.role, span_group, first, last = spans.T
+        self.first: Ints = offset[span_group] + first  # positions in by_group
+        self.last: Ints = offset[span_group] + last
         self.requests, self.starts = np.unique(request, return_index=True)
         self.ends: Ints = np.append(self.starts, len(request))[1:] - 1
         self._finish: Floats = log.iterations["finish_s"][self.by_group]
 
     def finish_s(self) -> Floats:
-        """When each request's last ride ended."""
+        """When each request's last span ended."""
         return np.asarray(self._finish[self.last[self.ends]])
 
     def first_token_s(self) -> Floats:
         """When each request's prompt was done: its first token."""
         prefill = np.where(self.role == PREFILL, self.last, -1)
-        # Rides of a request are in order, so its last prefill ride is the latest one; but positions
-        # of different groups do not compare, hence the ride's index and not its position.
+        # Spans of a request are in order, so its last prefill span is the latest one; but positions
+        # of different groups do not compare, hence the span's index and not its position.
         index = np.where(prefill >= 0, np.arange(len(prefill)), -1)
         return np.asarray(self._finish[self.last[np.maximum.reduceat(index, self.starts)]])
 
@@ -93,8 +93,8 @@ class Rides:
         return np.where(result < 0, np.nan, result)
 
     def _entry_gaps(self, decode: Ints) -> Floats:
-        """For decode rides: from the end of the request's ride before to their first token.
+        """For decode spans: from the end of the request's span before to their first token.
 
-        A request's first ride is a prefill, so there always is one before.
+        A request's first span is a prefill, so there always is one before.
         """
         return np.asarray(self._finish[self.first[decode]] - self._finish[self.last[decode - 1]])
