@@ -25,7 +25,7 @@ lint: $(VENV)/.installed-dev
 
 # The fit to the paper and everything docs/paper.md shows, anew.
 paper: $(VENV)/.installed
-	$(BIN)/python -m experiments.paper.calibrate
+	$(BIN)/python -m experiments.paper.constants
 	$(BIN)/python -m experiments.paper.scrutiny
 	$(BIN)/sarathi-sim reproduce --out runs/paper
 	$(BIN)/python -m experiments.paper.page runs/paper docs

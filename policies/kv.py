@@ -79,7 +79,7 @@ class Block:
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
+class _PlainBlocks:
     """Free blocks one behind the other whose content nobody will ever look for."""
 
     count: int
@@ -106,7 +106,7 @@ class CachedBlocks(Blocks):
         self.sharing: set[Sequence] = set()
         # Free blocks: those of unknown content, which are used first, then in order of their use.
         self._blank = self.capacity
-        self._used: OrderedDict[Block | _Run, None] = OrderedDict()
+        self._used: OrderedDict[Block | _PlainBlocks, None] = OrderedDict()
 
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
         """The cached blocks with which the sequence begins.
@@ -157,7 +157,7 @@ class CachedBlocks(Blocks):
         count -= blank
         while count:
             oldest = next(iter(self._used))
-            if isinstance(oldest, _Run):
+            if isinstance(oldest, _PlainBlocks):
                 taken = min(count, oldest.count)
                 oldest.count -= taken
                 count -= taken
@@ -211,7 +211,7 @@ class CachedBlocks(Blocks):
                 self._learn(block, sequence.content(index, self.block_size))
                 self._used[block] = None
         elif full:
-            self._used[_Run(full)] = None
+            self._used[_PlainBlocks(full)] = None
         for block in reversed(held):
             block.holders -= 1
             if not block.holders:

@@ -171,6 +171,27 @@ def test_no_room_is_crowded() -> None:
     assert crowded == {}
 
 
+# A command, a configuration or a figure may have the name of what it is for.
+DOORS = ("experiments.cli", "experiments.config", "experiments.paper.figures")
+
+
+def test_no_name_has_two_meanings() -> None:
+    """No two top-level classes of one name, a leading underscore or not; no two modules either."""
+    classes = [
+        node.name.lstrip("_")
+        for path in MODULES.values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    names = [
+        module.rpartition(".")[2]
+        for module, path in MODULES.items()
+        if path.name != "__init__.py" and not any(within(module, door) for door in DOORS)
+    ]
+    assert [name for name, times in Counter(classes).items() if times > 1] == []
+    assert [name for name, times in Counter(names).items() if times > 1] == []
+
+
 def test_a_simulation_needs_no_torch() -> None:
     names = [
         name

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from experiments.cli.base import (
+from experiments.cli.accuracy import add_fit_commands
+from experiments.cli.bundles import add_profile_commands
+from experiments.cli.common import (
     Commands,
     ConfigArgument,
     JsonOption,
@@ -23,9 +25,7 @@ from experiments.cli.base import (
     print_notes,
     report_written,
 )
-from experiments.cli.bundles import add_profile_commands
 from experiments.cli.data import add_data_commands
-from experiments.cli.fit import add_fit_commands
 from experiments.cli.lockstep import add_lockstep_command
 from experiments.cli.paper import add_paper_commands
 from experiments.cli.profile import add_profile_command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.base import ForceOption, consoles
+from experiments.cli.common import ForceOption, consoles
 
 if TYPE_CHECKING:
     import pandas as pd

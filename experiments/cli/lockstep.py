@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.base import consoles
+from experiments.cli.common import consoles
 
 
 def add_lockstep_command(app: typer.Typer) -> None:

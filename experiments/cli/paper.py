@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.base import JsonOption, consoles, print_json, report_written
+from experiments.cli.common import JsonOption, consoles, print_json, report_written
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from experiments.paper.claims import Result
+    from experiments.paper.claims import ClaimResult
 
 
 def add_paper_commands(app: typer.Typer) -> None:
@@ -155,7 +155,7 @@ def advise(
         stdout.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def claims_table(results: Sequence[Result]) -> Table:
+def claims_table(results: Sequence[ClaimResult]) -> Table:
     """One row a claim, the variants side by side."""
     from rich.table import Table
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from experiments.cli.base import consoles, finite
+from experiments.cli.common import consoles, finite
 
 
 class Device(StrEnum):
@@ -124,8 +124,8 @@ def profile(
     from experiments.run.report import ProgressBar
     from profiler.facts.model import load_model
     from profiler.measuring.measure import profile as measure
-    from profiler.planning.plan import Limits, Settings, default_limits
     from profiler.planning.profile_error import ProfileError
+    from profiler.planning.settings import Limits, Settings, default_limits
 
     spec = load_model(model)
     kind: Literal["cpu", "cuda"] = "cpu" if device is Device.CPU else "cuda"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.base import JsonOption, consoles, print_json, report_written
+from experiments.cli.common import JsonOption, consoles, print_json, report_written
 
 
 def add_result_commands(app: typer.Typer) -> None:
@@ -44,7 +44,7 @@ def plot(
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
     from experiments.config.errors import ConfigError
-    from experiments.run.plot import plot_results
+    from experiments.run.overlay import plot_results
     from experiments.run.report import ProgressBar
     from experiments.sweeps.figures.plot import is_sweep, plot_sweep
     from experiments.sweeps.store import RESULTS

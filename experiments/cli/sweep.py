@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.base import ConfigArgument, SetOption, consoles
+from experiments.cli.common import ConfigArgument, SetOption, consoles
 
 if TYPE_CHECKING:
     from experiments.sweeps.backends import Backend
@@ -47,7 +47,7 @@ def plan(
       sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
     """
     from experiments.sweeps.estimate import seconds_of_work
-    from experiments.sweeps.tables import axes_table, duration
+    from experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
     stdout, _ = consoles()
@@ -167,8 +167,8 @@ def _tell(planned: SweepPlan, store: Store, report: Report, workers: int, quiet:
 
     from pandas import read_parquet
 
+    from experiments.sweeps.printing import outcome, paired_table, results_table
     from experiments.sweeps.store import RESULTS
-    from experiments.sweeps.tables import outcome, paired_table, results_table
 
     stdout, _ = consoles()
     shown = list(report.failures.items())[:5]

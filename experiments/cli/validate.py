@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.base import ConfigArgument, SetOption, consoles, finite, report_written
+from experiments.cli.common import ConfigArgument, SetOption, consoles, finite, report_written
 
 if TYPE_CHECKING:
-    from experiments.validate.report import Outcomes
+    from experiments.validate.summary import Comparisons
 
 
 def add_validate_command(app: typer.Typer) -> None:
@@ -69,12 +69,12 @@ def validate(
     )
     from experiments.run.report import ProgressBar
     from experiments.validate.cells import make_cells
-    from experiments.validate.report import (
+    from experiments.validate.session import run_sessions
+    from experiments.validate.summary import (
         COMPARABLE,
         evaluate_all,
         report,
     )
-    from experiments.validate.session import run_sessions
     from experiments.validate.table import iterations, table, verdict
     from profiler.planning.profile_error import ProfileError
 
@@ -142,7 +142,7 @@ def _check_engine(realtime: bool) -> None:
         raise ConfigError("--realtime: only root may ask for it, on Linux")
 
 
-def _draw(outcomes: Outcomes, folder: Path) -> None:
+def _draw(outcomes: Comparisons, folder: Path) -> None:
     """The middle repeat of every cell."""
     from experiments.figures.style import save, styled
     from experiments.validate.figures import iterations_figure, timelines_figure

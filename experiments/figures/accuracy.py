@@ -18,14 +18,14 @@ from profiler.facts.device import load_device
 from profiler.physics.fit import columns_of, fit_op
 from profiler.physics.forms import GEMM
 from profiler.physics.study import on
-from profiler.planning.grid import Key, Line
-from profiler.planning.plan import TILE, Limits, coarse_grid
+from profiler.planning.grid import Key, SizeGrid
+from profiler.planning.settings import TILE, Limits, coarse_grid
 from profiler.public import frames as data
 from profiler.public.vidur_frames import vidur_gemms_by_tp
 from simulator.confidence.bands import fit_band
 from simulator.confidence.held_out import Fit, OpTable, far_gemm, line, surface_fit
 from simulator.loop.records import Floats, Ints
-from simulator.op_times.lines import Shape
+from simulator.op_times.linear import Shape
 from simulator.op_times.surface import decode_surface, place, prefill_surface
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
@@ -86,7 +86,7 @@ def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
     row: dict[Key, int] = {(int(m),): number for number, m in enumerate(size)}
     limits = Limits(max_tokens=largest, max_context=largest, max_batch=1)
     chosen = [key for key in coarse_grid("preproj", limits) if key in row]
-    grid = Line({key: float(time[row[key]]) for key in chosen}, target=0.01)
+    grid = SizeGrid({key: float(time[row[key]]) for key in chosen}, target=0.01)
     while len(chosen) < points and (proposal := grid.propose()) is not None:
         chosen.append(proposal.key)
         grid.add(proposal.key, float(time[row[proposal.key]]))

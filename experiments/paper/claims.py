@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from experiments.config.errors import ConfigError
 from experiments.config.messages import suggest
-from experiments.paper.register import READINGS, Reading
+from experiments.paper.register import CLAIM_READINGS, ClaimReading
 from experiments.paper.variants import Lab, Variant
 from profiler.storage.paths import data_dir
 
@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Result:
+class ClaimResult:
     """A claim, in one variant."""
 
     claim: Claim
@@ -105,17 +105,17 @@ class Result:
         }
 
 
-def readings() -> dict[str, Reading]:
+def readings() -> dict[str, ClaimReading]:
     """Every claim's reading, by id."""
     from experiments.paper import (  # noqa: F401  (they register theirs)
         ablation,
         costs,
         decode_speedup,
-        pipeline,
+        gpt3,
         throughput,
     )
 
-    return READINGS
+    return CLAIM_READINGS
 
 
 @cache
@@ -139,9 +139,9 @@ def pick_claims(ids: Iterable[str]) -> list[Claim]:
     return [claims[id] for id in wanted] or list(claims.values())
 
 
-def evaluate(claim: Claim, lab: Lab) -> Result:
+def evaluate(claim: Claim, lab: Lab) -> ClaimResult:
     """Our value of one claim."""
     reading = readings()[claim.id]
     ours = float(reading.compute(lab))
     control = None if reading.control is None else float(reading.control(lab))
-    return Result(claim, lab.variant, ours, reading.text, claim.id in lab.fitted, control)
+    return ClaimResult(claim, lab.variant, ours, reading.text, claim.id in lab.fitted, control)

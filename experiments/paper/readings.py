@@ -24,7 +24,7 @@ def _turnaround(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ScenarioReading:
     """One way to read the paper's scenario, and why one might."""
 
     name: str
@@ -32,8 +32,8 @@ class Reading:
     assumed: Assumptions
 
 
-READINGS = tuple(
-    Reading(name, why, Assumptions(settings, padded))
+SCENARIO_READINGS = tuple(
+    ScenarioReading(name, why, Assumptions(settings, padded))
     for name, why, settings, padded in (
         ("plain", "as `experiments/configs/gpt3_pp.yaml` spells it out", (), False),
         (

@@ -9,7 +9,7 @@ from experiments.paper.variants import Lab
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClaimReading:
     """How a claim is read: the text that says so, and the function that computes our value.
 
     ``control`` computes it without what the paper says is the reason: a claim that holds then too
@@ -21,7 +21,7 @@ class Reading:
     control: Callable[[Lab], float] | None = None
 
 
-READINGS: dict[str, Reading] = {}
+CLAIM_READINGS: dict[str, ClaimReading] = {}
 """By claim; the modules of the sections fill it when they are imported."""
 
 
@@ -31,9 +31,9 @@ def reads(
     """Register the function below as what computes our value of claim ``id``."""
 
     def register(compute: Callable[[Lab], float]) -> Callable[[Lab], float]:
-        if id in READINGS:
+        if id in CLAIM_READINGS:
             raise ValueError(f"claim {id!r} is computed twice")
-        READINGS[id] = Reading(text, compute, control)
+        CLAIM_READINGS[id] = ClaimReading(text, compute, control)
         return compute
 
     return register

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from experiments.paper.claims import Claim, Result, evaluate
+from experiments.paper.claims import Claim, ClaimResult, evaluate
 from experiments.paper.variants import Lab, Variant, load_calibration
 
 Progress = Callable[[str, int, int], None]
@@ -14,7 +14,7 @@ Progress = Callable[[str, int, int], None]
 
 def reproduce(
     claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress | None = None
-) -> list[Result]:
+) -> list[ClaimResult]:
     """Our values, by claim and then lab. What was served for them is kept with the labs."""
     results = []
     for number, claim in enumerate(claims):
@@ -30,7 +30,9 @@ Tally = dict[Variant, tuple[int, int]]
 """By variant: claims reproduced, and claims in all."""
 
 
-def summary(results: Iterable[Result], ok: Callable[[Result], bool] = lambda r: r.ok) -> Tally:
+def summary(
+    results: Iterable[ClaimResult], ok: Callable[[ClaimResult], bool] = lambda r: r.ok
+) -> Tally:
     """How many of the results are reproduced."""
     total, good = Counter[Variant](), Counter[Variant]()
     for result in results:
@@ -39,19 +41,19 @@ def summary(results: Iterable[Result], ok: Callable[[Result], bool] = lambda r: 
     return {variant: (good[variant], total[variant]) for variant in total}
 
 
-def independent(results: Iterable[Result]) -> list[Result]:
+def independent(results: Iterable[ClaimResult]) -> list[ClaimResult]:
     """Those whose claims no constant was fitted to, in either variant."""
     fitted = load_calibration().fitted
     return [result for result in results if result.claim.id not in fitted]
 
 
-def gains(results: Iterable[Result]) -> tuple[list[Result], Tally]:
+def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
     """The gains in throughput, and how many are reproduced on (gain - 1)."""
     some = [result for result in results if result.claim.is_gain]
     return some, summary(some, lambda r: r.claim.gain_holds(r.ours))
 
 
-def said(results: Sequence[Result]) -> list[str]:
+def said(results: Sequence[ClaimResult]) -> list[str]:
     """The counts in sentences, one a variant."""
     apart, gained = summary(independent(results)), gains(results)[1]
     lines = []

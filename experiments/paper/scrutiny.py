@@ -21,7 +21,7 @@ from io import StringIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.paper.claims import Claim, Result, load_claims, readings
+from experiments.paper.claims import Claim, ClaimResult, load_claims, readings
 from experiments.paper.variants import Lab, RowTime, with_rows
 from experiments.run.machine import with_attention
 from profiler.facts.model import LAYER_GEMMS
@@ -161,7 +161,7 @@ MARKS = (
 """What the marks of a claim mean."""
 
 
-def marks(results: Sequence[Result]) -> str:
+def marks(results: Sequence[ClaimResult]) -> str:
     """What takes from a claim's worth, by its results in the variants."""
     found = load_scrutiny()[results[0].claim.id]
     shown = [

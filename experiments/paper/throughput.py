@@ -15,7 +15,7 @@ from functools import cache, partial
 from experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
 from experiments.paper.register import reads
 from experiments.paper.variants import Lab
-from experiments.run.machine import Machine, Served
+from experiments.run.machine import Machine, Throughput
 from policies.orca import Orca, OrcaWorstCase
 from policies.request_level import RequestLevel
 from policies.sarathi import ChunkRule, Sarathi
@@ -53,7 +53,7 @@ def sarathi(chunk: int, rule: ChunkRule = "reserve") -> Sarathi:
 
 
 @cache
-def served(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> Served:
+def served(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> Throughput:
     """Equal requests of one length and P:D under a policy.
 
     The baseline's batches follow each other without overlap, so one of them says it all.

@@ -2,7 +2,7 @@
 
 ``predicted`` are the shipped bundles: constants from public kernel measurements, nothing of the
 paper. ``paper-calibrated`` are the same bundles with a few constants per device fitted to a named
-handful of the paper's numbers (``data/paper/calibration.yaml``; ``calibrate.py`` writes it).
+handful of the paper's numbers (``data/paper/calibration.yaml``; ``constants.py`` writes it).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _LARGEST_BATCH = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Candidate:
     """A chunk size and batch cap, and what the closed form makes of them.
 
     ``seconds`` is GPU time a request takes; ``lost`` is how much of it each term costs against
@@ -51,9 +51,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan as simulated on a sample of the whole workload."""
+    """A candidate as simulated on a sample of the whole workload."""
 
-    plan: Plan
+    candidate: Candidate
     tokens_per_s: float
     tbt_p99_s: float
 
@@ -64,7 +64,7 @@ class Advice:
 
     demand: Demand
     largest_batch: int
-    excluded: Plan | None
+    excluded: Candidate | None
     verified: list[Verified]
     fixed: dict[int, Verified]
 
@@ -104,19 +104,19 @@ def advise(
     shares = (0.25, 0.5, 0.75, 1.0)
     batches = sorted({min(largest, max(2, ceil(largest * share))) for share in shares})
     chunks = [c for c in _CHUNKS if c <= max(FIXED[-1], ceil(demand.length / TILE) * TILE)]
-    plans = sorted(
-        (plan(machine, demand, chunk, batch) for chunk in chunks for batch in batches),
+    candidates = sorted(
+        (candidate(machine, demand, chunk, batch) for chunk in chunks for batch in batches),
         key=lambda p: p.seconds,
     )
-    allowed = [p for p in plans if tbt_limit_s is None or p.tbt_s <= tbt_limit_s]
+    allowed = [p for p in candidates if tbt_limit_s is None or p.tbt_s <= tbt_limit_s]
     if not allowed:
-        least = min(p.tbt_s for p in plans)
+        least = min(p.tbt_s for p in candidates)
         raise ConfigError(
             f"--tbt-limit {1e3 * (tbt_limit_s or 0):g}: no chunk and batch meets it; the least "
             f"time between tokens is {1e3 * least:.1f} ms"
         )
     tried = allowed[:_VERIFIED]
-    at_most = [next(p for p in plans if (p.chunk, p.batch) == (c, largest)) for c in FIXED]
+    at_most = [next(p for p in candidates if (p.chunk, p.batch) == (c, largest)) for c in FIXED]
     jobs = [*tried, *(p for p in at_most if p not in tried)]
     found = {}
     for number, job in enumerate(jobs):
@@ -124,19 +124,19 @@ def advise(
         if progress is not None:
             progress(number + 1, len(jobs))
     best = sorted((found[p] for p in jobs if p in allowed), key=lambda v: -v.tokens_per_s)
-    excluded = plans[0] if plans[0] not in allowed else None
+    excluded = candidates[0] if candidates[0] not in allowed else None
     fixed = {chunk: found[p] for chunk, p in zip(FIXED, at_most, strict=True)}
     return Advice(demand, largest, excluded, best, fixed)
 
 
-def plan(machine: Machine, demand: Demand, chunk: int, batch: int) -> Plan:
+def candidate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candidate:
     """The closed form, averaged over the workload's P:D."""
     parts = [
         _steady(machine, demand.length, pd, chunk, batch)
         for pd in demand.ratios(1 if demand.low == demand.high else 5)
     ]
     terms = parts[0][1]
-    return Plan(
+    return Candidate(
         chunk,
         batch,
         float(np.mean([seconds for seconds, _, _ in parts])),
@@ -184,7 +184,7 @@ def _linear(m: Machine, rows: float) -> float:
     return m.layers * sum(m.block(rows).values())
 
 
-def _simulate(machine: Machine, demand: Demand, chosen: Plan) -> Verified:
+def _simulate(machine: Machine, demand: Demand, chosen: Candidate) -> Verified:
     prompt, output = demand.requests(max(_REQUESTS, 10 * chosen.batch))
     policy = Sarathi(chosen.chunk, TILE, "reserve")
     records = machine.run(policy, chosen.batch, prompt, output)
@@ -198,7 +198,7 @@ def _simulate(machine: Machine, demand: Demand, chosen: Plan) -> Verified:
 def explain(advice: Advice) -> list[str]:
     """Five lines: what is best, why, what limits it, what comes next, and the regrets."""
     best, demand = advice.verified[0], advice.demand
-    chosen = best.plan
+    chosen = best.candidate
     ratio = f"{demand.low:g}" if demand.low == demand.high else f"{demand.low:g}..{demand.high:g}"
     piggybacked = chosen.batch - 1
     size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(piggybacked, chosen.batch)
@@ -217,7 +217,7 @@ def explain(advice: Advice) -> list[str]:
             f"limited by the TBT limit: {advice.excluded.name} would be {gain:.1f} % faster, at "
             f"{1e3 * advice.excluded.tbt_s:.0f} ms an iteration; then {shares[0]}"
         )
-    others = [f"{v.plan.name}: {_percent(v, best)}" for v in advice.verified[1:4]]
+    others = [f"{v.candidate.name}: {_percent(v, best)}" for v in advice.verified[1:4]]
     return [
         f"best: {chosen.name} (of at most {advice.largest_batch}): {best.tokens_per_s:,.0f} "
         f"tokens/s simulated, {1e3 * best.tbt_p99_s:.0f} ms between tokens (p99)",

@@ -51,7 +51,7 @@ class ScenarioRun:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExperimentResult:
     """All scenarios of an experiment, and the ratios its ``compare`` section asks for.
 
     ``ratio_bands`` are the 90 % bands of those ratios that follow from makespans.
@@ -94,7 +94,7 @@ def simulate_all(
     experiment: Experiment,
     progress: Progress | None = None,
     deployments: Mapping[str, Deployment] | None = None,
-) -> Outcome:
+) -> ExperimentResult:
     """Simulate every scenario. Raises ConfigError before the first one if any cannot run.
 
     ``deployments`` spares checking them again.
@@ -110,7 +110,7 @@ def simulate_all(
         band = ratio_band(ratio.metric, ratios[name], *(runs[s].uncertainty for s in ratio.over))
         if band is not None:
             bands[name] = band
-    return Outcome(experiment, runs, ratios, bands)
+    return ExperimentResult(experiment, runs, ratios, bands)
 
 
 def run_experiment(
@@ -121,7 +121,7 @@ def run_experiment(
     trace: bool = False,
     window: Window | None = None,
     progress: Progress | None = None,
-) -> Outcome:
+) -> ExperimentResult:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
     ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
@@ -145,7 +145,7 @@ def run_experiment(
     return outcome
 
 
-def _checked(window: Window | None, outcome: Outcome) -> Window:
+def _checked(window: Window | None, outcome: ExperimentResult) -> Window:
     """The window, which must begin before the last scenario ends; or one worth looking at."""
     from experiments.figures.slices import default_window
 
@@ -166,7 +166,7 @@ def draw_tables(tables: Mapping[str, Tables], folder: Path) -> list[Path]:
     return _draw(run_figures(tables), folder, None)
 
 
-def tables_of(outcome: Outcome) -> dict[str, Tables]:
+def tables_of(outcome: ExperimentResult) -> dict[str, Tables]:
     """Every scenario's tables, as the figures take them."""
     return {
         name: Tables(
@@ -202,7 +202,7 @@ def _ratio(
     return above / below if below else float("nan")
 
 
-def _write_tables(outcome: Outcome, folder: Path) -> None:
+def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
     experiment = outcome.experiment
     scenarios, policies = {}, dict[str, bytes]()
     for name, run in outcome.runs.items():
@@ -234,7 +234,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _write_figures(
-    outcome: Outcome, window: Window, folder: Path, progress: Progress | None
+    outcome: ExperimentResult, window: Window, folder: Path, progress: Progress | None
 ) -> None:
     from experiments.figures.distributions import run_figures
     from experiments.figures.gantt import stage_timeline

@@ -45,7 +45,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Served:
+class Throughput:
     """What serving a set of requests took: seconds in all, and seconds by op."""
 
     seconds: float
@@ -144,12 +144,12 @@ class Machine:
 
     def serve(
         self, policy: Policy, batch: int, prompt: int, output: int, rounds: int = 20
-    ) -> Served:
+    ) -> Throughput:
         """Serve ``rounds * batch`` equal requests, all there at once, ``batch`` at a time."""
         count = rounds * batch
         prompts, outputs = np.full(count, prompt, np.int64), np.full(count, output, np.int64)
         records = self.run(policy, batch, prompts, outputs)
-        return Served(records.end_s, count * (prompt + output), self._by_op(records))
+        return Throughput(records.end_s, count * (prompt + output), self._by_op(records))
 
     def run(self, policy: Policy, batch: int, prompt: Ints, output: Ints) -> Records:
         """Serve requests of these lengths, all there at once, ``batch`` at a time."""

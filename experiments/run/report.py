@@ -23,7 +23,7 @@ from rich.table import Table
 from experiments.config.deployment import Deployment
 from experiments.config.scenario import Cluster
 from experiments.results import SUMMARY
-from experiments.run.experiment import Outcome
+from experiments.run.experiment import ExperimentResult
 from simulator.views.metric_registry import STEADY, Quantity, known, number_text
 
 Number = float | list[float] | None
@@ -79,7 +79,7 @@ def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> lis
     ]
 
 
-def results_table(outcome: Outcome) -> Table:
+def results_table(outcome: ExperimentResult) -> Table:
     """The scenarios side by side."""
     summaries = outcome.summary()["scenarios"]
     table = Table(
@@ -98,7 +98,7 @@ def results_table(outcome: Outcome) -> Table:
     return table
 
 
-def ratios_table(outcome: Outcome) -> Table | None:
+def ratios_table(outcome: ExperimentResult) -> Table | None:
     """The ratios of the ``compare`` section beside the paper's, or None if there are none."""
     compare = outcome.experiment.compare
     if not compare:
@@ -129,7 +129,7 @@ def ratios_table(outcome: Outcome) -> Table | None:
     return table
 
 
-def print_warnings(outcome: Outcome) -> None:
+def print_warnings(outcome: ExperimentResult) -> None:
     """On stderr: the ops that were asked for times outside what was measured, once for each."""
     said: dict[str, list[str]] = {}
     for name, run in outcome.runs.items():

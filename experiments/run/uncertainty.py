@@ -11,8 +11,8 @@ import numpy as np
 
 from experiments.config.deployment import Deployment
 from simulator.confidence.coverage import Outside, queries_outside
+from simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
 from simulator.confidence.run_band import Errors, makespan_samples
-from simulator.confidence.uncertainty import LayerError, OpError, layer_error, op_errors
 from simulator.loop.records import Floats
 from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from simulator.op_times.interaction import SUM

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.sweeps.work import Job, Result, work
+from experiments.sweeps.jobs import Job, JobResult, work
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""
@@ -23,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostJobs:
     """Jobs whose worker died before it answered."""
 
     jobs: list[Job]
@@ -37,7 +37,7 @@ class Waiting:
     seconds: float
 
 
-Outcomes = Generator["list[Result] | Lost | Waiting", None, None]
+Outcomes = Generator["list[JobResult] | LostJobs | Waiting", None, None]
 
 
 class Bundles:
@@ -54,7 +54,7 @@ class Bundles:
         self._single = single
         self._seconds = self._runs = 0.0
 
-    def took(self, results: list[Result]) -> None:
+    def took(self, results: list[JobResult]) -> None:
         """Learn from what came back."""
         self._seconds += sum(result.seconds for result in results)
         self._runs += len(results)

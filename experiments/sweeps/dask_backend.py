@@ -9,9 +9,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
+from experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
 from experiments.sweeps.identity import code_fingerprint
-from experiments.sweeps.work import Job, work
+from experiments.sweeps.jobs import Job, work
 
 CONNECT_S = 10
 WITHOUT_WORKERS_S = 60
@@ -113,7 +113,7 @@ class DaskWorkers:
             try:
                 yield self._taken(future)
             except KilledWorker:
-                yield Lost(jobs)
+                yield LostJobs(jobs)
             future.release()
             submit()
 

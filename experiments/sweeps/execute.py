@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from experiments.results import SUMMARY, SWEEP_FORMAT, to_json
-from experiments.sweeps.backends import Backend, Bundles, Lost, Waiting
+from experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
+from experiments.sweeps.jobs import Job, JobResult
 from experiments.sweeps.paired import paired_differences
 from experiments.sweeps.plan import Run, SweepPlan, coordinates
 from experiments.sweeps.store import RESULTS, Store
-from experiments.sweeps.work import Job, Result
 
 ATTEMPTS = 3
 """How often a run is started whose worker dies. The last time nothing else runs beside it, so that
@@ -80,7 +80,7 @@ def execute(
                 if isinstance(results, Waiting):
                     say(waited_for(results))
                     continue
-                if isinstance(results, Lost):
+                if isinstance(results, LostJobs):
                     lost += results.jobs
                     report.lost_workers += 1
                     continue
@@ -118,7 +118,7 @@ def waited_for(waiting: Waiting) -> str:
     return f"nothing came back for {waiting.seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
-def _keep(result: Result, store: Store, report: Report) -> None:
+def _keep(result: JobResult, store: Store, report: Report) -> None:
     if result.error:
         report.failures[result.key] = result.error
         store.write_failure(result.key, result.details)

@@ -19,7 +19,7 @@ _CODE = (
     *("profiler/storage/*.py", "profiler/facts/*.py", "profiler/bundle/*.py"),
     "profiler/physics/residual.py",
     *("experiments/config/*.py", "experiments/results.py"),
-    "experiments/sweeps/work.py",
+    "experiments/sweeps/jobs.py",
 )
 _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import PATIENCE_S, Bundles, Lost, Outcomes, Waiting
-from experiments.sweeps.work import Job, Result
+from experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
+from experiments.sweeps.jobs import Job, JobResult
 from profiler.storage.threads import default_to_one_thread
 
 STARTS = 3
@@ -39,7 +39,7 @@ class LocalProcesses:
         self._module = module
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, list[Job]] = {}
-        self._answers: SimpleQueue[tuple[_Worker, list[Result] | None]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[_Worker, list[JobResult] | None]] = SimpleQueue()
         self._dead_at_start = 0
 
     @property
@@ -85,7 +85,7 @@ class LocalProcesses:
                 yield results
             else:
                 self._check_start(worker)
-                yield Lost(jobs)
+                yield LostJobs(jobs)
 
     def _check_start(self, worker: _Worker) -> None:
         code = worker.end()
@@ -112,7 +112,7 @@ class _Worker:
     """
 
     def __init__(
-        self, module: str, answers: SimpleQueue[tuple[_Worker, list[Result] | None]]
+        self, module: str, answers: SimpleQueue[tuple[_Worker, list[JobResult] | None]]
     ) -> None:
         self.ready = False
         self.since = time.monotonic()

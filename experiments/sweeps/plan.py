@@ -21,7 +21,7 @@ from experiments.config.scenario import Scenario
 from experiments.config.workload import TraceLengths
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.points import MOST_RUNS, Point, expand
-from experiments.sweeps.spec import SweepSpec
+from experiments.sweeps.section import SweepSpec
 from policies.request import Request
 
 _MOST_KEPT = 500_000  # requests, about 130 MB

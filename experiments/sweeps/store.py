@@ -27,7 +27,7 @@ from typing import Any
 
 from experiments.config.errors import ConfigError
 from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, resolved
-from experiments.sweeps.work import Result
+from experiments.sweeps.jobs import JobResult
 from profiler.storage.files import make_folders, partial, regular, write_whole
 from profiler.storage.folder_lock import FolderBusyError, FolderLock
 from profiler.storage.manifest import (
@@ -139,7 +139,7 @@ class Store:
         (self.runs / key).rename(place)
         return place
 
-    def write(self, result: Result) -> None:
+    def write(self, result: JobResult) -> None:
         """Put a run's folder in its place: whole, or not at all."""
         scratch, place = self.runs / f".{result.key}", self.runs / result.key
         try:

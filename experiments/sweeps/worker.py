@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Answer bundles until the parent is gone."""
     _end_with(int(sys.argv[1]))
-    from experiments.sweeps.work import Job, work
+    from experiments.sweeps.jobs import Job, work
 
     channel = Connection(os.dup(0))
     bundles: SimpleQueue[list[Job]] = SimpleQueue()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.validate.cells import Cell
-from experiments.validate.disturbance import Lost, lost
-from experiments.validate.measured import (
+from experiments.validate.disturbance import LostTime, lost
+from experiments.validate.playback import (
     KINDS,
     Parity,
     kinds,
@@ -37,7 +37,7 @@ PREDICTIONS = ("calibrated", "grid")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Comparison:
     """One cell in one repeat. ``iterations`` and ``whole`` are by prediction.
 
     ``measured_iterations`` is the time of each micro-batch, summed over the stages; ``op_share``
@@ -51,7 +51,7 @@ class Outcome:
     measured: Whole
     whole: dict[str, Whole]
     replayed: Whole
-    lost: Lost
+    lost: LostTime
     op_share: float
     records: dict[str, Records]
 
@@ -62,7 +62,7 @@ def drift(repeat: Repeat) -> float:
     return float(np.median(after / before))
 
 
-def rejection(repeat: Repeat, outcomes: list[Outcome]) -> str | None:
+def rejection(repeat: Repeat, outcomes: list[Comparison]) -> str | None:
     """Why a repeat does not count, or None."""
     reasons = []
     moved = drift(repeat)
@@ -73,7 +73,7 @@ def rejection(repeat: Repeat, outcomes: list[Outcome]) -> str | None:
     return "; ".join(reasons) or None
 
 
-def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
+def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Comparison:
     """Everything about one cell in one repeat."""
     served = repeat.served[cell.name]
     run, requests = served.run, cell.requests()
@@ -87,7 +87,7 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Outcome:
     simulated = {name: p.simulate(requests) for name, p in predictions.items()}
     again = replay(run, requests, cell.scheduler())
     times = stage_times(run)
-    return Outcome(
+    return Comparison(
         parity=lockstep(run, requests, cell.scheduler()),
         kinds=kinds(decisions),
         measured_iterations=(times.finish - times.start).sum(axis=1),
@@ -140,12 +140,12 @@ def noise_floor(repeats: list[Floats]) -> float:
     return float(np.median(np.concatenate(differences))) if differences else float("nan")
 
 
-def iteration_errors(outcome: Outcome, prediction: str) -> Floats:
+def iteration_errors(outcome: Comparison, prediction: str) -> Floats:
     """|predicted / measured - 1| of every micro-batch."""
     return np.asarray(np.abs(outcome.iterations[prediction] / outcome.measured_iterations - 1))
 
 
-def errors_by_kind(repeats: list[Outcome], prediction: str) -> dict[str, dict[str, float]]:
+def errors_by_kind(repeats: list[Comparison], prediction: str) -> dict[str, dict[str, float]]:
     """Median and 90th percentile of the iterations' errors, by kind, of all repeats together."""
     errors = np.concatenate([iteration_errors(outcome, prediction) for outcome in repeats])
     kind = np.array([kind for outcome in repeats for kind in outcome.kinds])

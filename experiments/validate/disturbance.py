@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.validate.measured import replay, stage_times
+from experiments.validate.playback import replay, stage_times
 from experiments.validate.totals import Whole, off
 from policies.request import Request
 from policies.scheduler import Scheduler
@@ -35,7 +35,7 @@ by more than the machine was."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostTime:
     """The errors that a perfect prediction of the undisturbed run would be found to have.
 
     Fractions, by the same names as :data:`TARGETS`. NaN where nothing can be said: on a GPU, whose
@@ -70,13 +70,13 @@ def lost(
     run: EngineRun,
     requests: Sequence[Request],
     scheduler: Callable[[], Scheduler],
-) -> Lost:
+) -> LostTime:
     """What lost time did to a run: to its iterations, and by way of the pipeline to its totals.
 
     ``scheduler`` makes a fresh one like the engine's.
     """
     if spec.device == "cuda":
-        return Lost(*[float("nan")] * 4)
+        return LostTime(*[float("nan")] * 4)
     seconds, times = lost_seconds(run.stages), stage_times(run)
     shares = seconds.sum(axis=1) / (times.finish - times.start).sum(axis=1)
     as_it_was = Whole.of(replay(run, requests, scheduler()))
@@ -85,4 +85,4 @@ def lost(
     bubble = float("nan")
     if spec.pp > 1:
         bubble = off(undisturbed.bubble_s, as_it_was.bubble_s)
-    return Lost(float(np.median(shares)), float(np.quantile(shares, 0.9)), makespan, bubble)
+    return LostTime(float(np.median(shares)), float(np.quantile(shares, 0.9)), makespan, bubble)

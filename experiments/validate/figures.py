@@ -11,13 +11,13 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from experiments.figures.gantt import stage_timeline
 from experiments.figures.slices import Window
 from experiments.figures.style import BLACK, GREY, KIND_COLOURS
-from experiments.validate.differences import Outcome
+from experiments.validate.differences import Comparison
 from simulator.views.metrics import Analysis
 
 _MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}
 
 
-def iterations_figure(outcomes: Mapping[str, Outcome], prediction: str) -> Figure:
+def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
     """A panel a cell: every micro-batch's time, predicted over measured; the line is equality."""
     across = min(2, len(outcomes))
     down = -(-len(outcomes) // across)
@@ -53,7 +53,7 @@ def iterations_figure(outcomes: Mapping[str, Outcome], prediction: str) -> Figur
     return figure
 
 
-def timelines_figure(outcomes: Mapping[str, Outcome], prediction: str) -> Figure:
+def timelines_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Figure:
     """Measured and simulated stages above each other, cell by cell, in the middle of the run."""
     runs = {}
     for name, outcome in outcomes.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.validate.cells import Cell
-from experiments.validate.measured import links, stage_times
+from experiments.validate.playback import links, stage_times
 from policies.batch import Batch
 from policies.request import Request
 from policies.request import Sequence as Member

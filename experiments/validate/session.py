@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Served:
+class CellRuns:
     """A cell's run, and the two calibration runs around it with their requests."""
 
     run: EngineRun
@@ -38,7 +38,7 @@ class Repeat:
     """One repeat: the grids before and after, what each cell served, and the load average then."""
 
     grids: tuple[StageLog, StageLog]
-    served: dict[str, Served]
+    served: dict[str, CellRuns]
     load: float
 
 
@@ -124,7 +124,7 @@ def _session(
             first = serve(cell, around[0])
             run = serve(cell, cell.requests())
             last = serve(cell, around[1])
-            served[cell.name] = Served(run, [(first, around[0]), (last, around[1])])
+            served[cell.name] = CellRuns(run, [(first, around[0]), (last, around[1])])
         done.append(Repeat((before, grid()), served, os.getloadavg()[0]))
     online = {cell.name: serve(cell, cell.requests()) for cell in cells if cell.online}
     seconds = time.perf_counter() - began

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from experiments.validate.differences import PREDICTIONS, Outcome
-from experiments.validate.report import FEWEST_REPEATS
+from experiments.validate.differences import PREDICTIONS, Comparison
+from experiments.validate.summary import FEWEST_REPEATS
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -46,7 +46,7 @@ _ROWS = {
 }
 
 
-def iterations(outcomes: Mapping[str, Sequence[Outcome]]) -> pd.DataFrame:
+def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
     """Every micro-batch of every repeat, rejected ones included: measured and predicted seconds."""
     return pd.concat(
         [

@@ -25,7 +25,7 @@ def greedy(logits: torch.Tensor) -> tuple[list[int], float]:
     return best.indices[:, 0].tolist(), float(lead.min())
 
 
-class Engine:
+class LocalEngine:
     """Serves requests with a scheduler and policy of ``policies/`` on a model with random weights.
 
     It is the :class:`~profiler.engine.driver.Executor` of a pipeline of one stage.

@@ -14,8 +14,8 @@ import pandas as pd
 from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
-from profiler.importers.assemble import Source, assemble
-from profiler.importers.attention import attention_part, with_context
+from profiler.importers.assemble import Publication, assemble
+from profiler.importers.head_counts import attention_part, with_context
 from profiler.importers.part import Part
 from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
@@ -25,7 +25,7 @@ from profiler.public.measured_csv import source_folder
 
 FOLDER = "aiconfigurator_a100_sxm"
 _DEVICE = "a100-80g-sxm"
-_SOURCE = Source(
+_SOURCE = Publication(
     "aiconfigurator",
     AIC,
     "NVIDIA A100-SXM4-80GB; GEMM SGLang 0.5.10, attention vLLM 0.14.0 and TensorRT-LLM 1.0.0, "

@@ -19,7 +19,7 @@ from profiler.storage.strict import SpecError
 
 
 @dataclass(frozen=True)
-class Source:
+class Publication:
     """Published measurements: ``name`` on the command line, where they are from, on what."""
 
     name: str
@@ -30,7 +30,7 @@ class Source:
 
 
 def assemble(
-    source: Source,
+    source: Publication,
     device: DeviceSpec,
     model: ModelSpec,
     tp: int,
@@ -92,7 +92,7 @@ def wanted_ops(tp: int) -> list[str]:
 
 
 def _modelled(
-    source: Source, device: DeviceSpec, model: ModelSpec, tp: int, missing: list[str]
+    source: Publication, device: DeviceSpec, model: ModelSpec, tp: int, missing: list[str]
 ) -> dict[str, Part]:
     try:
         lent = make_bundle(device.name, model, tp)

@@ -12,8 +12,8 @@ from pathlib import Path
 from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
-from profiler.importers.assemble import Source, assemble
-from profiler.importers.attention import attention_part
+from profiler.importers.assemble import Publication, assemble
+from profiler.importers.head_counts import attention_part
 from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.study import LLMSERVINGSIM
@@ -24,7 +24,7 @@ FOLDER = "llmservingsim_a6000"
 _DEVICE = "a6000"
 _GEMM_FILE = "layers_Llama-3.1-8B_tp1.csv"
 _ATTENTION_FILE = "attention_Llama-3.1-8B_tp1.csv"
-_SOURCE = Source(
+_SOURCE = Publication(
     "llmservingsim",
     LLMSERVINGSIM,
     "NVIDIA RTX A6000; NGC PyTorch 25.01 by the repository's documentation",

@@ -15,8 +15,8 @@ import pandas as pd
 from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
-from profiler.importers.assemble import Source, assemble
-from profiler.importers.attention import attention_part
+from profiler.importers.assemble import Publication, assemble
+from profiler.importers.head_counts import attention_part
 from profiler.importers.part import Part, half_octaves, listed
 from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
@@ -54,7 +54,9 @@ def import_vidur(
     _fill_gemms(parts, folder, gpu, model, tp, device)
     parts |= _attention(folder, gpu, model, tp, device)
     parts |= _messages(folder, gpu, tp)
-    source = Source("vidur", VIDUR, f"NVIDIA {gpu.upper()}, as the repository has it", "float16")
+    source = Publication(
+        "vidur", VIDUR, f"NVIDIA {gpu.upper()}, as the repository has it", "float16"
+    )
     return assemble(source, device, model, tp, parts, created)
 
 

@@ -20,7 +20,8 @@ from profiler.bundle.schema import (
     write_bundle,
 )
 from profiler.measuring.collectives import read_inter_node
-from profiler.measuring.measured import (
+from profiler.measuring.degree import DegreeSession, Progress, Say
+from profiler.measuring.to_bundle import (
     Facts,
     borrow_collectives,
     collectives_source,
@@ -28,10 +29,9 @@ from profiler.measuring.measured import (
     skipped,
     write_device,
 )
-from profiler.measuring.session import Progress, Say, Session
 from profiler.planning.journal import Journal, settings_hash
-from profiler.planning.plan import Settings
 from profiler.planning.profile_error import ProfileError
+from profiler.planning.settings import Settings
 from profiler.storage.manifest import NotOursError, check_files
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
                 )
             except ValueError as error:
                 raise ProfileError(str(error)) from None
-            run = Session(settings, tp, journal, ops, say, progress, share)
+            run = DegreeSession(settings, tp, journal, ops, say, progress, share)
             with no_garbage_collection():
                 run.announce(budget)
                 grids = run.measure()

@@ -13,7 +13,7 @@ from profiler.measuring.fused import fused_layer, slots_of
 from profiler.planning.designed import skewed_contexts
 from profiler.planning.grid import Key
 from profiler.planning.journal import Timing
-from profiler.planning.plan import Limits
+from profiler.planning.settings import Limits
 from profiler.shard.attention import (
     Attention,
     KVCache,

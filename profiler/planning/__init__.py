@@ -1,4 +1,4 @@
 """What to measure, in which order, and what was measured so far. torch-free. Imports ``bundle``.
 
-Read ``plan.py`` first: the ops and their coarse grids.
+Read ``settings.py`` first: the ops and their coarse grids.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise, product
 
 from profiler.planning.grid import Key
-from profiler.planning.plan import Limits
+from profiler.planning.settings import Limits
 
 #: Journal and table name of each.
 DESIGNED = ("attn_decode_skew", "mixed")

@@ -42,7 +42,7 @@ class Grid(Protocol):
         """Never propose ``key`` again (it does not fit in memory, say)."""
 
 
-class Line:
+class SizeGrid:
     """Times over one size, piecewise linear between the points.
 
     The next point halves the interval with the largest relative step between its ends, times the

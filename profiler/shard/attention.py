@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from profiler.planning.plan import AttentionChoice
+from profiler.planning.settings import AttentionChoice
 from profiler.shard.attention_backends import SdpaAttention, XformersAttention
 
 

@@ -23,7 +23,7 @@ _ALIKE = 0.8
 
 
 @dataclass(frozen=True)
-class Part:
+class DecodeCall:
     """One call: which rows of the decodes, their slots, the longest length, the mask.
 
     ``rows`` is None where it is all of them, in order.
@@ -41,7 +41,7 @@ class Ragged:
     layer's flat cache."""
 
     at: Tensor
-    parts: list[Part]
+    parts: list[DecodeCall]
 
 
 class RaggedDecode:
@@ -73,7 +73,7 @@ class RaggedDecode:
 
     def _padded(
         self, rows: list[int] | None, decodes: Sequence[tuple[int, int]], dtype: torch.dtype
-    ) -> Part:
+    ) -> DecodeCall:
         contexts = torch.tensor([context for _, context in decodes])
         slots = torch.tensor([slot for slot, _ in decodes])
         longest = int(contexts.max()) + 1
@@ -81,14 +81,14 @@ class RaggedDecode:
         bias.masked_fill_(torch.arange(longest) > contexts[:, None, None, None], float("-inf"))
         device = self._device
         where = None if rows is None else torch.tensor(rows).to(device)
-        return Part(where, slots.to(device), longest, bias.to(device))
+        return DecodeCall(where, slots.to(device), longest, bias.to(device))
 
-    def _in_place(self, order: list[int], decodes: Sequence[tuple[int, int]]) -> Part:
+    def _in_place(self, order: list[int], decodes: Sequence[tuple[int, int]]) -> DecodeCall:
         assert self._xformers is not None
         slots = [decodes[row][0] for row in order]
         starts = [slot * self._stride for slot in slots]
         bias = self._xformers.gappy_bias(starts, [decodes[row][1] for row in order], self._end)
-        return Part(torch.tensor(order).to(self._device), torch.tensor(slots), 0, bias)
+        return DecodeCall(torch.tensor(order).to(self._device), torch.tensor(slots), 0, bias)
 
     def __call__(self, cache: KVCache, new: tuple[Tensor, Tensor, Tensor], plan: Ragged) -> Tensor:
         """Write one token's k and v for each sequence, and attend; like ``new``'s q.
@@ -106,7 +106,7 @@ class RaggedDecode:
             out.index_copy_(0, part.rows, self._attend(q.index_select(0, part.rows), cache, part))
         return out
 
-    def _attend(self, q: Tensor, cache: KVCache, part: Part) -> Tensor:
+    def _attend(self, q: Tensor, cache: KVCache, part: DecodeCall) -> Tensor:
         if self._xformers is not None:
             return self._xformers.prefill(q, cache.k, cache.v, part.bias)
         batch, heads, dim = q.shape
@@ -121,7 +121,7 @@ class RaggedDecode:
         )
         return attended.reshape(batch, heads, dim)
 
-    def _gather(self, flat: Tensor, part: Part) -> Tensor:
+    def _gather(self, flat: Tensor, part: DecodeCall) -> Tensor:
         """(batch, longest, kv_heads, dim): the first tokens of the slots."""
         runs = flat.view(-1, self._stride, *flat.shape[1:])
         return runs[:, : part.longest].index_select(0, part.slots)

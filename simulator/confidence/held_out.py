@@ -23,7 +23,7 @@ import pandas as pd
 from profiler.bundle.schema import EDGE_OPS, LAYER_OPS, Bundle
 from profiler.facts.model import LAYER_GEMMS
 from simulator.loop.records import Floats
-from simulator.op_times.lines import PiecewiseLinear, Shape
+from simulator.op_times.linear import PiecewiseLinear, Shape
 from simulator.op_times.regression import Gemms, pooled_roofline
 from simulator.op_times.surface import decode_surface, prefill_surface
 

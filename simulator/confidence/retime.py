@@ -79,7 +79,7 @@ def retimed_finish(
 ) -> list[Floats]:
     """Finish times in seconds of the iterations ``rows`` of each replica, shape (rows, samples)."""
     lines = [
-        _Line(number, log, spans, records)
+        _Diagonals(number, log, spans, records)
         for number, (log, spans) in enumerate(zip(records.replicas, all_spans, strict=True))
     ]
     log = records.replicas[0]
@@ -112,7 +112,7 @@ def retimed_finish(
     return found
 
 
-class _Line:
+class _Diagonals:
     """One replica's batches, spread over the diagonals of the recurrence.
 
     Batch k enters stage 0 at diagonal ``enters[k]`` and leaves the last stage ``stages - 1``

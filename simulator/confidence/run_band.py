@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from simulator.confidence.op_errors import OCTAVES, LayerError, OpError, standard_normals
 from simulator.confidence.retime import retimed_finish
-from simulator.confidence.uncertainty import OCTAVES, LayerError, OpError, standard_normals
 from simulator.loop.records import Floats, Ints, Records
 from simulator.op_times.breakdown import OpUse, distinct_sizes
 from simulator.views.spans import Spans

@@ -57,7 +57,7 @@ def simulate(
         raise ValueError("two requests have the same id")
     if any(scheduler.spans or scheduler.num_unfinished for scheduler in schedulers):
         raise ValueError("a scheduler has served before: each simulation needs fresh ones")
-    cluster = _Cluster(requests, router, progress)
+    cluster = _Replicas(requests, router, progress)
     streams = np.random.SeedSequence(seed).spawn(len(schedulers))
     cluster.replicas = [
         Replica(
@@ -88,7 +88,7 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Cluster:
+class _Replicas:
     """The arrivals, the router and the count of what is done."""
 
     def __init__(

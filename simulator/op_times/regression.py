@@ -22,7 +22,7 @@ from profiler.facts.model import LAYER_GEMMS
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import WholeLayer, fit_skew, fit_whole_layer
-from simulator.op_times.lines import PiecewiseLinear, PooledRoofline, Shape
+from simulator.op_times.linear import PiecewiseLinear, PooledRoofline, Shape
 from simulator.op_times.surface import (
     LEAVES,
     TREES,

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
-from experiments.cli.base import GROUPS
+from experiments.cli.common import GROUPS
 from tests.experiments.small_config import SMALL
 
 COMMANDS = sorted(typer.main.get_command(app).commands)

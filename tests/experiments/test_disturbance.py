@@ -12,7 +12,7 @@ import pytest
 
 from experiments.config.loading import load_experiment
 from experiments.validate.cells import Cell, engine_spec, make_cells
-from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS, Lost, lost, lost_seconds
+from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS, LostTime, lost, lost_seconds
 from policies.catalogue import build
 from policies.request import Request
 from policies.scheduler import Scheduler
@@ -31,7 +31,7 @@ def cell(tmp_path: Path) -> Cell:
     return cell_of(load(tmp_path))
 
 
-def found(cell: Cell, run: EngineRun, **spec: Any) -> Lost:
+def found(cell: Cell, run: EngineRun, **spec: Any) -> LostTime:
     engine = replace(engine_spec([cell]), **spec)
     return lost(engine, run, cell.requests(), cell.scheduler)
 
@@ -39,7 +39,7 @@ def found(cell: Cell, run: EngineRun, **spec: Any) -> Lost:
 def test_an_undisturbed_run_lost_nothing(cell: Cell) -> None:
     run, _ = FakeEngine(cell).serve(cell.requests())
     assert lost_seconds(run.stages).max() == 0.0
-    assert found(cell, run) == Lost(0.0, 0.0, 0.0, 0.0)
+    assert found(cell, run) == LostTime(0.0, 0.0, 0.0, 0.0)
 
 
 def test_lost_time_is_wall_time_less_cpu_time(cell: Cell) -> None:
@@ -89,7 +89,7 @@ def test_of_a_gpus_work_the_hosts_clock_says_nothing(cell: Cell) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_half_of_each_target_may_be_lost(name: str) -> None:
-    nothing = Lost(0.0, 0.0, 0.0, 0.0)
+    nothing = LostTime(0.0, 0.0, 0.0, 0.0)
     limit = MOST_OF_TARGET * TARGETS[name]
     assert replace(nothing, **{name: 0.99 * limit}).too_much() is None
     for share in (1.01 * limit, -1.01 * limit):
@@ -104,7 +104,7 @@ def two_stages() -> EngineSpec:
     return engine_spec([cell for cell in cells if cell.layout == (2, 1)])
 
 
-def of_recorded(name: str, spec: EngineSpec) -> Lost:
+def of_recorded(name: str, spec: EngineSpec) -> LostTime:
     """Of a run of ``validate_cpu`` on two cores, as the engine logged it (times to 1 us)."""
     entry = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
     times = {key: np.array(entry[key]) for key in ("arrived", "start", "finish", "cpu")}

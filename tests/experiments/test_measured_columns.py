@@ -11,7 +11,7 @@ from profiler.bundle.check import check_bundle
 from profiler.bundle.diff import diff_bundles
 from profiler.bundle.schema import TABLES, Bundle, load_bundle
 from profiler.facts.device import load_device
-from profiler.measuring.measured import best_gemm, best_send
+from profiler.measuring.to_bundle import best_gemm, best_send
 from profiler.storage.paths import data_dir
 from simulator.confidence.held_out import op_tables
 from simulator.op_times.regression import OpTimes

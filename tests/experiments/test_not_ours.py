@@ -18,10 +18,10 @@ from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
 from profiler.facts.device import load_device
 from profiler.facts.model import load_model
 from profiler.measuring.measure import asked_for, missing_degrees
-from profiler.measuring.measured import write_device
+from profiler.measuring.to_bundle import write_device
 from profiler.physics.modelled import make_bundle
-from profiler.planning.plan import Limits, Settings
 from profiler.planning.profile_error import ProfileError
+from profiler.planning.settings import Limits, Settings
 from profiler.storage.files import remove_empty
 from profiler.storage.paths import data_dir
 from tests.experiments.small_config import SMALL

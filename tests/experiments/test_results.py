@@ -16,7 +16,7 @@ from experiments.config.metric_paths import SHAPE
 from experiments.figures.slices import Window
 from experiments.results import read_tables
 from experiments.run.experiment import run_experiment
-from experiments.run.plot import plot_results
+from experiments.run.overlay import plot_results
 from experiments.run.uncertainty import PER_MAKESPAN
 from tests.experiments.small_config import SMALL
 

@@ -18,7 +18,7 @@ from experiments.config.loading import load_experiment
 from experiments.figures.slices import Window, parse_window, stage_slices
 from experiments.results import FORMAT
 from experiments.run.experiment import run_experiment, simulate_all
-from experiments.run.plot import plot_results
+from experiments.run.overlay import plot_results
 from simulator.views.ledger import ACCOUNTS
 from tests.experiments.small_config import SMALL
 

@@ -17,7 +17,7 @@ from experiments.config.scenario import Scenario
 from experiments.figures.style import policy_colour
 from experiments.sweeps.figures.drawing import groups, label
 from experiments.sweeps.figures.pareto import pareto, seed_means
-from experiments.sweeps.tables import results_table
+from experiments.sweeps.printing import results_table
 from tests.experiments.small_sweep import SWEEP
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]

@@ -204,7 +204,7 @@ def test_the_sweep_section_is_yaml_like_the_rest(write_config: Write) -> None:
 
 def test_the_key_covers_the_code_that_reads_profiles() -> None:
     code = (
-        "import sys, experiments.sweeps.work; print(*(m for m in sys.modules if 'profiler.' in m))"
+        "import sys, experiments.sweeps.jobs; print(*(m for m in sys.modules if 'profiler.' in m))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     loaded = {f"{name.replace('.', '/')}.py" for name in done.stdout.split()}

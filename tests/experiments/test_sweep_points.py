@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments.config.errors import ConfigError
 from experiments.sweeps.points import axis_values, expand
-from experiments.sweeps.spec import Range, Sample, SweepSpec
+from experiments.sweeps.section import Range, Sample, SweepSpec
 
 
 def points(contrast: str | None = None, **sections: Any) -> list[dict[str, Any]]:

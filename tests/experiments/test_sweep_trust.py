@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.deployment import Deployment
 from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import Bundles, InProcess, Lost, Outcomes
+from experiments.sweeps.backends import Bundles, InProcess, LostJobs, Outcomes
 from experiments.sweeps.execute import ATTEMPTS
+from experiments.sweeps.jobs import work
 from experiments.sweeps.local_processes import LocalProcesses
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from experiments.sweeps.store import Store
-from experiments.sweeps.work import work
 from profiler.storage.files import partial
 from simulator.loop.records import Records
 from tests.experiments.small_sweep import RUNS, swept, tree
@@ -112,7 +112,7 @@ class Deadly(InProcess):
                 self.left[key] -= 1
             for jobs in under_way:
                 self.ran += [job.run.key for job in jobs]
-                yield Lost(jobs) if guilty else work(jobs)
+                yield LostJobs(jobs) if guilty else work(jobs)
 
 
 def test_what_was_lost_is_sent_again(
@@ -149,7 +149,7 @@ class Flaky(InProcess):
         lose = len(self.bundles) <= self.losses
         for jobs in bundles:
             self.bundles[-1].append(len(jobs))
-            yield Lost(jobs) if lose else work(jobs)
+            yield LostJobs(jobs) if lose else work(jobs)
 
 
 def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(

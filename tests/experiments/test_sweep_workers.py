@@ -17,10 +17,10 @@ import pytest
 from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import Waiting
 from experiments.sweeps.execute import execute, waited_for
+from experiments.sweeps.jobs import Job
 from experiments.sweeps.local_processes import STARTS, LocalProcesses
 from experiments.sweeps.plan import SweepPlan
 from experiments.sweeps.store import Store
-from experiments.sweeps.work import Job
 from experiments.sweeps.worker import READY
 from tests.experiments.odd_worker import VARIABLE
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree

@@ -22,10 +22,10 @@ from experiments.validate.differences import (
     noise_floor,
     rejection,
 )
-from experiments.validate.disturbance import Lost
-from experiments.validate.measured import links, lockstep, measured_records, replay
-from experiments.validate.report import evaluate_all, report
-from experiments.validate.session import Repeat, Served, Session
+from experiments.validate.disturbance import LostTime
+from experiments.validate.playback import links, lockstep, measured_records, replay
+from experiments.validate.session import CellRuns, Repeat, Session
+from experiments.validate.summary import evaluate_all, report
 from experiments.validate.table import iterations, table, verdict
 from experiments.validate.totals import Whole
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
@@ -137,7 +137,7 @@ def session(
             engine = FakeEngine(cell, factor, offset_s)
             around = [cell.requests(100 + 2 * number + i, 6) for i in range(2)]
             calibration = [(engine.serve(some)[0], some) for some in around]
-            served[cell.name] = Served(engine.serve(cell.requests())[0], calibration)
+            served[cell.name] = CellRuns(engine.serve(cell.requests())[0], calibration)
         found.append(Repeat((grid, grid), served, 0.5))
     online = {c.name: FakeEngine(c).serve(c.requests())[0] for c in cells if c.online}
     return Session(spec, cells, works, found, online, 1.0, {"torch": "none"})
@@ -187,7 +187,7 @@ def test_gates_reject_what_the_machine_spoilt(experiment: Experiment) -> None:
     assert rejection(replace(repeat, grids=(grid, faster)), [outcome]) == (
         "the grid took 0.94 times as long after as before"
     )
-    preempted = replace(outcome, lost=Lost(0.026, 0.0, 0.0, 0.0))
+    preempted = replace(outcome, lost=LostTime(0.026, 0.0, 0.0, 0.0))
     why = "work that was preempted makes 2.6% of iteration_error_median, and 2.50% is allowed"
     assert rejection(repeat, [outcome, preempted, preempted]) == why
     assert rejection(drifted, [preempted]) == (

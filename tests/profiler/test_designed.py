@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.planning.designed import designed_points, skewed_contexts
-from profiler.planning.plan import Limits, default_limits
+from profiler.planning.settings import Limits, default_limits
 
 LIMITS = [
     default_limits("cpu", 2048),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler.planning.grid import Grid, Line, Surface
-from profiler.planning.plan import OPS, Limits, allowed, coarse_grid, default_limits
+from profiler.planning.grid import Grid, SizeGrid, Surface
+from profiler.planning.settings import OPS, Limits, allowed, coarse_grid, default_limits
 
 
 def refine(grid: Grid, time: object, most: int = 200) -> list[tuple[int, ...]]:
@@ -23,7 +23,7 @@ def refine(grid: Grid, time: object, most: int = 200) -> list[tuple[int, ...]]:
 
 def test_a_line_that_is_linear_is_looked_at_twice_an_interval() -> None:
     coarse = {(m,): 10.0 + m for m in (1, 2, 4, 128, 129, 1024)}
-    line = Line(coarse, target=0.02)
+    line = SizeGrid(coarse, target=0.02)
     added = refine(line, lambda m: 10.0 + m)
     # (1, 2) and (128, 129) hold nothing between them; halves of the others are looked at once more.
     assert sorted(added) == [(3,), (35,), (66,), (97,), (352,), (576,), (800,)]
@@ -31,8 +31,8 @@ def test_a_line_that_is_linear_is_looked_at_twice_an_interval() -> None:
 
 
 def test_a_line_is_content_where_the_ends_agree() -> None:
-    assert Line({(1,): 100.0, (1000,): 101.9}, target=0.02).propose() is None
-    assert Line({(1,): 100.0, (1000,): 102.1}, target=0.02).propose() is not None
+    assert SizeGrid({(1,): 100.0, (1000,): 101.9}, target=0.02).propose() is None
+    assert SizeGrid({(1,): 100.0, (1000,): 102.1}, target=0.02).propose() is not None
 
 
 def test_two_steps_that_hide_each_other_from_one_look_are_found() -> None:
@@ -40,7 +40,7 @@ def test_two_steps_that_hide_each_other_from_one_look_are_found() -> None:
         return 100.0 + 50.0 * (m >= 300) + 50.0 * (m >= 700)
 
     coarse = {(1,): time(1), (1000,): time(1000)}
-    points = {*coarse, *refine(Line(coarse, target=0.01), time)}
+    points = {*coarse, *refine(SizeGrid(coarse, target=0.01), time)}
     assert {(299,), (300,), (699,), (700,)} <= points
 
 
@@ -51,7 +51,7 @@ def test_a_line_finds_a_step_to_the_token(step: int, height: float) -> None:
         return 10.0 + m / 20 + (height if m >= step else 0.0)
 
     coarse = {(m,): time(m) for m in (1, 64, 128, 129, 256, 257, 512, 513, 1024)}
-    line = Line(coarse, target=0.01)
+    line = SizeGrid(coarse, target=0.01)
     points = {*coarse, *refine(line, time)}
     assert {(step - 1,), (step,)} <= points
     # Three looks at most into each of seven intervals, nine more halvings to the step.
@@ -67,17 +67,17 @@ def test_a_line_stops_at_its_resolution_and_forgives_noise() -> None:
         return 100.0 if m < 700 else 150.0
 
     coarse = {(m,): time(m) for m in (512, 1024)}
-    rough = refine(Line(coarse, target=0.01, resolution=1 / 16), time)
+    rough = refine(SizeGrid(coarse, target=0.01, resolution=1 / 16), time)
     assert 2 <= len(rough) <= 8
     assert min(abs(m - 700) for (m,) in rough) < 64
 
-    noisy = Line({(512,): 100.0, (1024,): 102.0}, target=0.01)
+    noisy = SizeGrid({(512,): 100.0, (1024,): 102.0}, target=0.01)
     noisy.add((768,), 104.0, noise=0.05)
     assert noisy.held_out == [0.0]
 
 
 def test_the_largest_step_comes_first_and_a_skipped_point_not_again() -> None:
-    line = Line({(m,): float(t) for m, t in ((1, 10), (100, 10), (200, 30), (300, 10))}, 0.01)
+    line = SizeGrid({(m,): float(t) for m, t in ((1, 10), (100, 10), (200, 30), (300, 10))}, 0.01)
     first = line.propose()
     assert first is not None
     assert first.key == (150,)  # 10 to 30 is a step of 2; 30 to 10 one of 2/3; 10 to 10 none

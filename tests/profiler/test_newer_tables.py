@@ -14,9 +14,9 @@ from profiler.bundle.schema import Bundle, load_bundle, write_bundle
 from profiler.bundle.tables import OVERHEADS, TABLES
 from profiler.facts.device import load_device
 from profiler.facts.model import load_model
-from profiler.measuring.measured import measured_bundle, skipped
+from profiler.measuring.to_bundle import measured_bundle, skipped
 from profiler.planning.journal import Journal, Timing
-from profiler.planning.plan import OPS
+from profiler.planning.settings import OPS
 
 A100 = load_device("a100-80g-sxm")
 SDPA, XFORMERS = "torch SDPA, mask", "xformers 0.0.35 memory_efficient_attention"

@@ -21,7 +21,7 @@ from profiler.facts.model import load_model  # noqa: E402
 from profiler.measuring import overhead  # noqa: E402
 from profiler.measuring.measure import _identity  # noqa: E402
 from profiler.planning.journal import settings_hash  # noqa: E402
-from profiler.planning.plan import Limits, Settings  # noqa: E402
+from profiler.planning.settings import Limits, Settings  # noqa: E402
 from profiler.shard import attention as attention_module  # noqa: E402
 from profiler.shard import environment, timing  # noqa: E402
 from profiler.shard.attention import (  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from policies.request import Request  # noqa: E402
 from policies.scheduler import Scheduler  # noqa: E402
-from profiler.engine.local import Engine  # noqa: E402
+from profiler.engine.local import LocalEngine  # noqa: E402
 from profiler.engine.stage import Stage, StageShape  # noqa: E402
 from profiler.engine.work import EngineError, SlotBook, Work  # noqa: E402
 from profiler.facts.model import ModelSpec, load_model  # noqa: E402
@@ -124,14 +124,14 @@ def scheduler(policy: str, max_batch: int = 4, in_flight: int = 1) -> Scheduler:
 def test_every_policy_yields_the_same_tokens(model: ModelSpec) -> None:
     """Also the tokens that each request has alone. Freed slots are overwritten all the time."""
     load = requests()
-    alone = Engine(model, slots=1, max_length=MAX_LENGTH)
+    alone = LocalEngine(model, slots=1, max_length=MAX_LENGTH)
     expected = {}
     for request in load:
         expected |= alone.serve([request], scheduler("orca_best", max_batch=1)).outputs
     assert {i: len(tokens) for i, tokens in expected.items()} == {
         r.id: r.output_tokens for r in load
     }
-    engine = Engine(model, slots=4, max_length=MAX_LENGTH)
+    engine = LocalEngine(model, slots=4, max_length=MAX_LENGTH)
     for policy in POLICIES:
         run = engine.serve(load, scheduler(policy), poison=True)
         # Only a lead of the best logit above the rounding makes tokens comparable.
@@ -142,7 +142,7 @@ def test_every_policy_yields_the_same_tokens(model: ModelSpec) -> None:
 def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
     works: list[Work] = []
 
-    class Spy(Engine):
+    class Spy(LocalEngine):
         def submit(self, work: Work) -> None:
             works.append(work)
             super().submit(work)
@@ -158,7 +158,7 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
 
 
 def test_more_sequences_than_slots_is_refused() -> None:
-    engine = Engine(MHA, slots=2, max_length=MAX_LENGTH)
+    engine = LocalEngine(MHA, slots=2, max_length=MAX_LENGTH)
     with pytest.raises(EngineError, match="all 2 KV slots are taken"):
         engine.serve(requests(), scheduler("orca_unconstrained", max_batch=3))
 

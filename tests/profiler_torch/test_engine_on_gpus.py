@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from experiments.validate.measured import lockstep  # noqa: E402
+from experiments.validate.playback import lockstep  # noqa: E402
 from profiler.engine import compute, stopwatch  # noqa: E402
 from profiler.engine import processes as engine_processes  # noqa: E402
 from profiler.engine.compute import Compute, open_compute  # noqa: E402

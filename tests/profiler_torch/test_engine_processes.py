@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.validate.measured import compare, lockstep, measured_records, replay, stage_times
+from experiments.validate.playback import compare, lockstep, measured_records, replay, stage_times
 from policies.catalogue import build
 from policies.request import Request
 from policies.scheduler import Scheduler

@@ -13,7 +13,7 @@ from profiler.measuring.fused import fused_layer, slots_of  # noqa: E402
 from profiler.measuring.overhead import advice, time_overhead  # noqa: E402
 from profiler.measuring.shard_ops import ShardOps  # noqa: E402
 from profiler.planning.designed import DESIGNED, designed_points, skewed_contexts  # noqa: E402
-from profiler.planning.plan import Limits  # noqa: E402
+from profiler.planning.settings import Limits  # noqa: E402
 from profiler.shard.attention import KVCache, decode_step, skewed_decode_step  # noqa: E402
 from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
 from profiler.shard.layer import ShardLayer  # noqa: E402

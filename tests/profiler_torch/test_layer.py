@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from profiler.facts.model import LAYER_GEMMS, ModelSpec, load_model  # noqa: E402
 from profiler.measuring.shard_ops import ShardOps  # noqa: E402
-from profiler.planning.plan import OPS, Limits  # noqa: E402
+from profiler.planning.settings import OPS, Limits  # noqa: E402
 from profiler.shard.attention import (  # noqa: E402
     KVCache,
     choose_attention,

@@ -10,7 +10,7 @@ import pytest
 
 from profiler.bundle.schema import TABLES, Bundle
 from profiler.planning.designed import designed_points
-from profiler.planning.plan import default_limits
+from profiler.planning.settings import default_limits
 from simulator.loop.quantum import QUANTUM_S
 from simulator.op_times.interaction import (
     SUM,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simulator.confidence.hull import Hull
-from simulator.op_times.lines import PiecewiseLinear, PooledRoofline, Shape
+from simulator.op_times.linear import PiecewiseLinear, PooledRoofline, Shape
 
 SHAPES = (Shape(4096, 1024), Shape(1024, 4096), Shape(8192, 1024))
 TRUE = np.array([5.0, 1.5e8, 0.6e6, 2.0, 0.5])

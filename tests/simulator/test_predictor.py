@@ -17,7 +17,7 @@ from profiler.bundle.schema import Bundle, BundleMeta, find_bundle, list_bundles
 from profiler.facts.model import load_model
 from profiler.storage.paths import data_dir
 from simulator.loop.quantum import QUANTUM_S
-from simulator.op_times.lines import PiecewiseLinear
+from simulator.op_times.linear import PiecewiseLinear
 from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes
 from simulator.op_times.surface import Kind, PhysicalSurface

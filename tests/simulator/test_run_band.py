@@ -14,8 +14,8 @@ from policies.scheduler import Scheduler
 from simulator.confidence.bands import Band, coverage, fit_band
 from simulator.confidence.coverage import queries_outside
 from simulator.confidence.held_out import OpTable, line, op_tables
+from simulator.confidence.op_errors import LayerError, OpError, standard_normals
 from simulator.confidence.run_band import SAMPLES, makespan_samples
-from simulator.confidence.uncertainty import LayerError, OpError, standard_normals
 from simulator.loop.records import Floats, Records
 from simulator.loop.simulation import simulate
 from simulator.op_times.breakdown import OpUse, breakdown, whole_layer

@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures.style import styled
-from experiments.paper.claims import Result
-from experiments.paper.figures import chunks, costs, pipeline, throughput
-from experiments.paper.figures.tables import (
+from experiments.paper.claims import ClaimResult
+from experiments.paper.figures import bubbles, chunks, costs, throughput
+from experiments.paper.figures.markdown import (
     claims_table,
     gains_table,
     readings_table,
@@ -22,7 +22,7 @@ from experiments.paper.figures.tables import (
     table_4,
     tile_control,
 )
-from experiments.paper.readings import CHANGES, READINGS, SEEDS, measure, spread
+from experiments.paper.readings import CHANGES, SCENARIO_READINGS, SEEDS, measure, spread
 from experiments.paper.reproduce import Progress
 from experiments.paper.scenarios import (
     ORCA,
@@ -46,7 +46,7 @@ NEAREST = "grid-padded"
 FIGURES: dict[str, Callable[[costs.Labs], Figure]] = {
     "per_token_cost": costs.per_token_cost,
     "single_layer": costs.single_layer,
-    "bubble_schedule": pipeline.bubble_schedule,
+    "bubble_schedule": bubbles.bubble_schedule,
     "attention_mask": chunks.attention_mask,
     "tile_quantisation": costs.tile_quantisation,
     "decode_speedup": costs.decode_speedups,
@@ -59,7 +59,7 @@ FIGURES: dict[str, Callable[[costs.Labs], Figure]] = {
 
 
 def write_gallery(
-    out: Path, labs: Sequence[Lab], results: Sequence[Result] | None, progress: Progress
+    out: Path, labs: Sequence[Lab], results: Sequence[ClaimResult] | None, progress: Progress
 ) -> None:
     """Draw the figures as PNG; with all claims' ``results``, also tables and the readings.
 
@@ -70,7 +70,7 @@ def write_gallery(
         progress("figures", number, len(FIGURES) + 1)
         _save(lambda draw=draw: draw(labs), out / f"{name}.png")  # type: ignore[misc]
     progress("figures", len(FIGURES), len(FIGURES) + 1)
-    _save(lambda: pipeline.pipeline_curves(_curves(labs[0])), out / "pipeline.png")
+    _save(lambda: bubbles.pipeline_curves(_curves(labs[0])), out / "pipeline.png")
     progress("figures", len(FIGURES) + 1, len(FIGURES) + 1)
     text = [table_2(labs), table_4(labs)]
     if results is not None:
@@ -82,23 +82,23 @@ def write_gallery(
 def _study(out: Path, progress: Progress) -> str:
     """The readings over all seeds as a table, and the tornado."""
     changes = [(c.down or Assumptions(), 0) for c in CHANGES] + [(c.up, 0) for c in CHANGES]
-    jobs = [(r.assumed, seed) for seed in SEEDS for r in READINGS]
+    jobs = [(r.assumed, seed) for seed in SEEDS for r in SCENARIO_READINGS]
     jobs = list(dict.fromkeys([*jobs, *changes]))  # some changes are readings too
     found = dict(
         zip(jobs, measure(jobs, lambda done: progress("readings", done, len(jobs))), strict=True)
     )
-    spreads = {r: spread(found[r.assumed, seed] for seed in SEEDS) for r in READINGS}
+    spreads = {r: spread(found[r.assumed, seed] for seed in SEEDS) for r in SCENARIO_READINGS}
     effects = [
         (change, found[change.down, 0] if change.down else None, found[change.up, 0])
         for change in CHANGES
     ]
-    _save(lambda: pipeline.tornado(found[Assumptions(), 0], effects), out / "tornado.png")
+    _save(lambda: bubbles.tornado(found[Assumptions(), 0], effects), out / "tornado.png")
     return readings_table(spreads)
 
 
 def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
     shown = {}
-    for reading in READINGS:
+    for reading in SCENARIO_READINGS:
         if reading.name in ("plain", NEAREST):
             records = {name: run(lab, name, reading.assumed) for name in (ORCA, SARATHI, TP_ONLY)}
             bubbles = {name: request_bubbles(records[name]) for name in (ORCA, SARATHI)}

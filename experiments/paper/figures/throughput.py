@@ -36,7 +36,7 @@ from experiments.paper.throughput import (
     sarathi,
     served,
 )
-from experiments.run.machine import Served
+from experiments.run.machine import Throughput
 from policies.sarathi import ChunkRule
 
 _RULES: dict[ChunkRule, str] = {
@@ -199,7 +199,7 @@ def op_breakdown(labs: Labs) -> Figure:
     return figure
 
 
-def _bar(axes: Axes, x: float, done: Served) -> None:
+def _bar(axes: Axes, x: float, done: Throughput) -> None:
     bottom = 0.0
     for ops, colour in _GROUPS.values():
         height = 1e3 * done.share(ops)

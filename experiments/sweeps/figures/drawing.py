@@ -47,7 +47,7 @@ def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
     return f"{count} of {len(table)} runs are overloaded and left out of: {', '.join(latencies)}"
 
 
-class Group(NamedTuple):
+class RunGroup(NamedTuple):
     """The runs that a line stands for, its name, and how it is drawn."""
 
     name: str
@@ -55,7 +55,7 @@ class Group(NamedTuple):
     style: dict[str, Any]
 
 
-def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) -> list[Group]:
+def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) -> list[RunGroup]:
     """The rows of each value of ``by``, in the sweep's order; all of them without it.
 
     Where every line is of one policy it has that policy's colour.
@@ -70,7 +70,7 @@ def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) 
         styles = policy_styles(policies)
     elif by is None:
         styles = [{"color": BLACK, "linestyle": "-"}]
-    return [Group(name, rows, style) for (name, rows), style in zip(parts, styles, strict=False)]
+    return [RunGroup(name, rows, style) for (name, rows), style in zip(parts, styles, strict=False)]
 
 
 def _policy(rows: pd.DataFrame) -> str:

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from experiments.config.errors import ConfigError
-from experiments.paper.claims import Claim, Result, evaluate, load_claims, pick_claims, readings
+from experiments.paper.claims import (
+    Claim,
+    ClaimResult,
+    evaluate,
+    load_claims,
+    pick_claims,
+    readings,
+)
 from experiments.paper.reproduce import summary
 from experiments.paper.variants import VARIANTS, Lab, Variant, load_calibration
 from tests.experiments.paper.record import FILE
@@ -27,7 +34,7 @@ def recorded() -> dict[str, dict[Variant, float]]:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
+def results() -> list[ClaimResult]:
     labs = [Lab(variant) for variant in VARIANTS]
     return [evaluate(claim, lab) for claim in load_claims().values() for lab in labs]
 
@@ -37,7 +44,7 @@ def test_every_claim_has_one_reading() -> None:
     assert readings().keys() == load_claims().keys() == recorded().keys()
 
 
-def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[Result]) -> None:
+def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[ClaimResult]) -> None:
     """Each value is within 3 % of the one written down, and as good or bad as that."""
     today = recorded()
     moved = []
@@ -49,20 +56,20 @@ def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[Result]) ->
     assert moved == []
 
 
-def test_as_many_as_promised(results: list[Result]) -> None:
+def test_as_many_as_promised(results: list[ClaimResult]) -> None:
     counts = summary(results)
     assert counts["predicted"][0] >= 42
     assert counts["paper-calibrated"][0] >= 55
 
 
-def test_only_the_named_claims_are_fitted(results: list[Result]) -> None:
+def test_only_the_named_claims_are_fitted(results: list[ClaimResult]) -> None:
     named = load_calibration().fitted
     fitted = {(r.claim.id, r.variant) for r in results if r.fitted}
     assert fitted == {(id, "paper-calibrated") for id in named}
     assert len(named) <= 17
 
 
-def test_what_follows_from_fitted_claims_is_marked(results: list[Result]) -> None:
+def test_what_follows_from_fitted_claims_is_marked(results: list[ClaimResult]) -> None:
     """A claim that is a sum or a quotient of fitted ones is no prediction."""
     ours = {r.claim.id: r for r in results if r.variant == "paper-calibrated"}
     for scheme in ("prefill1024", "decode4", "mixed"):
@@ -97,10 +104,10 @@ def test_how_a_claim_is_judged(kind: str, ours: float, holds: bool) -> None:
 
 def test_a_row_has_what_readers_of_the_json_expect() -> None:
     claim = load_claims()["tile_257"]
-    row = Result(claim, "predicted", 80.0, "text", fitted=False).row()
+    row = ClaimResult(claim, "predicted", 80.0, "text", fitted=False).row()
     assert row["id"] == "tile_257" and row["paper"] == 92.33 and row["ours"] == 80.0
     assert row["status"] == "predicted" and row["variant"] == "predicted" and row["ok"] is True
-    assert Result(claim, "paper-calibrated", 9.0, "", fitted=True).row()["status"] == "fitted"
+    assert ClaimResult(claim, "paper-calibrated", 9.0, "", fitted=True).row()["status"] == "fitted"
 
 
 def test_an_unknown_claim_is_named_with_what_is_meant() -> None:

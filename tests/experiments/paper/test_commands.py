@@ -12,10 +12,10 @@ from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.paper.claims import pick_claims
 from experiments.paper.decode_speedup import TABLE_4
+from experiments.paper.figures import bubbles as figures_pipeline
 from experiments.paper.figures import chunks as figures_chunks
 from experiments.paper.figures import costs as figures_costs
 from experiments.paper.figures import gallery
-from experiments.paper.figures import pipeline as figures_pipeline
 from experiments.paper.figures.gallery import _save
 from experiments.paper.reproduce import reproduce
 from experiments.paper.variants import VARIANTS, Lab
@@ -159,7 +159,7 @@ def test_the_closed_form_is_near_the_simulation(a6000: Machine) -> None:
     """Where prompts are whole chunks and decodes fill the batch, within 5 %."""
     found = advise(a6000, Demand(1024, 14, 14), batch_cap=18)
     for checked in found.verified[:2]:
-        assert 1024 / checked.plan.seconds == pytest.approx(checked.tokens_per_s, rel=0.05)
+        assert 1024 / checked.candidate.seconds == pytest.approx(checked.tokens_per_s, rel=0.05)
 
 
 def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
@@ -168,7 +168,7 @@ def test_a_limit_on_the_time_between_tokens_is_kept(a6000: Machine) -> None:
     limited = advise(a6000, demand, batch_cap=18, tbt_limit_s=0.11)
     assert free.excluded is None and free.verified[0].tbt_p99_s > 0.11
     assert limited.excluded is not None
-    assert all(v.plan.tbt_s <= 0.11 and v.tbt_p99_s <= 0.115 for v in limited.verified)
+    assert all(v.candidate.tbt_s <= 0.11 and v.tbt_p99_s <= 0.115 for v in limited.verified)
     assert limited.verified[0].tokens_per_s < free.verified[0].tokens_per_s
     with pytest.raises(ConfigError, match="no chunk and batch meets it"):
         advise(a6000, demand, tbt_limit_s=0.001)
@@ -206,7 +206,7 @@ def test_one_request_at_a_time() -> None:
     """LLaMA-33B leaves an A100 room for a single sequence of 3K."""
     found = advise(Lab("predicted").a100, Demand(3072, 10, 10))
     assert found.largest_batch == 1
-    assert {checked.plan.batch for checked in found.verified} == {1}
+    assert {checked.candidate.batch for checked in found.verified} == {1}
     assert "no decode has a chunk to piggyback on" in explain(found)[1]
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from experiments.paper.costs import saturation
 from experiments.paper.decode_speedup import decode_speedup
-from experiments.paper.figures.tables import markdown
+from experiments.paper.figures.markdown import markdown
 from experiments.paper.page import update
-from experiments.paper.readings import CHANGES, READINGS, spread
+from experiments.paper.readings import CHANGES, SCENARIO_READINGS, spread
 from experiments.paper.scenarios import (
     ORCA,
     SARATHI,
@@ -27,7 +27,7 @@ from experiments.paper.scenarios import (
 )
 from experiments.paper.throughput import BASELINE, balanced, sarathi, split
 from experiments.paper.variants import Constants, Lab, _op_times, calibrated
-from experiments.run.advise import plan
+from experiments.run.advise import candidate
 from experiments.run.demand import Demand
 from experiments.run.machine import Machine, mixing
 from policies.orca import Orca
@@ -83,7 +83,7 @@ def test_the_steady_state_by_hand(output: int, piggybacked: float, alone: float)
     machine = Machine(plain_ops(), "a6000")
     prompt = 1000 - output
     ratio = prompt / output
-    found = plan(machine, Demand(1000, ratio, ratio), 256, 7)
+    found = candidate(machine, Demand(1000, ratio, ratio), 256, 7)
     linear = LAYERS * (4 * 1e-3 + 2e-6 * (prompt + 4 * piggybacked))
     last = prompt - 750
     attention = LAYERS * 1e-9 * (250 * (1 + 251 + 501) + last * 751)
@@ -223,7 +223,7 @@ def test_the_spread_holds_the_middle(values: list[float]) -> None:
 
 
 def test_names_are_unique() -> None:
-    assert len({reading.name for reading in READINGS}) == len(READINGS)
+    assert len({reading.name for reading in SCENARIO_READINGS}) == len(SCENARIO_READINGS)
     assert len({change.name for change in CHANGES}) == len(CHANGES)
 
 

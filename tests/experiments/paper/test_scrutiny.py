@@ -14,14 +14,14 @@ from matplotlib.text import Text
 
 from experiments.figures.style import styled
 from experiments.paper.ablation import end_to_end
-from experiments.paper.claims import Result, evaluate, load_claims, readings
+from experiments.paper.claims import ClaimResult, evaluate, load_claims, readings
+from experiments.paper.figures import bubbles as figures_pipeline
 from experiments.paper.figures import chunks as figures_chunks
 from experiments.paper.figures import costs as figures_costs
-from experiments.paper.figures import pipeline as figures_pipeline
 from experiments.paper.figures import throughput as figures_throughput
 from experiments.paper.figures.costs import Labs
 from experiments.paper.figures.gallery import DPI, LOOK
-from experiments.paper.figures.tables import claims_table, gains_table
+from experiments.paper.figures.markdown import claims_table, gains_table
 from experiments.paper.reproduce import gains, independent, said, summary
 from experiments.paper.scrutiny import (
     CANNOT_FAIL,
@@ -42,11 +42,11 @@ from tests.experiments.paper.test_claims import recorded
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def as_recorded() -> list[Result]:
+def as_recorded() -> list[ClaimResult]:
     """Every claim in both variants, with the values that are written down."""
     fitted = Lab("paper-calibrated").fitted
     return [
-        Result(claim, name, recorded()[id][name], "", name != "predicted" and id in fitted)
+        ClaimResult(claim, name, recorded()[id][name], "", name != "predicted" and id in fitted)
         for id, claim in load_claims().items()
         for name in VARIANTS
     ]

@@ -33,7 +33,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
+class JobResult:
     """What came of a run: the files of its folder, or why there are none.
 
     ``seconds`` is how long it took, ``error`` one line, ``details`` the traceback.
@@ -46,12 +46,12 @@ class Result:
     details: str = ""
 
 
-def work(jobs: list[Job]) -> list[Result]:
+def work(jobs: list[Job]) -> list[JobResult]:
     """Simulate runs one after the other. One that raises does not keep the others from going on."""
     return [_one(job) for job in jobs]
 
 
-def _one(job: Job) -> Result:
+def _one(job: Job) -> JobResult:
     began = time.perf_counter()
     key = job.run.key
     try:
@@ -59,8 +59,8 @@ def _one(job: Job) -> Result:
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         took = time.perf_counter() - began
-        return Result(key, {}, took, f"{type(error).__name__}: {text}", traceback.format_exc())
-    return Result(key, files, time.perf_counter() - began)
+        return JobResult(key, {}, took, f"{type(error).__name__}: {text}", traceback.format_exc())
+    return JobResult(key, files, time.perf_counter() - began)
 
 
 def run_files(job: Job) -> dict[str, bytes]:

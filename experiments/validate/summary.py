@@ -16,7 +16,7 @@ from experiments.validate.cells import Cell
 from experiments.validate.differences import (
     MOST_DRIFT,
     PREDICTIONS,
-    Outcome,
+    Comparison,
     drift,
     errors_by_kind,
     evaluate,
@@ -35,13 +35,13 @@ FEWEST_REPEATS = 3
 RATIO_TARGET = 0.10
 REPLAY_TARGET = 0.03
 
-Outcomes = dict[str, list[Outcome]]
+Comparisons = dict[str, list[Comparison]]
 """Of each cell, repeat by repeat."""
 
 
 def evaluate_all(
     sessions: Sequence[Session], progress: Callable[[str, int, int], None]
-) -> Outcomes:
+) -> Comparisons:
     """Every offline cell in every repeat."""
     jobs = [
         (session, repeat, cell)
@@ -50,7 +50,7 @@ def evaluate_all(
         for cell in session.cells
         if not cell.online
     ]
-    found: Outcomes = {}
+    found: Comparisons = {}
     for done, (session, repeat, cell) in enumerate(jobs):
         progress("simulations", done, len(jobs))
         found.setdefault(cell.name, []).append(evaluate(session, repeat, cell))
@@ -59,7 +59,7 @@ def evaluate_all(
 
 
 def report(
-    experiment: Experiment, sessions: Sequence[Session], outcomes: Outcomes
+    experiment: Experiment, sessions: Sequence[Session], outcomes: Comparisons
 ) -> dict[str, Any]:
     """The content of ``validation.json``."""
     cells: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _about(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell, all_repeats: list[Outcome], kept: list[int]) -> dict[str, Any]:
+def _cell(cell: Cell, all_repeats: list[Comparison], kept: list[int]) -> dict[str, Any]:
     """All repeats are listed; statistics are over the accepted ones, or all where none was."""
     some = [all_repeats[n] for n in kept] or all_repeats
     parities = [outcome.parity for outcome in all_repeats]
@@ -156,7 +156,7 @@ def _cell(cell: Cell, all_repeats: list[Outcome], kept: list[int]) -> dict[str, 
     return entry | {key: entry["calibrated"][key] for key in (*TARGETS, "throughput_error")}
 
 
-def _prediction(outcome: Outcome, prediction: str) -> dict[str, Any]:
+def _prediction(outcome: Comparison, prediction: str) -> dict[str, Any]:
     errors = iteration_errors(outcome, prediction)
     return {
         "iteration_error_median": float(np.median(errors)),
@@ -203,7 +203,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _ratios(
-    experiment: Experiment, outcomes: Outcomes, accepted: Mapping[str, list[int]]
+    experiment: Experiment, outcomes: Comparisons, accepted: Mapping[str, list[int]]
 ) -> dict[str, Any]:
     """The configuration's ``compare``: measured and simulated, repeat by repeat."""
     found = {}

@@ -18,8 +18,8 @@ from profiler.facts.model import LAYER_GEMMS, ModelSpec
 from profiler.planning.designed import DESIGNED
 from profiler.planning.grid import Key
 from profiler.planning.journal import Journal, Timing
-from profiler.planning.plan import OPS, TILE
 from profiler.planning.profile_error import ProfileError
+from profiler.planning.settings import OPS, TILE
 from profiler.storage.manifest import NotOursError, replace_files
 from profiler.storage.plain_yaml import dump_yaml
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.bundle.tables import EDGE_OPS, LAYER_OPS
 from profiler.facts.model import ModelSpec
-from profiler.planning.grid import Floats, Grid, Key, Line, Surface
+from profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
 #: Ops that the timer can run on one device; the collectives have a launcher of their own.
 OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill", "attn_decode")
@@ -111,7 +111,7 @@ def make_grid(
         return Surface(coarse, target, _prefill_terms, lambda key: allowed(op, key, limits))
     if op == "attn_decode":
         return Surface(coarse, target, _decode_terms, lambda key: allowed(op, key, limits))
-    return Line(coarse, target, resolution)
+    return SizeGrid(coarse, target, resolution)
 
 
 def _prefill_terms(chunk: Floats, context: Floats) -> Floats:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.base import JsonOption, consoles, print_json, report_written
+from experiments.cli.common import JsonOption, consoles, print_json, report_written
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from profiler.bundle.tables import OVERHEADS
 from profiler.measuring.collectives import message_sizes, time_collectives
-from profiler.measuring.measured import Facts, measured, skipped
+from profiler.measuring.to_bundle import Facts, measured, skipped
 from profiler.planning.designed import DESIGNED, designed_points
 from profiler.planning.grid import Grid, Key
 from profiler.planning.journal import Journal, Timing
-from profiler.planning.plan import OPS, Settings, coarse_grid, make_grid
 from profiler.planning.profile_error import ProfileError
+from profiler.planning.settings import OPS, Settings, coarse_grid, make_grid
 
 if TYPE_CHECKING:
     from profiler.measuring.shard_ops import ShardOps
@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int], None]
 _RESOLUTION = {"cpu": 1 / 64, "cuda": 0.0}
 
 
-class Session:
+class DegreeSession:
     """One TP degree: the estimate, the coarse and designed points, adaptive ones, collectives."""
 
     def __init__(

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 
 from experiments.paper.ablation import end_to_end
-from experiments.paper.claims import Result, load_claims
+from experiments.paper.claims import ClaimResult, load_claims
 from experiments.paper.costs import SCHEMES
 from experiments.paper.decode_speedup import TABLE_4, table_4_decode
-from experiments.paper.readings import Reading
+from experiments.paper.readings import ScenarioReading
 from experiments.paper.reproduce import gains, summary
 from experiments.paper.scenarios import PAPER, Ratios
 from experiments.paper.scrutiny import marks
@@ -26,9 +26,9 @@ def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -
     return "\n".join(lines)
 
 
-def claims_table(results: Sequence[Result]) -> str:
+def claims_table(results: Sequence[ClaimResult]) -> str:
     """All claims, the variants side by side; misses in bold, what was fitted with a star."""
-    by_id: dict[str, list[Result]] = {}
+    by_id: dict[str, list[ClaimResult]] = {}
     for result in results:
         by_id.setdefault(result.claim.id, []).append(result)
     counts = summary(results)
@@ -48,7 +48,7 @@ def claims_table(results: Sequence[Result]) -> str:
     return markdown("Claims", header, rows)
 
 
-def gains_table(results: Sequence[Result]) -> str:
+def gains_table(results: Sequence[ClaimResult]) -> str:
     """The gains in throughput less 1, in percent; misses in bold."""
     some, counts = gains(results)
     header = ["gain", "paper"]
@@ -103,7 +103,7 @@ def table_4(labs: Sequence[Lab]) -> str:
     return markdown("Table 4", header, rows)
 
 
-def readings_table(spreads: Mapping[Reading, tuple[Ratios, Ratios, Ratios]]) -> str:
+def readings_table(spreads: Mapping[ScenarioReading, tuple[Ratios, Ratios, Ratios]]) -> str:
     """Section 5.3's ratios by reading: median [least, most] over the seeds."""
     rows = [["**the paper**", *(f"**{value:g}**" for value in astuple(PAPER))]]
     for reading, found in spreads.items():

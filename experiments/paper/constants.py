@@ -1,6 +1,6 @@
 """Fit a few constants per device to a named handful of the paper's numbers.
 
-``python -m experiments.paper.calibrate`` writes ``data/paper/calibration.yaml``.
+``python -m experiments.paper.constants`` writes ``data/paper/calibration.yaml``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _FACTOR = (0.5, 2.0)
 
 _HEADER = """\
 # Constants fitted to numbers of the Sarathi paper (data/paper/claims.csv), for the variant
-# paper-calibrated. Written by `python -m experiments.paper.calibrate`; variants.py says what each
+# paper-calibrated. Written by `python -m experiments.paper.constants`; variants.py says what each
 # one means. `follow` are claims that are sums, differences or quotients of fitted ones, or of the
 # same ops at nearly the same sizes.
 """
