@@ -23,8 +23,10 @@ from policies.policy import PoolPolicy
 from policies.request import Request, Sequence
 from policies.scheduler import DECODE, PREFILL, PolicyError
 
-RECOMPUTE = 3
-"""What a request does in a span, beside those of the scheduler: it processes again what it lost."""
+RECOMPUTE, PART = 3, 4
+"""What a request does in a span, beside those of the scheduler: it processes again what it lost, up
+to its next token; or chunks that end with no token, as it went on in another slot or was preempted.
+"""
 
 NO_CHUNKS: tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]] = ((), 0, ())
 HIT, HIT_AGAIN, LOST = 0, 1, 2
@@ -320,10 +322,10 @@ class Pool:
         else:
             self.waiting.appendleft(sequence)
 
-    def _free_cohort(self) -> Cohort:
+    def _free_cohort(self, taken: Cohort | None = None) -> Cohort:
         """A slot with no members and nothing in flight."""
         for cohort in self.cohorts:
-            if not cohort.members and not cohort.outstanding and cohort is not self._ready:
+            if not cohort.members and not cohort.outstanding and cohort is not taken:
                 return cohort
         self.cohorts.append(Cohort(len(self.cohorts), self.blocks.block_size))
         return self.cohorts[-1]
@@ -479,8 +481,8 @@ class Pool:
         ready, chosen = self._ready, self._decodes
         assert chosen is not None
         if not chosen:
-            return self._free_cohort()
-        rest = self._free_cohort()
+            return self._free_cohort(ready)
+        rest = self._free_cohort(ready)
         rest.opens = self.step
         for sequence in list(ready):
             if sequence not in chosen:
@@ -491,6 +493,8 @@ class Pool:
         """Log the span that a sequence's last chunk ended, if there was one."""
         if sequence._group >= 0:
             role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
+            if sequence.prefilled < sequence.target:
+                role = PART
             first, last = sequence._span_first, sequence._next_iteration - 1
             self._log(sequence, role, sequence._group, first, last)
             sequence._group = -1

@@ -36,7 +36,8 @@ class Metric:
 
     A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
     value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
-    says how long the run was. ``in_summary`` is false for what only the requests' table has.
+    says how long the run was. ``in_summary`` is false for what only the requests' table has,
+    ``paged`` is true for what only runs with paged memory have.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Metric:
     whole: bool = False
     grows: bool = False
     in_summary: bool = True
+    paged: bool = False
 
     @property
     def anchor(self) -> str:
@@ -67,6 +69,10 @@ def _share(key: str, name: str, better: Better) -> Metric:
     return Metric(key, name, "%", better, scale=100.0)
 
 
+def _paged_share(key: str, name: str, better: Better) -> Metric:
+    return Metric(key, name, "%", better, scale=100.0, paged=True)
+
+
 _ALL = (
     _count("requests", "requests"),
     _count("finished", "finished requests", Better.MORE),
@@ -81,6 +87,11 @@ _ALL = (
     _count("stage_executions", "stage executions"),
     Metric("mean_batch", "mean batch", "sequences", Better.NEITHER),
     _share("kv_peak_share", "peak KV occupancy", Better.NEITHER),
+    Metric("preemptions", "preemptions", "", Better.LESS, whole=True, paged=True),
+    Metric("preemption_rate", "preemptions a request", "", Better.LESS, paged=True),
+    _paged_share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE),
+    _paged_share("recomputed_share", "computed tokens that were computed again", Better.LESS),
+    Metric("empty_iterations", "empty iterations", "", Better.NEITHER, whole=True, paged=True),
     Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
     _latency("queueing_s", "queueing delay"),
     _latency("ttft_s", "time to first token"),

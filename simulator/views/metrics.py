@@ -14,6 +14,7 @@ from profiler.facts.model import ModelSpec
 from simulator.loop.records import Floats, Records
 from simulator.views.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
 from simulator.views.metric_registry import QUANTILES, STEADY
+from simulator.views.paging import is_paged, paging_columns, paging_summary
 from simulator.views.per_replica import PerReplica
 from simulator.views.spans import Spans
 from simulator.views.steady import steady_state
@@ -54,7 +55,8 @@ class Analysis:
         Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
         until its first chunk starts on stage 0), ttft_s, tpot_s (mean time per token after the
         first; NaN for one token), tbt_max_s, finish_s, latency_s, bubble_s and its parts pb1_s,
-        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, and rejected (the reason, or None).
+        pb2_s, pb3_s, equal_s, communication_s, turnaround_s, with paged memory preemptions,
+        hit_tokens and recomputed_tokens, and rejected (the reason, or None).
         """
         records = self.records
         parts = ("bubble", *WAITS)
@@ -80,6 +82,7 @@ class Analysis:
                 "finish_s": found["finish"],
                 "latency_s": found["finish"] - arrival,
                 **{f"{name}_s": found[name] for name in parts},
+                **(paging_columns(records) if is_paged(records) else {}),
                 "rejected": [records.rejections.get(int(i)) for i in records.request_id],
             }
         )
@@ -165,7 +168,10 @@ class Analysis:
         go when it returns.
         """
         records, spans = self.records, self.spans[replica]
-        columns = records.replicas[replica].iterations
+        log = records.replicas[replica]
+        columns = log.iterations
+        if log.pool is not None:  # the room of the blocks in use
+            return columns["ready_s"], log.pool.kv_tokens.astype(np.float64)
         grown = columns["prefill_tokens"] + columns["decodes"] - columns["padding"]
         held = np.searchsorted(records.request_id, spans.requests)
         gone = records.prompt_tokens[held] + records.output_tokens[held] - 1
@@ -205,6 +211,7 @@ class Analysis:
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
             "mean_batch": carried / iterations if iterations else float("nan"),
             "kv_peak_share": float(max(peaks, default=0.0)),
+            **(paging_summary(records, done) if is_paged(records) else {}),
             "tbt_s": _named(self.tbt_quantiles()),
             **{name: _spread(done[name]) for name in (*STEADY, "bubble_s")},
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),

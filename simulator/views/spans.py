@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from policies.pool import PART, RECOMPUTE
 from policies.scheduler import DECODE, PREFILL
 from simulator.loop.records import Floats, Ints, ReplicaLog
 
@@ -71,7 +72,7 @@ class Spans:
         np.add.at(weight, self.last[decode] + 1, -1)
         weight = np.cumsum(weight, dtype=np.int32)[:-1]
         seen = weight > 0
-        entry = self._entry_gaps(decode)
+        entry = self._entry_gaps(np.union1d(decode, self._recomputed()))
         gaps = np.concatenate([within[seen], entry])
         return gaps, np.concatenate([weight[seen], np.ones(len(entry), np.int32)])
 
@@ -89,12 +90,21 @@ class Spans:
             inside = np.maximum.reduceat(within, pairs.ravel())[::2]
             longest[order] = np.where(pairs[:, 0] < pairs[:, 1], inside, -1.0)
             longest[decode] = np.maximum(longest[decode], self._entry_gaps(decode))
+        again = self._recomputed()
+        longest[again] = self._entry_gaps(again)
         result = np.maximum.reduceat(longest, self.starts)
         return np.where(result < 0, np.nan, result)
 
-    def _entry_gaps(self, decode: Ints) -> Floats:
-        """For decode spans: from the end of the request's span before to their first token.
+    def _recomputed(self) -> Ints:
+        """The spans that process again what was lost, and end with a token."""
+        return np.flatnonzero(self.role == RECOMPUTE)
 
-        A request's first span is a prefill, so there always is one before.
+    def _entry_gaps(self, spans: Ints) -> Floats:
+        """From the token before these spans of decodes or recomputation to their first one.
+
+        A request's first token is that of its prefill, so there always is one before.
         """
-        return np.asarray(self._finish[self.first[decode]] - self._finish[self.last[decode - 1]])
+        yields = np.where(self.role != PART, np.arange(len(self.role)), -1)
+        before = np.maximum.accumulate(yields)[spans - 1]
+        token = np.where(self.role[spans] == DECODE, self.first[spans], self.last[spans])
+        return np.asarray(self._finish[token] - self._finish[self.last[before]])
