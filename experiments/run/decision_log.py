@@ -29,17 +29,31 @@ from policies.vllm import Vllm
 from simulator.loop.endings import OutputLengths
 
 _MOST_BYTES = 1 << 28
+_MOST = {
+    "block_size": 1 << 16,
+    "num_blocks": 1 << 40,
+    "max_num_seqs": 1 << 40,
+    "max_num_batched_tokens": 1 << 40,
+    "max_model_len": 1 << 40,
+    "pp": 1 << 16,
+}
+"""Settings that are whole numbers from 1 on, and the largest they may be."""
 
 
 @dataclass(frozen=True)
 class DecisionLog:
-    """A recorded log: its name, how many batches may be in flight, settings, requests, events."""
+    """A recorded log: its file, how many batches may be in flight, settings, requests, events."""
 
-    name: str
+    path: Path
     depth: int
     settings: dict[str, Any]
     requests: list[list[Any]]
     events: list[list[Any]]
+
+    @property
+    def name(self) -> str:
+        """The file's name, without what says of which kind it is."""
+        return self.path.name.removesuffix(".gz").removesuffix(".jsonl")
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,8 @@ def read_log(path: Path) -> DecisionLog:
             content = reader.decompress(content, _MOST_BYTES)
             if reader.unconsumed_tail:
                 raise ConfigError(f"{path}: holds more than {_MOST_BYTES >> 20} MB")
+            if not reader.eof:
+                raise ConfigError(f"{path}: not a log of decisions: it is cut short")
         lines = content.decode().splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
@@ -81,15 +97,26 @@ def read_log(path: Path) -> DecisionLog:
                 f"{path}: line {number}: not an event: must be add, schedule or return"
             )
     try:
-        return DecisionLog(
-            path.name.removesuffix(".gz").removesuffix(".jsonl"),
-            int(header["depth"]),
-            dict(header["config"]),
-            list(header["requests"]),
-            rows[1:],
+        log = DecisionLog(
+            path, header["depth"], dict(header["config"]), list(header["requests"]), rows[1:]
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: line 1: the header lacks or garbles {error}") from None
+    _check(log)
+    return log
+
+
+def _check(log: DecisionLog) -> None:
+    """Raises ConfigError where a setting is not what vLLM could have had."""
+    found = {name: log.settings.get(name) for name in _MOST} | {"depth": log.depth}
+    for name, value in found.items():
+        most = _MOST.get(name, 1 << 16)
+        if type(value) is not int or not 1 <= value <= most:
+            problem = f"must be a whole number from 1 to {most}"
+            raise ConfigError(f"{log.path}: line 1: {name} {value!r}: {problem}")
+    policy = log.settings.get("policy")
+    if policy not in ("fcfs", "priority"):
+        raise ConfigError(f"{log.path}: line 1: policy {policy!r}: must be fcfs or priority")
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
@@ -104,17 +131,26 @@ def replay(log: DecisionLog) -> Replay:
 
     Raises ConfigError where the log's settings or requests cannot be used.
     """
+    line = 1
     try:
-        return _Player(log).play()
+        player = _Player(log)
+        for line, event in enumerate(log.events, 2):
+            difference = player.play(event)
+            if difference is not None:
+                return Replay(player.decisions, player.identical, f"line {line}, {difference}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(f"{log.name}: cannot be replayed: {error!r}") from None
+        raise ConfigError(f"{log.path}: line {line}: cannot be replayed: {error!r}") from None
+    return Replay(player.decisions, player.identical, None)
 
 
 class _Player:
     """Our scheduler under the settings of a log."""
 
     def __init__(self, log: DecisionLog) -> None:
-        self._log, c = log, log.settings
+        c = log.settings
+        self.decisions = sum(event[0] == "schedule" for event in log.events)
+        self.identical = 0
+        self._flight: dict[int, Batch] = {}
         longest = c["max_model_len"]
         self._requests: dict[int, Request] = {}
         outputs: dict[int, int] = {}
@@ -149,29 +185,22 @@ class _Player:
             endings=OutputLengths(outputs),
         )
 
-    def play(self) -> Replay:
-        """Every event in its order; what follows a difference is not compared any more."""
-        flight: dict[int, Batch] = {}
-        decisions = sum(event[0] == "schedule" for event in self._log.events)
-        identical = 0
-        for number, event in enumerate(self._log.events):
-            if event[0] == "add":
-                reason = self._pool.add(self._requests[event[1]])
-                if reason is not None:
-                    return Replay(decisions, identical, f"request {event[1]} is rejected: {reason}")
-                continue
-            if event[0] == "schedule":
-                ours, flight[event[1]] = self._schedule()
-                theirs, what = event[2:], "decision"
-            else:
-                ended = self._pool.complete(flight.pop(event[1]))
-                ours, theirs = sorted(s.id for s in ended), event[2]
-                what = "return"
-            if ours != theirs:
-                line = f"line {number + 2}, {what} of step {event[1]}"
-                return Replay(decisions, identical, f"{line}: engine {theirs}; ours {ours}")
-            identical += event[0] == "schedule"
-        return Replay(decisions, identical, None)
+    def play(self, event: list[Any]) -> str | None:
+        """Feed an event; returns how we differ from it."""
+        if event[0] == "add":
+            reason = self._pool.add(self._requests[event[1]])
+            return reason and f"request {event[1]} is rejected: {reason}"
+        if event[0] == "schedule":
+            ours, self._flight[event[1]] = self._schedule()
+            theirs, what = event[2:], "decision"
+        else:
+            ended = self._pool.complete(self._flight.pop(event[1]))
+            ours, theirs = sorted(s.id for s in ended), event[2]
+            what = "return"
+        if ours != theirs:
+            return f"{what} of step {event[1]}: engine {theirs}; ours {ours}"
+        self.identical += event[0] == "schedule"
+        return None
 
     def _schedule(self) -> tuple[list[Any], Batch]:
         """A decision of ours, as a log states it."""

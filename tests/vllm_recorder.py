@@ -1,0 +1,335 @@
+"""Records what vLLM's scheduler decides, as `sarathi-sim lockstep` reads it (decision_log.py).
+
+    python -m tests.vllm_recorder --out tests/data/vllm          the logs that the tests use
+    python -m tests.vllm_recorder --random 50 --out FOLDER       random settings and workloads
+
+It needs the extra `vllm` and none of this project. Only the scheduler itself runs: its batches take
+made-up times on a virtual clock, its tokens are made up, so a log is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import tempfile
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+EOS = 2
+TINY_MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_hidden_layers": 4, "vocab_size": 32000, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """vLLM's settings as a log names them, and (the last six) a workload.
+
+    ``share`` of the requests begin with a prefix of one of three groups; ``eos`` ends requests
+    before their declared length; ``ties`` makes them arrive together.
+    """
+
+    block_size: int = 16
+    num_blocks: int = 1000
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 256
+    max_model_len: int = 1024
+    chunked: bool = True
+    caching: bool = False
+    policy: str = "fcfs"
+    threshold: int = 0
+    adaptive: bool = False
+    watermark: float = 0.0
+    reserve_full_isl: bool = True
+    async_sched: bool = False
+    v2: bool = False
+    pp: int = 1
+    requests: int = 40
+    per_second: float = 60.0
+    longest_prompt: int = 300
+    longest_output: int = 40
+    share: float = 0.0
+    eos: bool = False
+    ties: bool = False
+
+
+FEW = Settings(num_blocks=30, requests=36, per_second=150.0, longest_output=60)
+SHIPPED = {
+    "plain": Settings(requests=50),
+    "few_blocks": FEW,
+    "shared_prefixes": replace(FEW, caching=True, share=0.8, block_size=8, num_blocks=72),
+    "priorities": replace(FEW, policy="priority", ties=True),
+    "threshold": Settings(threshold=48, adaptive=True, longest_prompt=500, policy="priority"),
+    "pp2": replace(FEW, pp=2, num_blocks=50, reserve_full_isl=False),
+    "async_eos": replace(FEW, async_sched=True, eos=True, caching=True, share=0.5, num_blocks=40),
+    "async_pp2_v2": replace(
+        FEW, async_sched=True, v2=True, pp=2, eos=True, num_blocks=60, reserve_full_isl=False
+    ),
+    "watermark": replace(FEW, watermark=0.1, reserve_full_isl=False),
+    "not_chunked": Settings(chunked=False, max_num_batched_tokens=1024, max_num_seqs=8),
+}
+
+
+def random_settings(draw: random.Random) -> Settings:
+    """Any mixture of settings under which every request can be served."""
+    mode = draw.choice(["sync", "pp", "async", "v2", "v2_pp"])
+    chunked = draw.random() < 0.85
+    block_size = draw.choice([4, 8, 16, 32])
+    length = draw.choice([120, 260, 420])
+    output = draw.choice([4, 30, 90])
+    threshold = draw.choice([0, 0, 17, 40, 100])
+    sequences = draw.choice([3, 8, 24])
+    caching = draw.random() < 0.5
+    most = length + 130 + output + 20  # prompts behind a shared prefix are longer
+    return Settings(
+        block_size=block_size,
+        num_blocks=2 + int(most / block_size * draw.choice([1.05, 1.3, 2.2, 6.0])),
+        max_num_seqs=sequences,
+        max_num_batched_tokens=draw.choice([32, 90, 300]) if chunked else 1024,
+        chunked=chunked,
+        caching=caching,
+        policy=draw.choice(["fcfs", "priority"]),
+        threshold=threshold,
+        adaptive=threshold > 0 and draw.random() < 0.5,
+        watermark=draw.choice([0.0, 0.0, 0.03, 0.25]),
+        reserve_full_isl=draw.random() < 0.5,
+        async_sched=mode in ("async", "v2", "v2_pp"),
+        v2=mode in ("v2", "v2_pp"),
+        pp=draw.choice([2, 3, 4]) if mode in ("pp", "v2_pp") else 1,
+        requests=40,
+        per_second=draw.choice([20.0, 80.0, 400.0]),
+        longest_prompt=length,
+        longest_output=output,
+        share=draw.choice([0.4, 0.9]) if caching else 0.0,
+        eos=draw.random() < 0.5,
+        ties=draw.random() < 0.4,
+    )
+
+
+def workload(settings: Settings, seed: int) -> list[list[Any]]:
+    """Rows as in a log's header."""
+    draw = random.Random(seed)
+    prefixes = [draw.choice([33, 64, 96, 130]) for _ in range(3)]
+    rows: list[list[Any]] = []
+    now = 0.0
+    for number in range(settings.requests):
+        now += draw.expovariate(settings.per_second)
+        group = draw.randrange(3) if draw.random() < settings.share else -1
+        shared = prefixes[group] if group >= 0 else 0
+        own = draw.choice([0, 1, 16, draw.randint(1, settings.longest_prompt)]) if shared else 0
+        prompt = shared + own if shared else draw.randint(1, settings.longest_prompt)
+        output = draw.randint(1, settings.longest_output)
+        arrival = round(now, 1 if settings.ties else 6)
+        row = [number, arrival, prompt, output, draw.randrange(3), group, shared]
+        if settings.eos:
+            row.append(output + draw.choice([0, 1, 3, 20]))
+        rows.append(row)
+    return rows
+
+
+def prompt_tokens(row: list[Any]) -> list[int]:
+    """A token is named by its place in its group's prefix, or in its own prompt."""
+    number, prompt, group, shared = row[0], row[2], row[5], row[6]
+    common = random.Random(f"group {group}").choices(range(3, 31_000), k=shared)
+    return common + random.Random(f"own {number}").choices(range(3, 31_000), k=prompt - shared)
+
+
+def build_scheduler(settings: Settings, model: Path) -> tuple[Any, int]:
+    """vLLM's scheduler without an engine, and how many batches may be in flight."""
+    import torch
+    from vllm import config as c
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    cache = c.CacheConfig(
+        block_size=settings.block_size, enable_prefix_caching=settings.caching, cache_dtype="auto"
+    )
+    whole = c.VllmConfig(
+        model_config=c.ModelConfig(
+            model=str(model), skip_tokenizer_init=True, dtype="float32",
+            max_model_len=settings.max_model_len,
+        ),
+        cache_config=cache,
+        parallel_config=c.ParallelConfig(pipeline_parallel_size=settings.pp),
+        device_config=c.DeviceConfig("cpu"),
+        scheduler_config=c.SchedulerConfig(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=settings.max_model_len,
+            enable_chunked_prefill=settings.chunked,
+            policy=settings.policy,
+            long_prefill_token_threshold=settings.threshold,
+            long_prefill_token_threshold_adaptive=settings.adaptive,
+            watermark=settings.watermark,
+            scheduler_reserve_full_isl=settings.reserve_full_isl,
+            is_encoder_decoder=False,
+        ),
+    )  # fmt: skip
+    # What the CPU platform refuses, though the scheduler itself has no need of a GPU.
+    whole.scheduler_config.async_scheduling = settings.async_sched
+    cache.num_gpu_blocks = settings.num_blocks
+    spec = FullAttentionSpec(
+        block_size=settings.block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    scheduler = (AsyncScheduler if settings.async_sched else Scheduler)(
+        vllm_config=whole,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=settings.num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(whole),
+        block_size=settings.block_size,
+        log_stats=False,
+    )
+    scheduler.use_v2_model_runner = settings.v2
+    if settings.v2 and settings.async_sched:
+        return scheduler, settings.pp + 1
+    return scheduler, whole.max_concurrent_batches
+
+
+class Recording:
+    """The scheduler as vLLM's engine core drives it, on a virtual clock.
+
+    Batches are scheduled while one more may be in flight, then the oldest is waited for.
+    """
+
+    def __init__(self, settings: Settings, rows: list[list[Any]], model: Path) -> None:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        init_none_hash(sha256)
+        self.settings = settings
+        self.rows = rows
+        self.hasher = (
+            get_request_block_hasher(settings.block_size, sha256) if settings.caching else None
+        )
+        self.scheduler, self.depth = build_scheduler(settings, model)
+        self.coming = deque(sorted(rows, key=lambda row: row[1]))
+        self.flight: deque[tuple[float, int, Any, list[str]]] = deque()
+        self.yielded = [0] * len(rows)
+        self.stages = [0.0] * settings.pp
+        self.now = 0.0
+        self.steps = 0
+        self.events: list[list[Any]] = []
+
+    def run(self) -> None:
+        """Serve every request."""
+        while self.coming or self.flight or self.scheduler.has_requests():
+            if not (self.flight or self.scheduler.has_requests()):
+                self.now = max(self.now, self.coming[0][1])
+            self._arrivals()
+            scheduled = self.scheduler.has_requests() and self._schedule()
+            if len(self.flight) < self.depth and (scheduled or self.scheduler.has_requests()):
+                continue
+            self._book()
+
+    def _arrivals(self) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        while self.coming and self.coming[0][1] <= self.now:
+            row = self.coming.popleft()
+            most = row[7] if len(row) > 7 else row[3]
+            sampling = SamplingParams(max_tokens=most, ignore_eos=True, stop_token_ids=[EOS])
+            request = Request(
+                str(row[0]), prompt_tokens(row), sampling, None,
+                arrival_time=row[1], priority=row[4], block_hasher=self.hasher,
+            )  # fmt: skip
+            self.scheduler.add_request(request)
+            self.events.append(["add", row[0]])
+
+    def _schedule(self) -> bool:
+        """One decision; whether there is anything in it."""
+        scheduler = self.scheduler
+        output = scheduler.schedule()
+        computed = {each.req_id: each.num_computed_tokens for each in output.scheduled_new_reqs}
+        again = output.scheduled_cached_reqs
+        computed |= dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
+        given = output.num_scheduled_tokens
+        self.events.append([
+            "schedule", self.steps, [[int(id), computed[id], n] for id, n in given.items()],
+            sorted(map(int, output.preempted_req_ids or ())),
+            scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            len(scheduler.running), len(scheduler.waiting),
+        ])  # fmt: skip
+        yields = [id for id in given if not scheduler.requests[id].is_prefill_chunk]
+        tokens = output.total_num_scheduled_tokens
+        done = self.flight[-1][0] if self.flight else self.now
+        if tokens:
+            done = self.now
+            for stage, free in enumerate(self.stages):
+                done = max(done, free) + (3e-3 + 3e-5 * tokens) / len(self.stages)
+                self.stages[stage] = done
+        self.flight.append((max(done, self.now), self.steps, output, yields))
+        self.steps += 1
+        if self.steps > 100_000:
+            raise RuntimeError("the scheduler goes round for ever")
+        return bool(tokens)
+
+    def _book(self) -> None:
+        """Wait for the oldest batch, and hand its tokens over."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        done, step, output, yields = self.flight.popleft()
+        self.now = max(self.now, done)
+        sampled: dict[str, list[int]] = {id: [] for id in output.num_scheduled_tokens}
+        for id in yields:
+            row = self.rows[int(id)]
+            self.yielded[int(id)] += 1
+            last = len(row) > 7 and self.yielded[int(id)] == row[3]
+            sampled[id] = [EOS if last else 3 + (int(id) * 101 + self.yielded[int(id)]) % 30_000]
+        before = set(self.scheduler.requests)
+        index = {id: place for place, id in enumerate(sampled)}
+        result = ModelRunnerOutput(list(sampled), index, list(sampled.values()))
+        self.scheduler.update_from_output(output, result)
+        ended = before - set(self.scheduler.requests)
+        self.events.append(["return", step, sorted(map(int, ended))])
+
+
+def record(name: str, settings: Settings, seed: int, folder: Path) -> None:
+    """Write ``folder/name.jsonl.gz``."""
+    import vllm
+
+    rows = workload(settings, seed)
+    with tempfile.TemporaryDirectory() as model:
+        (Path(model) / "config.json").write_text(json.dumps(TINY_MODEL))
+        recording = Recording(settings, rows, Path(model))
+        recording.run()
+    header = {
+        "format": 1, "engine": "vllm", "version": vllm.__version__, "name": name, "seed": seed,
+        "depth": recording.depth, "config": asdict(settings), "requests": rows,
+    }  # fmt: skip
+    lines = [json.dumps(line, separators=(",", ":")) for line in (header, *recording.events)]
+    content = gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0)
+    (folder / f"{name}.jsonl.gz").write_bytes(content)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if not arguments.random:
+        for number, (name, settings) in enumerate(SHIPPED.items()):
+            record(name, settings, arguments.seed + number, arguments.out)
+    for number in range(arguments.random):
+        draw = random.Random(f"{arguments.seed} {number}")
+        record(f"random{number:03d}", random_settings(draw), draw.randrange(10**6), arguments.out)
+
+
+if __name__ == "__main__":
+    main()
