@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.loop.pipeline import advance, stage_times
+from simulator.loop.pipeline import Diagonal, stage_times
 from simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from simulator.views.spans import Spans
 
@@ -83,32 +83,38 @@ def retimed_finish(
         for number, (log, spans) in enumerate(zip(records.replicas, all_spans, strict=True))
     ]
     log = records.replicas[0]
-    stages, replicas = log.num_stages, len(lines)
     steps = max(line.steps for line in lines)
     reach = max(line.reach for line in lines)
     found = [np.empty((len(wanted), samples)) for wanted in rows]
-    free = np.full((replicas, stages, samples), -np.inf)
-    arrival = np.full_like(free, -np.inf)
+    diagonal = Diagonal((log.num_stages, len(lines), samples), log.switches.blocking_send)
+    entry, done = diagonal.arrival[0], diagonal.free[-1]
     # When what left on the last `reach` diagonals, then on this chunk's, was back; first "never".
-    back = np.full((replicas, 1 + reach + CHUNK, samples), -np.inf)
-    which = np.arange(replicas)
+    back = np.full((1 + reach + CHUNK, len(lines), samples), -np.inf)
+    by_row = back.reshape(-1, samples)
     for begin in range(0, steps, CHUNK):
         length = min(CHUNK, steps - begin)
         laid = [line.lay(begin, length, reach, extra, samples) for line in lines]
-        duration = np.stack([part[0] for part in laid], axis=1)
-        send = np.stack([part[1] for part in laid], axis=1)
-        after = np.stack([part[2] for part in laid], axis=1)
-        arrived = np.stack([part[3] for part in laid], axis=1)[..., None]
+        # One replica's, with an axis for replicas; or several's, side by side along it.
+        stacked = [
+            np.stack(part, axis=-2) if len(lines) > 1 else part[0][..., None, :]
+            for part in zip(*laid, strict=True)
+        ]
+        duration, send, after, arrived = stacked
+        source = after[..., 0] * len(lines) + np.arange(len(lines))
+        waits: list[bool] = (arrived > -np.inf).any(axis=(1, 2)).tolist()
         for step in range(length):
-            np.maximum(back[which, after[step]], arrived[step], out=arrival[:, 0])
-            advance(free, arrival, duration[step], send[step], log.switches.blocking_send)
-            np.add(free[:, -1], log.switches.turnaround_s, out=back[:, 1 + reach + step])
-        for line, wanted, into in zip(lines, rows, found, strict=True):
+            by_row.take(source[step], 0, entry, "clip")
+            if waits[step]:
+                np.maximum(entry, arrived[step], out=entry)
+            diagonal.advance(duration[step], send[step])
+            np.add(done, log.switches.turnaround_s, out=back[1 + reach + step])
+        for line, wanted, kept in zip(lines, rows, found, strict=True):
             place = line.returns[wanted] - begin
             here = (place >= 0) & (place < length)
-            into[here] = back[line.number, 1 + reach + place[here]] - log.switches.turnaround_s
+            left = back[1 + reach + place[here], line.number]
+            kept[here] = left - log.switches.turnaround_s
         if begin + length < steps:
-            back[:, 1 : 1 + reach] = back[:, 1 + CHUNK :].copy()
+            back[1 : 1 + reach] = back[1 + CHUNK :].copy()
     return found
 
 
@@ -124,62 +130,86 @@ class _Diagonals:
         arrival = records.arrival_s[np.searchsorted(records.request_id, spans.requests)]
         self.number, self.log = number, log
         self.causes = causes(log, spans, arrival)
-        stages, place = log.num_stages, -1
-        enters: list[int] = []
-        for after in self.causes.after.tolist():
-            place += 1
-            if after >= 0 and enters[after] + stages > place:
-                place = enters[after] + stages
-            enters.append(place)
-        self.enters = np.array(enters, np.int64)
-        self.returns = self.enters + stages - 1
-        self.steps = place + stages if enters else 0
+        self.enters = _entries(self.causes.after, log.num_stages)
+        self.returns = self.enters + log.num_stages - 1
+        self.steps = int(self.returns[-1]) + 1 if len(self.returns) else 0
         after = self.causes.after
         waits = after >= 0
         self.reach = int((self.enters - self.returns[after])[waits].max(initial=1))
         self._batch_at = np.full(self.steps + 1, -1, np.int64)
-        self._batch_at[self.enters] = np.arange(len(enters))
+        self._batch_at[self.enters] = np.arange(len(self.enters))
 
     def lay(
         self, begin: int, length: int, reach: int, extra: Extra, samples: int
     ) -> tuple[Floats, Floats, Ints, Floats]:
         """Diagonals ``begin`` and on: durations (length, stages, samples), transfers
-        (length, stages - 1, samples), where in the window of returns the cause is, arrivals."""
-        log, stages = self.log, self.log.num_stages
+        (length, stages - 1, samples), where in the window of returns the cause is, arrivals; the
+        last two of shape (length, 1)."""
+        stages = self.log.num_stages
         # The batches under way: those that entered up to `stages - 1` diagonals before.
         diagonals = np.arange(begin - stages + 1, begin + length)
         inside = (diagonals >= 0) & (diagonals < self.steps)
         batch = np.where(inside, self._batch_at[np.where(inside, diagonals, 0)], -1)
         real = np.flatnonzero(batch >= 0)
         rows = batch[real]
-        duration = np.zeros((length, stages, samples))
-        send = np.zeros((length, stages - 1, samples))
+        duration = np.empty((length, stages, samples))
+        send = np.empty((length, stages - 1, samples))
+        times, link = self._times(rows, extra)
+        spread = np.zeros((len(diagonals), samples))
+        for stage, time in enumerate(times):
+            spread[real] = time
+            ahead = stages - 1 - stage
+            duration[:, stage] = spread[ahead : ahead + length]
+        spread[real] = link
+        for stage in range(stages - 1):
+            ahead = stages - 1 - stage
+            send[:, stage] = spread[ahead : ahead + length]
+        after = np.zeros((length, 1), np.int64)
+        arrived = np.full((length, 1), -np.inf)
+        entering = real >= stages - 1
+        step, rows = real[entering] - (stages - 1), rows[entering]
+        cause = self.causes.after[rows]
+        after[step, 0] = np.where(cause >= 0, 1 + reach + self.returns[cause] - begin, 0)
+        arrived[step, 0] = self.causes.arrived_s[rows]
+        return duration, send, after, arrived
+
+    def _times(self, rows: Ints, extra: Extra) -> tuple[list[Floats], Floats]:
+        """On each stage and on the links, in these iterations; shapes (rows, samples)."""
+        log, columns = self.log, self.log.iterations
         layer_d, first_d, last_d, send_d = extra(self.number, rows)
-        columns = log.iterations
         layer = columns["layer_s"][rows]
-        link = columns["send_s"][rows, None] + send_d
-        for stage in range(stages):
-            step = real + stage - (stages - 1)
-            here = (step >= 0) & (step < length)
-            recorded = log.layers[stage] * layer
-            added = log.layers[stage] * layer_d
+        times: list[Floats] = []
+        for stage, layers in enumerate(log.layers):
+            inner = 0 < stage < log.num_stages - 1
+            if stage > 1 and inner and log.stage_s is None and layers == log.layers[stage - 1]:
+                times.append(times[-1])
+                continue
+            recorded, added = layers * layer, layers * layer_d
             if stage == 0:
                 recorded, added = recorded + columns["first_s"][rows], added + first_d
-            if stage == stages - 1:
+            if stage == log.num_stages - 1:
                 recorded, added = recorded + columns["last_s"][rows], added + last_d
             if log.stage_s is not None:  # jitter: what is added is stretched alike
                 actual = log.stage_s[rows, stage]
                 added = added * (actual / recorded)[:, None]
                 recorded = actual
-            time = recorded[:, None] + added
-            duration[step[here], stage] = time[here]
-            if stage < stages - 1:
-                send[step[here], stage] = link[here]
-        after = np.zeros(length, np.int64)
-        arrived = np.full(length, -np.inf)
-        entering = real >= stages - 1
-        step, rows = real[entering] - (stages - 1), rows[entering]
-        cause = self.causes.after[rows]
-        after[step] = np.where(cause >= 0, 1 + reach + self.returns[cause] - begin, 0)
-        arrived[step] = self.causes.arrived_s[rows]
-        return duration, send, after, arrived
+            times.append(recorded[:, None] + added)
+        return times, columns["send_s"][rows, None] + send_d
+
+
+def _entries(after: Ints, stages: int) -> Ints:
+    """The diagonal at which each batch enters: after the one before it, and once that of
+    ``after`` (-1: none) has left ``stages`` stages."""
+    enters = np.arange(len(after))
+    late = np.flatnonzero((after >= 0) & (after + stages > enters))
+    if len(late):  # before it nothing stays empty
+        begin = int(late[0])
+        known = enters[:begin].tolist()
+        place = begin - 1
+        for cause in after[begin:].tolist():
+            place += 1
+            if cause >= 0 and known[cause] + stages > place:
+                place = known[cause] + stages
+            known.append(place)
+        enters = np.array(known, np.int64)
+    return enters

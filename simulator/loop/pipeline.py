@@ -9,7 +9,7 @@ start on a stage (it was formed, or its result has come from the stage before)::
     arrival on the next stage = finish + send
 
 :class:`Pipeline` takes one batch at a time (the event loop), :func:`stage_times` all batches of a
-run at once, stage by stage (the views), and :func:`advance` one batch on every stage at once, for
+run at once, stage by stage (the views), and :class:`Diagonal` one batch on every stage at once, for
 many samples (re-timing). Times are whole quanta (``quantum.py``), so the three agree to the bit.
 """
 
@@ -139,19 +139,27 @@ def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool)
     return StageTimes(start, finish, release)
 
 
-def advance(
-    free: Floats, arrival: Floats, duration: Floats, send: Floats, blocking_send: bool
-) -> None:
-    """One step of the recurrence on all stages at once, each with a batch of its own.
+class Diagonal:
+    """The recurrence on all stages at once, each with a batch of its own, for many samples.
 
-    In place: ``free`` and ``arrival`` have the shape (replicas, stages, samples) and hold when each
-    stage is released and when its next batch arrives there; ``duration`` is of the same shape and
-    ``send`` one stage shorter. Afterwards ``free`` is when the batches are released, and
-    ``arrival[:, 1:]`` when they arrive one stage on.
+    ``shape`` is (stages, replicas, samples), that of ``free``, when each stage is released, and of
+    ``arrival``, when its next batch arrives there. The caller sets ``arrival[0]``.
     """
-    np.maximum(arrival, free, out=free)
-    free += duration
-    if free.shape[1] > 1:
-        np.add(free[:, :-1], send, out=arrival[:, 1:])
-        if blocking_send:
-            free[:, :-1] = arrival[:, 1:]
+
+    def __init__(self, shape: tuple[int, int, int], blocking_send: bool) -> None:
+        self.free = np.full(shape, -np.inf)
+        self.arrival = np.full(shape, -np.inf)
+        self.blocking_send = blocking_send
+        self._sent, self._received = self.free[:-1], self.arrival[1:]
+
+    def advance(self, duration: Floats, send: Floats) -> None:
+        """Every stage runs the batch that arrived, and hands it on to the next one.
+
+        ``duration`` has the shape of ``free``, ``send`` is one stage shorter.
+        """
+        np.maximum(self.arrival, self.free, out=self.free)
+        np.add(self.free, duration, out=self.free)
+        if len(self._sent):
+            np.add(self._sent, send, out=self._received)
+        if self.blocking_send:
+            np.copyto(self._sent, self._received)
