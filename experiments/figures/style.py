@@ -11,6 +11,8 @@ from typing import Any
 from zlib import crc32
 
 import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
@@ -112,9 +114,12 @@ def _shade(colour: str, place: int, total: int) -> str:
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write ``name.png`` and ``name.svg``; returns their paths."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    # Lay out once for both files: it costs as much as drawing.
-    figure.draw_without_rendering()
+    # Laid out once for both files, and drawn once for each: `savefig` does so two times.
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
     figure.set_layout_engine("none")
-    figure.savefig(paths[0], dpi=150, metadata={"Software": None})
-    figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    figure.dpi = 150
+    FigureCanvasAgg(figure).print_png(paths[0], metadata={"Software": None})
+    FigureCanvasSVG(figure).print_svg(paths[1], metadata={"Date": None, "Creator": None})
     return paths

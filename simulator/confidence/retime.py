@@ -101,7 +101,7 @@ def retimed_finish(
         ]
         duration, send, after, arrived = stacked
         source = after[..., 0] * len(lines) + np.arange(len(lines))
-        waits: list[bool] = (arrived > -np.inf).any(axis=(1, 2)).tolist()
+        waits = np.any(arrived > -np.inf, axis=(1, 2))
         for step in range(length):
             by_row.take(source[step], 0, entry, "clip")
             if waits[step]:
