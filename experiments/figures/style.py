@@ -120,6 +120,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         layout.execute(figure)
     figure.set_layout_engine("none")
     figure.dpi = 150
-    FigureCanvasAgg(figure).print_png(paths[0], metadata={"Software": None})
-    FigureCanvasSVG(figure).print_svg(paths[1], metadata={"Date": None, "Creator": None})
+    pixels, lines = FigureCanvasAgg(figure), FigureCanvasSVG(figure)
+    pixels.print_png(paths[0], metadata={"Software": None})  # type: ignore[no-untyped-call]
+    metadata = {"Date": None, "Creator": None}
+    lines.print_svg(paths[1], metadata=metadata)  # type: ignore[no-untyped-call]
     return paths

@@ -14,8 +14,7 @@ from experiments.figures.gantt import stage_timeline
 from experiments.figures.slices import Window
 from experiments.figures.style import BLUE, VERMILION, policy_colour, policy_styles
 from experiments.results import Tables
-from experiments.run.experiment import experiment as run
-from experiments.run.experiment import simulate_all
+from experiments.run.experiment import simulate_all, tables_of
 from simulator.views.ledger import ACCOUNTS
 
 
@@ -73,7 +72,7 @@ def test_the_curves_show_the_numbers_of_the_table() -> None:
     """Medians and tails as in the summary, for requests after the warm-up of a steady run."""
     changes = ["workload.arrivals.rate=0.5", "workload.requests=200"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
-    tables = run.tables_of(outcome)
+    tables = tables_of(outcome)
     for key in ("ttft_s", "latency_s", "tbt_s"):
         for line, (name, ran) in zip(
             cdf(key, tables).axes[0].lines, outcome.runs.items(), strict=True
@@ -122,7 +121,7 @@ def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
     changes = ["workload.requests=20"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
     runs = {name: ran.analysis for name, ran in outcome.runs.items()}
-    policies = {name: table.policy for name, table in run.tables_of(outcome).items()}
+    policies = {name: table.policy for name, table in tables_of(outcome).items()}
     figure = stage_timeline(runs, Window(0.0, 1.0), policies)
     colours = [axes.title.get_color() for axes in figure.axes]
     assert colours == [VERMILION, BLUE]
