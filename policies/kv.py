@@ -48,11 +48,12 @@ class Blocks:
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
         """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
-        return self.blocks(tokens) - self.blocks(sequence.prefilled)
+        return max(self.blocks(tokens) - self.blocks(sequence.held), 0)
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
-        """Give the sequence, which holds ``sequence.prefilled`` tokens, blocks for ``tokens``."""
-        self.free -= self.blocks(tokens) - self.blocks(sequence.prefilled)
+        """Give the sequence, which has blocks for ``sequence.held`` tokens, those for ``tokens``."""
+        self.free -= self.need(sequence, tokens)
+        sequence.held = max(tokens, sequence.held)
 
     def grow(self, sequences: Collection[Sequence]) -> None:
         """Give each of these decoding sequences, whose blocks are full, one more."""
@@ -68,6 +69,7 @@ class Blocks:
         for them.
         """
         self.free += self.blocks(tokens)
+        sequence.held = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -129,7 +131,9 @@ class CachedBlocks(Blocks):
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
-        total, before = self.blocks(tokens), self.blocks(sequence.prefilled)
+        tokens = max(tokens, sequence.held)
+        total, before = self.blocks(tokens), self.blocks(sequence.held)
+        sequence.held = tokens
         shared = sequence.shared_tokens // self.block_size
         held = self._held.get(sequence)
         if held is None and (shared or hits):
@@ -202,6 +206,7 @@ class CachedBlocks(Blocks):
         self.sharing.discard(sequence)
         first = len(held)
         own = self.blocks(tokens) - first
+        sequence.held = 0
         full = max(known // self.block_size - first, 0)
         self.free += own
         self._blank += own - full

@@ -109,12 +109,14 @@ class Policy(Protocol):
 
 
 class PoolPolicy(Protocol):
-    """Decides what an iteration does by acting on the pool, and keeps nothing between calls.
+    """Decides what an iteration does by acting on the pool, and keeps nothing itself between calls
+    (what it must remember goes into ``Pool.state``).
 
     ``pooled`` marks it. ``max_num_seqs`` is the most sequences that run at a time. ``ahead`` says
     that a sequence's next iteration may be formed before the token of its last one is there, as
     many steps later as there are stages. ``order`` is the key by which requests wait, smallest
-    first, or None for first come, first served.
+    first, or None for first come, first served. A policy that bounds the tokens of an iteration
+    says so by ``max_num_batched_tokens``, so that tables of op times are not made larger.
     """
 
     pooled: bool

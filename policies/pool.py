@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from policies.batch import Batch, Chunk
 from policies.cohort import Cohort
@@ -57,6 +57,8 @@ class Pool:
     ``num_decodes`` sequences that could decode in this iteration; ``decode_blocks`` the free KV
                  blocks that it takes if they all do
     ``blocks``   the KV cache
+    ``state``    what the policy remembers of this replica from one call to the next
+    ``emptied``  how often everybody had been served
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class Pool:
         self.running: dict[Sequence, None] = {}
         self.partials: dict[Sequence, None] = {}
         self.step = 0
+        self.state: dict[str, Any] = {}
+        self.emptied = 0
         self.cohorts: list[Cohort] = []
         self.spans: array[int] = array("q")
         # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
@@ -135,6 +139,7 @@ class Pool:
                 arrival_s=request.arrival_s,
                 priority=request.priority,
                 prefix=request.prefix,
+                user=request.user,
             )
             self._queue(sequence, last=True)
             self._unfinished += 1
@@ -250,14 +255,24 @@ class Pool:
         self.blocks.enter(sequence, min(total, sequence.target))
         self._chunks[sequence] = tokens
 
+    def held(self, sequence: Sequence) -> int:
+        """Tokens that a running sequence has blocks for, those of this iteration's decode not
+        counted."""
+        cohort = self._home.get(sequence)
+        if cohort is None:
+            return sequence.held
+        if sequence in self._draining:
+            return sequence.offset + self._draining[sequence][1]
+        return cohort.context_of(sequence)
+
     def newest(self) -> Sequence:
         """The running sequence that was admitted last."""
         return next(reversed(self.running))
 
-    def preempt(self, sequence: Sequence) -> int:
+    def preempt(self, sequence: Sequence, *, last: bool = False) -> int:
         """Take its memory from a running sequence; it waits again, with what it has generated.
 
-        Returns the tokens that it had been given in this iteration.
+        It waits before all others, or with ``last`` behind them. Returns the tokens that it had been given in this iteration.
         """
         given = self._chunks.pop(sequence, 0)
         del self.running[sequence]
@@ -280,25 +295,30 @@ class Pool:
             # Its chunks count as processed, but for the one of this iteration.
             self.partials.pop(sequence, None)
             lost = sequence.prefilled
-            held = sequence.prefilled + given
-            self.blocks.release(sequence, held, min(held, sequence.target), again=True)
+            known = min(lost + given, sequence.target)
+            self.blocks.release(sequence, sequence.held, known, again=True)
             sequence.stale = sequence.awaited
             self._end_chunks(sequence)
         self.events.extend((sequence.id, LOST, lost))
         sequence.prefilled = 0
         sequence.yielding = False
-        self._queue(sequence, last=False)
+        self._queue(sequence, last=last)
         return given
 
-    def admit(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
-        """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more."""
+    def admit(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), hold: int = 0
+    ) -> None:
+        """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
+
+        It takes blocks for those, or for its first ``hold`` tokens if that is more.
+        """
         if self.waiting[0] is sequence and isinstance(self.waiting, deque):
             self.waiting.popleft()
         else:
             self.waiting.remove(sequence)
         cached = len(hits) * self.blocks.block_size
         total = cached + tokens
-        self.blocks.take(sequence, total, hits)
+        self.blocks.take(sequence, max(total, hold), hits)
         self.blocks.enter(sequence, min(total, sequence.target))
         if cached:
             again = HIT if sequence.order < 0 else HIT_AGAIN
@@ -506,6 +526,7 @@ class Pool:
     def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
         """A sequence has its last token."""
         self._unfinished -= 1
+        self.emptied += not self._unfinished
         if sequence not in self.running:  # preempted, with this token on its way
             self.waiting.remove(sequence)
             return

@@ -31,6 +31,7 @@ class Request:
     max_tokens: int
     priority: int = 0
     prefix: Prefix = ()
+    user: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.output_tokens < 1:
@@ -59,6 +60,7 @@ class Sequence:
         "_span_first",
         "arrival_s",
         "awaited",
+        "held",
         "id",
         "kv_tokens",
         "max_tokens",
@@ -71,6 +73,7 @@ class Sequence:
         "shared_tokens",
         "stale",
         "target",
+        "user",
         "yielding",
     )
 
@@ -84,6 +87,7 @@ class Sequence:
         arrival_s: float = 0.0,
         priority: int = 0,
         prefix: Prefix = (),
+        user: int = 0,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
@@ -92,6 +96,7 @@ class Sequence:
         self.arrival_s = arrival_s
         self.priority = priority
         self.prefix = prefix
+        self.user = user
         self.shared_tokens = prefix[-1][1] if prefix else 0
         self.target = prompt_tokens
         self.prefilled = 0
@@ -102,12 +107,13 @@ class Sequence:
         self._next_iteration = 0
         # In a pool: its place in the order of admission; its context less its cohort's iteration;
         # chunk tokens in flight; those of them from before a preemption; whether its first token
-        # is on the way.
+        # is on the way; the tokens that it has blocks for while its prompt is processed.
         self.order = -1
         self.offset = 0
         self.awaited = 0
         self.stale = 0
         self.yielding = False
+        self.held = 0
 
     @property
     def remaining_prompt(self) -> int:
