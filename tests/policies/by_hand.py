@@ -1,0 +1,100 @@
+"""Runs a policy that acts on a pool, one iteration after the other, for schedules worked out by
+hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from policies.batch import Batch
+from policies.kv import Blocks, CachedBlocks
+from policies.policy import PoolPolicy
+from policies.pool import LOST, Pool
+from policies.request import Prefix, Request
+from simulator.loop.endings import OutputLengths
+
+
+@dataclass
+class Step:
+    """One iteration: ``chunks`` (request, tokens) and ``decodes`` (requests) in their order, who
+    was ``preempted``, and the blocks that were free once it was formed."""
+
+    chunks: list[tuple[int, int]]
+    decodes: list[int]
+    preempted: list[int]
+    free: int
+
+
+def request(
+    id: int,
+    prompt: int,
+    output: int,
+    most: int | None = None,
+    *,
+    user: int = 0,
+    prefix: Prefix = (),
+    arrival_s: float | None = None,
+) -> Request:
+    """A request that arrives in the order of its id."""
+    at = float(id) if arrival_s is None else arrival_s
+    return Request(id, at, prompt, output, most or output, prefix=prefix, user=user)
+
+
+def schedule(
+    policy: PoolPolicy,
+    arrivals: Mapping[int, list[Request]],
+    *,
+    blocks: int,
+    block_size: int = 4,
+    caching: bool = False,
+    in_flight: int = 1,
+    steps: int = 1000,
+) -> list[Step]:
+    """The iterations until everybody is served (or ``steps`` of them), each returning when as many
+    as may be are in flight. ``arrivals`` are by the iteration before which they come; ``blocks``
+    can be used (one more is the null block)."""
+    lengths = {each.id: each.output_tokens for group in arrivals.values() for each in group}
+    pool = Pool(
+        policy,
+        (CachedBlocks if caching else Blocks)(blocks + 1, block_size),
+        max_in_flight=in_flight,
+        max_length=10_000,
+        stages=in_flight,
+        endings=OutputLengths(lengths),
+    )
+    found: list[Step] = []
+    out: deque[Batch] = deque()
+    last = max(arrivals)
+    while len(found) < steps:
+        for each in arrivals.get(len(found), []):
+            assert pool.add(each) is None
+        if not pool.num_unfinished and len(found) >= last:
+            break
+        before = len(pool.events)
+        batch = pool.form()
+        logged = list(pool.events[before:])
+        events = [logged[place : place + 3] for place in range(0, len(logged), 3)]
+        found.append(
+            Step(
+                [(sequence.id, tokens) for sequence, tokens, _ in batch.chunks],
+                [sequence.id for sequence in batch.members()] if batch.num_decodes else [],
+                [id for id, what, _ in events if what == LOST],
+                pool.blocks.free,
+            )
+        )
+        out.append(batch)
+        if len(out) == in_flight:
+            pool.complete(out.popleft())
+    assert pool.num_unfinished or pool.blocks.free == pool.blocks.capacity
+    return found
+
+
+def chunks(steps: list[Step]) -> list[list[tuple[int, int]]]:
+    """What was prefilled in each iteration."""
+    return [step.chunks for step in steps]
+
+
+def decodes(steps: list[Step]) -> list[list[int]]:
+    """Who decoded in each iteration."""
+    return [step.decodes for step in steps]
