@@ -130,7 +130,8 @@ class SarathiServe:
         reserve = int(WATERMARK * blocks.capacity)
         while pool.waiting and len(pool.running) < self.max_num_seqs:
             head = pool.waiting[0]
-            if head.stale or blocks.need(head, head.target) > blocks.free - reserve:
+            free = blocks.free - (reserve if pool.running else 0)
+            if head.stale or blocks.need(head, head.target) > free:
                 return
             chunk = min(head.target, self._size(0) - tokens)
             if chunk <= 0:

@@ -17,7 +17,7 @@ from simulator.loop.endings import OutputLengths
 
 @dataclass
 class Step:
-    """One iteration: ``chunks`` (request, tokens) and ``decodes`` (requests) in their order, who
+    """One iteration: ``chunks`` (request, tokens) and ``decodes`` (requests), who
     was ``preempted``, and the blocks that were free once it was formed."""
 
     chunks: list[tuple[int, int]]
@@ -49,6 +49,7 @@ def schedule(
     block_size: int = 4,
     caching: bool = False,
     in_flight: int = 1,
+    stages: int = 1,
     steps: int = 1000,
 ) -> list[Step]:
     """The iterations until everybody is served (or ``steps`` of them), each returning when as many
@@ -60,7 +61,7 @@ def schedule(
         (CachedBlocks if caching else Blocks)(blocks + 1, block_size),
         max_in_flight=in_flight,
         max_length=10_000,
-        stages=in_flight,
+        stages=stages,
         endings=OutputLengths(lengths),
     )
     found: list[Step] = []
@@ -78,7 +79,7 @@ def schedule(
         found.append(
             Step(
                 [(sequence.id, tokens) for sequence, tokens, _ in batch.chunks],
-                [sequence.id for sequence in batch.members()] if batch.num_decodes else [],
+                sorted(sequence.id for sequence in batch.members()) if batch.num_decodes else [],
                 [id for id, what, _ in events if what == LOST],
                 pool.blocks.free,
             )
