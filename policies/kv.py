@@ -51,7 +51,7 @@ class Blocks:
         return max(self.blocks(tokens) - self.blocks(sequence.held), 0)
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
-        """Give the sequence, which has blocks for ``sequence.held`` tokens, those for ``tokens``."""
+        """Give the sequence, which has blocks for ``sequence.held`` tokens, for ``tokens``."""
         self.free -= self.need(sequence, tokens)
         sequence.held = max(tokens, sequence.held)
 

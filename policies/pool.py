@@ -272,7 +272,8 @@ class Pool:
     def preempt(self, sequence: Sequence, *, last: bool = False) -> int:
         """Take its memory from a running sequence; it waits again, with what it has generated.
 
-        It waits before all others, or with ``last`` behind them. Returns the tokens that it had been given in this iteration.
+        It waits before all others, or with ``last`` behind them. Returns the tokens that it had
+        been given in this iteration.
         """
         given = self._chunks.pop(sequence, 0)
         del self.running[sequence]

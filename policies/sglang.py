@@ -33,10 +33,10 @@ class Sglang:
     A prefill batch takes prompts up to ``max_prefill_tokens`` and ``chunked_prefill_size`` tokens,
     each prompt counted in whole pages; the one that does not fit is cut, and goes on first in the
     next batch. A request is admitted while the memory left exceeds what it may come to, and what
-    those who run are expected to: ``new_token_ratio`` of all they may generate. That ratio starts at
-    0.7 x ``schedule_conservativeness`` and falls with every decode. Where it was too low, those who
-    have generated least are retracted. ``enable_mixed_chunk`` lets the decodes join a prefill batch.
-    A page is a block of the KV cache.
+    those who run are expected to: ``new_token_ratio`` of all they may generate. That ratio starts
+    at 0.7 x ``schedule_conservativeness`` and falls with every decode. Where it was too low, those
+    who have generated least are retracted. ``enable_mixed_chunk`` lets the decodes join a prefill
+    batch. A page is a block of the KV cache.
     """
 
     pooled = True
@@ -72,7 +72,9 @@ class Sglang:
         self.decay = (self.initial_ratio - self.least_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
         # Without chunks the first prompt may be of any length.
         self.max_num_batched_tokens = (
-            None if chunked_prefill_size is None else max(chunked_prefill_size, max_running_requests)
+            None
+            if chunked_prefill_size is None
+            else max(chunked_prefill_size, max_running_requests)
         )
 
     def plan(self, pool: Pool) -> None:
@@ -206,9 +208,13 @@ class _Budget:
         self.input: float = policy.max_prefill_tokens - mixed
         size = policy.chunked_prefill_size
         self.chunk: float = float("inf") if size is None else size - mixed
-        self.memory = blocks.free * self.page - mixed - sum(
-            min(each.max_tokens - _generated(pool, each), CLIP_MAX_NEW_TOKENS) * ratio
-            for each in decoding
+        self.memory = (
+            blocks.free * self.page
+            - mixed
+            - sum(
+                min(each.max_tokens - _generated(pool, each), CLIP_MAX_NEW_TOKENS) * ratio
+                for each in decoding
+            )
         )
         self.charged = False
 

@@ -121,7 +121,7 @@ class Deployment:
             sequences = min(sequences, max(1, self.kv_capacity // least))
         fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
         longest = max(fitting, default=1)
-        budget: int | None = getattr(scenario.policy, "max_num_batched_tokens", None)
+        budget: int | None = getattr(scenario.policy.build(), "max_num_batched_tokens", None)
         if scenario.kv_cache is not None and budget is not None:
             # Any chunk may occur; what is computed again may be longer than a prompt.
             longest = min(budget, length)

@@ -1,0 +1,157 @@
+"""TensorRT-LLM's in-flight batching, with the names it gives its settings.
+
+Source: NVIDIA/TensorRT-LLM at 02a10fe, ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``,
+``microBatchScheduler.cpp`` (at 0a949d3) and ``_waiting_requests`` of the PyTorch backend's
+``py_executor.py``. Read, not recorded: docs/engines.md says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, Literal
+
+from policies.policy import named
+from policies.pool import Pool
+from policies.request import Sequence
+
+CapacitySchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
+Context = tuple[Sequence, int]
+"""A sequence, and the tokens that it has to process before it decodes."""
+
+
+@named("trtllm")
+class Trtllm:
+    """First who fits into memory, then who fits into ``max_num_tokens``: decodes before prompts.
+
+    ``capacity_scheduler_policy: guaranteed_no_evict`` admits a request only if it and all who run
+    can come to all their declared tokens; ``max_utilization`` if its prompt fits, and pauses who
+    came last where blocks run out, to compute its tokens again. ``enable_chunked_prefill`` cuts
+    prompts that do not fit, to whole blocks. Prompts wait while decodes run, until they make up
+    ``batch_wait_max_tokens_ratio`` of ``max_num_tokens`` together, for at most
+    ``batch_wait_timeout_iters`` iterations; unless both are given they do not wait.
+    """
+
+    pooled = True
+    order: Callable[[Sequence], Any] | None = None
+
+    def __init__(
+        self,
+        max_num_tokens: int = 8192,
+        max_batch_size: int = 2048,
+        capacity_scheduler_policy: CapacitySchedulerPolicy = "guaranteed_no_evict",
+        enable_chunked_prefill: bool = False,
+        batch_wait_timeout_iters: int | None = None,
+        batch_wait_max_tokens_ratio: float = 0.0,
+        disable_overlap_scheduler: bool = False,
+    ) -> None:
+        if max_num_tokens < 1 or max_batch_size < 1:
+            raise ValueError(
+                f"max_num_tokens and max_batch_size must be at least 1, "
+                f"not {max_num_tokens} and {max_batch_size}"
+            )
+        if not 0 <= batch_wait_max_tokens_ratio <= 1:
+            raise ValueError(
+                f"batch_wait_max_tokens_ratio must lie between 0 and 1, "
+                f"not {batch_wait_max_tokens_ratio}"
+            )
+        self.max_num_batched_tokens = max_num_tokens
+        self.max_num_seqs = max_batch_size
+        self.capacity_scheduler_policy = capacity_scheduler_policy
+        self.enable_chunked_prefill = enable_chunked_prefill
+        self.batch_wait_timeout_iters = batch_wait_timeout_iters or 0
+        self.batch_wait_max_tokens_ratio = batch_wait_max_tokens_ratio
+        self.ahead = not disable_overlap_scheduler
+
+    def plan(self, pool: Pool) -> None:
+        """Decodes, then prompts that go on, then waiting prompts."""
+        paused = False
+        if self.capacity_scheduler_policy == "max_utilization":
+            while pool.decode_blocks > pool.blocks.free:
+                pool.preempt(pool.newest())
+                paused = True
+        waiting = [] if paused or not pool.waiting else self._fitting(pool)
+        decodes = self._serve_decodes(pool)
+        left = self.max_num_batched_tokens - decodes
+        contexts = [
+            (each, each.remaining_prompt)
+            for each in pool.partials
+            if self.ahead or not each.awaited
+        ]
+        contexts = self._cut([*contexts, *waiting], left, pool.blocks.block_size)
+        if contexts and not (decodes and self._wait(pool, contexts, decodes)):
+            _serve_contexts(pool, contexts)
+
+    def _fitting(self, pool: Pool) -> list[Context]:
+        """Those who wait and fit into memory, beside who runs; nobody is overtaken."""
+        blocks = pool.blocks
+        guaranteed = self.capacity_scheduler_policy == "guaranteed_no_evict"
+        free = blocks.free - pool.decode_blocks
+        if guaranteed:
+            free = blocks.free - sum(
+                _all_blocks(pool, each) - blocks.blocks(pool.held(each)) for each in pool.running
+            )
+        found: list[Context] = []
+        for sequence in islice(pool.waiting, self.max_num_seqs - len(pool.running)):
+            hits = blocks.lookup(sequence)
+            need = blocks.need(sequence, sequence.target, hits)
+            if guaranteed:
+                need = _all_blocks(pool, sequence)
+            alone = not (pool.running or found)
+            if sequence.stale or (need > free and not alone):
+                break
+            free -= need
+            found.append((sequence, sequence.target - len(hits) * blocks.block_size))
+        return found
+
+    def _serve_decodes(self, pool: Pool) -> int:
+        """Returns how many decode."""
+        if pool.num_decodes <= self.max_num_batched_tokens:
+            return pool.decodes_all() if pool.num_decodes else 0
+        decoding = (each for each in pool.eligible() if each not in pool.partials)
+        for sequence in islice(decoding, self.max_num_batched_tokens):
+            pool.run(sequence, 1)
+        return self.max_num_batched_tokens
+
+    def _cut(self, contexts: list[Context], left: int, unit: int) -> list[Context]:
+        """The contexts with the tokens that each may process now, ``left`` in all."""
+        found: list[Context] = []
+        for sequence, rest in contexts:
+            tokens = min(rest, left)
+            if tokens < rest:
+                if not self.enable_chunked_prefill:
+                    break
+                tokens = tokens // unit * unit
+            if tokens:
+                found.append((sequence, tokens))
+                left -= tokens
+        return found
+
+    def _wait(self, pool: Pool, contexts: list[Context], decodes: int) -> bool:
+        """Whether the prompts wait for more to come."""
+        tokens = decodes + sum(tokens for _, tokens in contexts)
+        waited = pool.state.get("waited", 0)
+        enough = self.batch_wait_max_tokens_ratio * self.max_num_batched_tokens
+        wait = waited < self.batch_wait_timeout_iters and tokens < enough
+        pool.state["waited"] = waited + 1 if wait else 0
+        return wait
+
+
+def _all_blocks(pool: Pool, sequence: Sequence) -> int:
+    """The blocks that a sequence may come to take."""
+    return pool.blocks.blocks(sequence.prompt_tokens + sequence.max_tokens)
+
+
+def _serve_contexts(pool: Pool, contexts: list[Context]) -> None:
+    """Run the prompts. A first chunk takes blocks for the whole prompt."""
+    blocks = pool.blocks
+    for sequence, tokens in contexts:
+        if sequence in pool.running:
+            pool.run(sequence, tokens)
+            continue
+        # Those before it may have used what it would have found, or left it more.
+        hits = blocks.lookup(sequence)
+        if blocks.need(sequence, sequence.target, hits) > blocks.free:
+            return
+        rest = sequence.target - len(hits) * blocks.block_size
+        pool.admit(sequence, min(tokens, rest), hits, hold=sequence.target)
