@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import simulator.load.memory
+from experiments.config import memory
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.config.scenario import memory
 from experiments.run.experiment import deploy_all, simulate_all
 from simulator.load import trace
 from simulator.load.memory import available_bytes, size_text
