@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, KeysView
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
 from policies.request import Sequence
 
@@ -94,11 +94,29 @@ DECODES = Plan()
 """The plan that only runs the decodes."""
 
 
+class Chunking(NamedTuple):
+    """How large the chunks are that a policy cuts prompts into.
+
+    ``tokens`` is the most of one chunk while decodes leave room for it. ``rows`` is the most
+    tokens of chunks in an iteration, whatever the decodes.
+    """
+
+    tokens: int
+    rows: int
+
+
+def chunking_of(policy: Policy | PoolPolicy) -> Chunking | None:
+    """What a policy says in its attribute ``chunking``; None without it: it takes whole prompts."""
+    found = getattr(policy, "chunking", None)
+    return found if isinstance(found, Chunking) else None
+
+
 class Policy(Protocol):
     """Decides what the next iteration of a micro-batch does.
 
     A policy is pure: the same view gives the same plan. ``holds_finished`` says that members of a
-    micro-batch leave it only together, those that finish early computing padding until then.
+    micro-batch leave it only together, those that finish early computing padding until then. One
+    that cuts prompts says so in ``chunking`` (:class:`Chunking`): tables are sized by that.
     """
 
     holds_finished: bool
@@ -116,7 +134,7 @@ class PoolPolicy(Protocol):
     that a sequence's next iteration may be formed before the token of its last one is there, as
     many steps later as there are stages. ``order`` is the key by which requests wait, smallest
     first, or None for first come, first served. A policy that bounds the tokens of an iteration
-    says so by ``max_num_batched_tokens``, so that tables of op times are not made larger.
+    says so in ``chunking``, as a :class:`Policy` does.
     """
 
     pooled: bool

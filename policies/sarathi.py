@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from policies.policy import DECODES, Plan, View, named
+from policies.policy import DECODES, Chunking, Plan, View, named
 
 ChunkRule = Literal["fill", "reserve", "fixed"]
 
@@ -39,6 +39,7 @@ class Sarathi:
         self.chunk_size = chunk_size
         self.tile = tile
         self.chunk_rule = chunk_rule
+        self.chunking = Chunking(chunk_size, max(chunk_size, tile))
         self._tokens: dict[tuple[int, int], int] = {}  # chunk_tokens, by its arguments
 
     def chunk_tokens(self, decodes: int, max_batch: int) -> int:

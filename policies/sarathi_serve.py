@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policies.policy import named
+from policies.policy import Chunking, named
 from policies.pool import Pool
 from policies.request import Sequence
 
@@ -82,7 +82,8 @@ class SarathiServe:
             self._sizes = chunk_schedule(low_chunk_size, high_chunk_size, chunk_schedule_stages)
             self._tokens_per_stage = -(-chunk_schedule_max_tokens // chunk_schedule_stages)
         # Decodes come on top where they alone exceed the chunk size.
-        self.max_num_batched_tokens = max(*self._sizes, max_num_seqs)
+        most = max(*self._sizes, max_num_seqs)
+        self.chunking = Chunking(most, most)
 
     def _size(self, done: int) -> int:
         """The chunk size for a request that has processed ``done`` prompt tokens."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from policies.policy import named
+from policies.policy import Chunking, named
 from policies.pool import Pool
 from policies.request import Sequence
 
@@ -71,11 +71,10 @@ class Sglang:
         self.least_ratio = self.initial_ratio * MIN_NEW_TOKEN_RATIO_FACTOR
         self.decay = (self.initial_ratio - self.least_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
         # Without chunks the first prompt may be of any length.
-        self.max_num_batched_tokens = (
-            None
-            if chunked_prefill_size is None
-            else max(chunked_prefill_size, max_running_requests)
-        )
+        self.chunking: Chunking | None = None
+        if chunked_prefill_size is not None:
+            most = max(chunked_prefill_size, max_running_requests)
+            self.chunking = Chunking(most, most)
 
     def plan(self, pool: Pool) -> None:
         """A prefill batch if there can be one, else the decodes."""

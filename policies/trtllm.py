@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Literal
 
-from policies.policy import named
+from policies.policy import Chunking, named
 from policies.pool import Pool
 from policies.request import Sequence
 
@@ -56,6 +56,7 @@ class Trtllm:
                 f"not {batch_wait_max_tokens_ratio}"
             )
         self.max_num_batched_tokens = max_num_tokens
+        self.chunking = Chunking(max_num_tokens, max_num_tokens)
         self.max_num_seqs = max_batch_size
         self.capacity_scheduler_policy = capacity_scheduler_policy
         self.enable_chunked_prefill = enable_chunked_prefill

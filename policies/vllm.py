@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from policies.policy import named
+from policies.policy import Chunking, named
 from policies.pool import Pool
 from policies.request import Sequence
 
@@ -54,6 +54,7 @@ class Vllm:
         if not 0 <= watermark < 1:
             raise ValueError(f"watermark must lie between 0 and 1, not {watermark}")
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.chunking = Chunking(max_num_batched_tokens, max_num_batched_tokens)
         self.max_num_seqs = max_num_seqs
         self.long_prefill_token_threshold = long_prefill_token_threshold or 0
         self.adaptive_threshold = adaptive_threshold

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from policies.catalogue import builders
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("policies", "profiler", "simulator", "experiments")
 MOST_MODULES = 16
+MOST_LINES = 80  # of a function
 
 # Every room, from the ground up, and what it may import beside the libraries. ARCHITECTURE.md draws
 # this map.
@@ -194,6 +198,45 @@ def test_no_name_has_two_meanings() -> None:
     ]
     assert [name for name, times in Counter(classes).items() if times > 1] == []
     assert [name for name, times in Counter(names).items() if times > 1] == []
+
+
+def test_no_function_is_long() -> None:
+    long = {
+        f"{module}.{node.name}": length
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := node.end_lineno - node.lineno + 1) > MOST_LINES  # type: ignore[operator]
+    }
+    assert long == {}
+
+
+def calls(module: str) -> list[str]:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_nothing_is_set_by_its_name_as_a_string() -> None:
+    """What a module or an object holds is in its text."""
+    forbidden = re.compile(r"globals\(\)|vars\(.+\)\.update\(")
+    wrong = [f"{name}: {call}" for name in MODULES for call in calls(name) if forbidden.match(call)]
+    assert wrong == []
+
+
+def test_policies_say_what_they_are() -> None:
+    """Outside ``policies/`` no name of a policy is compared, and no attribute is guessed."""
+    guesses = re.compile(r"(get|has)attr\(([\w.]+\.)?policy(\.\w+\(\))?,")
+    wrong = []
+    for name, path in MODULES.items():
+        if room(name) == "policies":
+            continue
+        wrong += [f"{name}: {call}" for call in calls(name) if guesses.match(call)]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare) and "policy" in ast.unparse(node):
+                words = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+                if words & builders().keys():
+                    wrong.append(f"{name}: {ast.unparse(node)}")
+    assert wrong == []
 
 
 def test_a_simulation_needs_no_torch() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from experiments.cli.common import consoles, finite
+
+if TYPE_CHECKING:
+    from profiler.planning.settings import Settings
 
 
 class Device(StrEnum):
@@ -41,66 +44,78 @@ _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
 }
 
 
+ModelOption = Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")]
+DegreesOption = Annotated[
+    list[int] | None,
+    typer.Option(help="Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"),
+]
+DtypeOption = Annotated[
+    Dtype | None,
+    typer.Option(help="Of weights and activations.  [default: fp16, on a CPU fp32]"),
+]
+OutOption = Annotated[
+    Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
+]
+NameOption = Annotated[
+    str | None, typer.Option(help="Folder and name of the device.  [default: the GPU's, or cpu]")
+]
+TokensOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a batch.")]
+ContextOption = Annotated[
+    int | None, typer.Option(min=16, help="Tokens of one sequence, chunk and cached.")
+]
+BatchOption = Annotated[int | None, typer.Option(min=2, help="Sequences of a decode batch.")]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        callback=finite,
+        help="Seconds, after which no points are added.  [default: 45, on a GPU 900]",
+    ),
+]
+TargetOption = Annotated[
+    float,
+    typer.Option(min=0.01, callback=finite, help="Held-out error in percent at which to stop."),
+]
+AttentionOption = Annotated[
+    AttentionBy, typer.Option(help="xformers where it works, else torch SDPA; or one of them.")
+]
+InterNodeOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Sends between nodes, as profiler/measuring/ranks.py wrote them under torchrun."
+    ),
+]
+CollectivesOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="A bundle to take all-reduce and send/recv from, where the GPUs are too few.",
+    ),
+]
+
+
 def add_profile_command(app: typer.Typer) -> None:
     """Register ``profile``."""
     app.command()(profile)
 
 
 def profile(
-    model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
-    tp: Annotated[
-        list[int] | None,
-        typer.Option(help="Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"),
-    ] = None,
+    model: ModelOption,
+    tp: DegreesOption = None,
     device: Annotated[Device, typer.Option(help="The GPU, or the CPU.")] = Device.CUDA,
-    dtype: Annotated[
-        Dtype | None,
-        typer.Option(help="Of weights and activations.  [default: fp16, on a CPU fp32]"),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
-    ] = Path("profiles"),
-    device_name: Annotated[
-        str | None,
-        typer.Option(help="Folder and name of the device.  [default: the GPU's, or cpu]"),
-    ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of a batch.")] = None,
-    max_context: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of one sequence, chunk and cached.")
-    ] = None,
-    max_batch: Annotated[
-        int | None, typer.Option(min=2, help="Sequences of a decode batch.")
-    ] = None,
-    budget: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            callback=finite,
-            help="Seconds, after which no points are added.  [default: 45, on a GPU 900]",
-        ),
-    ] = None,
-    target_error: Annotated[
-        float,
-        typer.Option(min=0.01, callback=finite, help="Held-out error in percent at which to stop."),
-    ] = 3.0,
-    attention: Annotated[
-        AttentionBy, typer.Option(help="xformers where it works, else torch SDPA; or one of them.")
-    ] = AttentionBy.AUTO,
+    dtype: DtypeOption = None,
+    out: OutOption = Path("profiles"),
+    device_name: NameOption = None,
+    max_tokens: TokensOption = None,
+    max_context: ContextOption = None,
+    max_batch: BatchOption = None,
+    budget: BudgetOption = None,
+    target_error: TargetOption = 3.0,
+    attention: AttentionOption = AttentionBy.AUTO,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of a point, at least.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,
-    inter_node: Annotated[
-        Path | None,
-        typer.Option(
-            help="Sends between nodes, as profiler/measuring/ranks.py wrote them under torchrun."
-        ),
-    ] = None,
-    collectives: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A bundle to take all-reduce and send/recv from, where the GPUs are too few.",
-        ),
-    ] = None,
+    inter_node: InterNodeOption = None,
+    collectives: CollectivesOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Measure anew what was measured already.")
     ] = False,
@@ -111,7 +126,7 @@ def profile(
 
     One layer's shard with random weights is measured at a time.
 
-    Killed or stopped, the same command goes on where it was.
+    If it was killed or stopped, the same command continues.
 
     \b
     Examples:
@@ -120,11 +135,7 @@ def profile(
       sarathi-sim profile --model llama-13b --attention sdpa --device-name h200-sdpa --out profiles
       sarathi-sim run my.yaml --set device=profiles/cpu.yaml --set profiles=profiles
     """
-    from experiments.config.errors import ConfigError
-    from experiments.run.report import ProgressBar
     from profiler.facts.model import load_model
-    from profiler.measuring.measure import profile as measure
-    from profiler.planning.profile_error import ProfileError
     from profiler.planning.settings import Limits, Settings, default_limits
 
     spec = load_model(model)
@@ -152,6 +163,16 @@ def profile(
         attention=attention.value,
         force=force,
     )
+    _measure(settings, quiet)
+
+
+def _measure(settings: Settings, quiet: bool) -> None:
+    """Measure what the settings ask for, and print progress and what was written."""
+    from experiments.config.errors import ConfigError
+    from experiments.run.report import ProgressBar
+    from profiler.measuring.measure import profile as measure
+    from profiler.planning.profile_error import ProfileError
+
     stdout, stderr = consoles()
 
     def say(line: str) -> None:

@@ -11,6 +11,11 @@ import typer
 from experiments.cli.common import ConfigArgument, SetOption, consoles, finite, report_written
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from experiments.config.loading import Experiment
+    from experiments.run.report import ProgressBar
+    from experiments.validate.cells import Cell
     from experiments.validate.summary import Comparisons
 
 
@@ -57,37 +62,17 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
-    from experiments.config.errors import ConfigError
     from experiments.config.loading import load_experiment
-    from experiments.results import (
-        ITERATIONS,
-        VALIDATION,
-        VALIDATION_FORMAT,
-        check_replaceable,
-        result_folder,
-        to_json,
-    )
+    from experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
     from experiments.run.report import ProgressBar
     from experiments.validate.cells import make_cells
-    from experiments.validate.session import run_sessions
-    from experiments.validate.summary import (
-        COMPARABLE,
-        evaluate_all,
-        report,
-    )
-    from experiments.validate.table import iterations, table, verdict
-    from profiler.planning.profile_error import ProfileError
+    from experiments.validate.table import table, verdict
 
     stdout, stderr = consoles()
     experiment = load_experiment(config, assignments or [])
-    for name, ratio in experiment.compare.items():
-        if ratio.metric not in COMPARABLE:
-            raise ConfigError(
-                f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
-                f"a validation compares {' or '.join(COMPARABLE)}"
-            )
-    cells = make_cells(experiment)
+    _check_ratios(experiment)
     folder = out or Path("runs") / experiment.name
+    cells = make_cells(experiment)
     check_replaceable(folder, VALIDATION_FORMAT)
     _check_engine(realtime)
 
@@ -98,24 +83,9 @@ def validate(
     if realtime:
         say("warning: real-time priority: the machine's other programs stand still meanwhile")
     with result_folder(folder, VALIDATION_FORMAT) as scratch:
-        try:
-            with ProgressBar(stderr, enabled=not quiet) as progress:
-                sessions = run_sessions(
-                    cells,
-                    experiment.validation,
-                    realtime=realtime,
-                    timeout_s=timeout,
-                    progress=progress,
-                    say=say,
-                )
-                outcomes = evaluate_all(sessions, progress)
-        except ProfileError as error:
-            raise ConfigError(str(error)) from None
-        result: dict[str, Any] = to_json(report(experiment, sessions, outcomes))
-        result["realtime"] = realtime
-        text = json.dumps(result, indent=2) + "\n"
-        (scratch / VALIDATION).write_text(text, encoding="utf-8")
-        iterations(outcomes).to_parquet(scratch / ITERATIONS, index=False)
+        with ProgressBar(stderr, enabled=not quiet) as progress:
+            result, outcomes = _measure(experiment, cells, realtime, timeout, progress, say)
+        _write(result, outcomes, scratch)
         if figures:
             _draw(outcomes, scratch / "figures")
     if not quiet:
@@ -125,6 +95,63 @@ def validate(
         report_written(stdout, folder, "figures" if figures else None)
     if any(cell["parity"] < 1 for cell in result["cells"].values()):
         raise typer.Exit(1)
+
+
+def _check_ratios(experiment: Experiment) -> None:
+    """Raises ConfigError where ``compare`` asks for a metric that an engine's runs do not have."""
+    from experiments.config.errors import ConfigError
+    from experiments.validate.summary import COMPARABLE
+
+    for name, ratio in experiment.compare.items():
+        if ratio.metric not in COMPARABLE:
+            raise ConfigError(
+                f"{experiment.file}: compare.{name}.metric: value {ratio.metric!r}: "
+                f"a validation compares {' or '.join(COMPARABLE)}"
+            )
+
+
+def _measure(
+    experiment: Experiment,
+    cells: list[Cell],
+    realtime: bool,
+    timeout_s: float,
+    progress: ProgressBar,
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], Comparisons]:
+    """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
+
+    Raises ConfigError where the engine cannot run this.
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.results import to_json
+    from experiments.validate.session import run_sessions
+    from experiments.validate.summary import evaluate_all, report
+    from profiler.planning.profile_error import ProfileError
+
+    try:
+        sessions = run_sessions(
+            cells,
+            experiment.validation,
+            realtime=realtime,
+            timeout_s=timeout_s,
+            progress=progress,
+            say=say,
+        )
+        outcomes = evaluate_all(sessions, progress)
+    except ProfileError as error:
+        raise ConfigError(str(error)) from None
+    result: dict[str, Any] = to_json(report(experiment, sessions, outcomes))
+    result["realtime"] = realtime
+    return result, outcomes
+
+
+def _write(result: Mapping[str, Any], outcomes: Comparisons, folder: Path) -> None:
+    from experiments.results import ITERATIONS, VALIDATION
+    from experiments.validate.table import iterations
+
+    text = json.dumps(result, indent=2) + "\n"
+    (folder / VALIDATION).write_text(text, encoding="utf-8")
+    iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
 
 
 def _check_engine(realtime: bool) -> None:

@@ -15,7 +15,7 @@ from experiments.config.policy_file import blamed
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Batching, KvCache, Scenario
 from policies.kv import Blocks, CachedBlocks
-from policies.policy import PoolPolicy, is_pooled, of_micro_batches
+from policies.policy import PoolPolicy, chunking_of, is_pooled, of_micro_batches
 from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
@@ -121,20 +121,19 @@ class Deployment:
             sequences = min(sequences, max(1, self.kv_capacity // least))
         fitting = (r.prompt_tokens for r in requests if r.prompt_tokens + r.output_tokens <= length)
         longest = max(fitting, default=1)
-        budget: int | None = getattr(scenario.policy.build(), "max_num_batched_tokens", None)
-        if scenario.kv_cache is not None and budget is not None:
-            # Any chunk may occur; what is computed again may be longer than a prompt.
-            longest = min(budget, length)
-            different = min(longest, CHUNK_BLOCK * (1 + len(requests)))
-            rows = min(budget, sequences * length)
-            return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
-        chunk: int | None = getattr(scenario.policy, "chunk_size", None)
-        if chunk is None:
+        chunking = chunking_of(scenario.policy.build())
+        if chunking is None:
             return TableSizes(longest + sequences, length, sequences, longest)
+        if scenario.kv_cache is not None:
+            # Any chunk may occur; what is computed again may be longer than a prompt.
+            longest = min(chunking.tokens, length)
+            different = min(longest, CHUNK_BLOCK * (1 + len(requests)))
+            rows = min(chunking.rows, sequences * length)
+            return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
         # Decodes beside chunks of equal size, or those that fill a chunk between them.
-        rows = min(max(chunk, getattr(scenario.policy, "tile", 1)), longest) + 2 * sequences
+        rows = min(chunking.rows, longest) + 2 * sequences
         # What is left of a chunk beside decodes, and of each prompt at its end.
-        different = min(min(chunk, longest), sequences + CHUNK_BLOCK * (1 + len(requests)))
+        different = min(chunking.tokens, longest, sequences + CHUNK_BLOCK * (1 + len(requests)))
         return TableSizes(rows, length, sequences, longest, -(-different // CHUNK_BLOCK))
 
     @property

@@ -44,12 +44,15 @@ class NamedPolicy(Strict):
 
 
 class ShippedPolicy(NamedPolicy):
-    """One of the package's."""
+    """One of the package's. Its class is made at run time, so it is pickled by name."""
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
         self.build()
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shipped, (self.model_dump(),)
 
 
 class FilePolicy(NamedPolicy):
@@ -144,8 +147,9 @@ POLICIES = {
 }
 """Every policy of ``policies/`` that has a name."""
 
-# By name in this module, so that a worker of a sweep unpickles these very classes and not copies.
-globals().update({model.__name__: model for model in POLICIES.values()})
+
+def _shipped(keys: dict[str, Any]) -> ShippedPolicy:
+    return POLICIES[keys["name"]].model_validate(keys)
 
 
 def _read_already(value: Any, validate: Any) -> Any:

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from experiments.paper.claims import Claim, ClaimResult, load_claims, readings
-from experiments.paper.variants import Lab, RowTime, with_rows
+from experiments.paper.variants import Lab, with_rows
 from experiments.run.machine import with_attention
 from profiler.facts.model import LAYER_GEMMS
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from simulator.loop.records import Floats
-from simulator.op_times.regression import OpTimes
+from simulator.op_times.regression import OpTimes, TimeBySize
 
 _FACTOR = 4.0
 _UNMOVED = 0.01
@@ -60,7 +60,7 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
     Then neither piggybacking on a chunk nor cutting a prompt changes what is to be paid.
     """
 
-    def by_row(time: RowTime, rows: ArrayLike) -> Floats:
+    def by_row(time: TimeBySize, rows: ArrayLike) -> Floats:
         return np.asarray(rows, np.float64) * time(_LARGE) / _LARGE
 
     def pairs(chunk: ArrayLike, context: ArrayLike) -> Floats:
@@ -78,7 +78,7 @@ def _rows_are_free(ops: OpTimes) -> OpTimes:
     return _by_rows(lambda time, rows: np.full(np.shape(rows), time(1)), ops)
 
 
-def _by_rows(shape: Callable[[RowTime, ArrayLike], Floats], ops: OpTimes) -> OpTimes:
+def _by_rows(shape: Callable[[TimeBySize, ArrayLike], Floats], ops: OpTimes) -> OpTimes:
     linear = {op: partial(shape, time) for op, time in ops.linear.items()}
     return with_rows(ops, linear, partial(shape, ops.lm_head))
 

@@ -24,12 +24,11 @@ from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, parse
 from simulator.loop.records import Floats
-from simulator.op_times.regression import OpTimes
+from simulator.op_times.regression import OpTimes, TimeBySize
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")
 
-RowTime = Callable[[ArrayLike], Floats]
 """Seconds of an op in one layer, by token rows."""
 
 TILE = 128
@@ -175,15 +174,16 @@ def untiled(ops: OpTimes) -> OpTimes:
     return with_rows(ops, gemms, ops.lm_head)
 
 
-def with_rows(ops: OpTimes, linear: Mapping[str, RowTime], lm_head: RowTime) -> OpTimes:
+def with_rows(ops: OpTimes, linear: Mapping[str, TimeBySize], lm_head: TimeBySize) -> OpTimes:
     """The op times with other times by rows for the ops of ``linear`` and for the LM head."""
     new = copy.copy(ops)
     # Attention and its kept tables stay those of ``ops``, and so does what these depend on.
-    vars(new).update(linear={**ops.linear, **linear}, lm_head=lm_head, whole_layer=ops.whole_layer)
+    new.linear, new.lm_head = {**ops.linear, **linear}, lm_head
+    new.whole_layer = ops.whole_layer
     return new
 
 
-def _between_tiles(time: RowTime, rows: ArrayLike) -> Floats:
+def _between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
     rows = np.asarray(rows, np.float64)
     below = np.maximum(TILE, np.floor(rows / TILE) * TILE)
     part = (rows - below) / TILE

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from policies.batch import Batch
 from policies.policy import Policy
@@ -16,13 +15,12 @@ from policies.scheduler import Scheduler
 from profiler.facts.device import DeviceSpec, load_device
 from simulator.load.workload import at_once, make_requests
 from simulator.loop.quantum import quantize
-from simulator.loop.records import Floats, Ints, Records
+from simulator.loop.records import Ints, Records
 from simulator.loop.replica import Predictor
 from simulator.loop.simulation import simulate
 from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
+from simulator.op_times.regression import OpTimes, TimeByPair
 
-AttentionTime = Callable[[ArrayLike, ArrayLike], Floats]
 """Seconds of one layer's attention, by its two sizes."""
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
@@ -184,13 +182,11 @@ class Machine:
         return ops
 
 
-def with_attention(
-    ops: OpTimes, prefill: AttentionTime, decode: AttentionTime, mark: str
-) -> OpTimes:
+def with_attention(ops: OpTimes, prefill: TimeByPair, decode: TimeByPair, mark: str) -> OpTimes:
     """The op times with other attention; ``mark`` tells its kept tables from those of others."""
     new = copy.copy(ops)
-    # These are objects of a class, made when first asked for; any function will do.
-    vars(new).update(prefill=prefill, decode=decode, key=f"{ops.key} {mark}")
+    new.prefill, new.decode = prefill, decode
+    new.key = f"{ops.key} {mark}"
     return new
 
 

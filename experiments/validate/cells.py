@@ -10,7 +10,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment, Source
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Engine, Scenario
-from policies.policy import is_pooled, of_micro_batches
+from policies.policy import chunking_of, is_pooled, of_micro_batches
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.spec import EngineSpec
@@ -174,8 +174,9 @@ def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)
     chunks: set[int] = set()
     for cell in cells:
-        size: int | None = getattr(cell.scenario.policy, "chunk_size", None)
-        if size is not None:
+        chunking = chunking_of(cell.scenario.policy.build())
+        if chunking is not None:
+            size = chunking.tokens
             chunks |= {max(1, size // 4), max(1, size // 2), max(1, size - batch), size}
     whole = [16, 32, *range(64, prompt, 64), prompt]
     return grid_works(batch, sorted(c for c in chunks if c <= prompt), whole, longest)

@@ -90,11 +90,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
                 grids = run.measure()
                 run.overhead()
             left_s -= run.spent_s
-            ranks = max(2, tp)
-            if settings.collectives is None and (settings.device == "cpu" or ranks <= per_node):
-                run.collectives(ranks)
-            elif settings.collectives is None:
-                say(f"tp {tp}: one GPU only, so no send/recv was timed and pp must be 1")
+            _measure_collectives(run, per_node)
             more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
             more["settings"] = asked_for(settings, identities[tp])
             more |= machine.gpu_state("after") | run.facts(grids)
@@ -124,6 +120,17 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         )
     )
     return written
+
+
+def _measure_collectives(run: DegreeSession, per_node: int) -> None:
+    """All-reduce and send/recv, unless they come from another bundle or the GPUs are too few."""
+    settings, ranks = run.settings, max(2, run.tp)
+    if settings.collectives is not None:
+        return
+    if settings.device == "cpu" or ranks <= per_node:
+        run.collectives(ranks)
+    else:
+        run.say(f"tp {run.tp}: one GPU only, so no send/recv was timed and pp must be 1")
 
 
 def missing_degrees(

@@ -16,6 +16,7 @@ from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from profiler.bundle.schema import LAYER_OPS, Bundle
 from profiler.facts.model import LAYER_GEMMS
@@ -26,13 +27,16 @@ from simulator.op_times.linear import PiecewiseLinear, PooledRoofline, Shape
 from simulator.op_times.surface import (
     LEAVES,
     TREES,
-    PhysicalSurface,
     decode_surface,
     prefill_surface,
 )
 
 FITS = 2
 """Of the regressions: to be raised with every change of what they give."""
+
+TimeBySize = Callable[[ArrayLike], Floats]
+TimeByPair = Callable[[ArrayLike, ArrayLike], Floats]
+"""Seconds by one size, and by two (chunk and context, batch and mean context)."""
 
 
 class OpTimes:
@@ -59,9 +63,9 @@ class OpTimes:
         by_op = {op: PiecewiseLinear(*xy) for op, xy in points.items()}
         for op in gemms:
             by_op[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
-        self.linear = {op: by_op[op] for op in LAYER_OPS}
+        self.linear: dict[str, TimeBySize] = {op: by_op[op] for op in LAYER_OPS}
         self.embedding = by_op["embedding"]
-        self.lm_head = by_op["lm_head"]
+        self.lm_head: TimeBySize = by_op["lm_head"]
         self.all_reduce = (
             PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
             if self.tp > 1
@@ -117,13 +121,13 @@ class OpTimes:
         return WholeLayer(*map(float, terms))
 
     @cached_property
-    def prefill(self) -> PhysicalSurface:
+    def prefill(self) -> TimeByPair:
         """Attention of one chunk."""
         table = self.bundle.attn_prefill
         return prefill_surface(*_columns(table, "chunk_tokens", "context_tokens"))
 
     @cached_property
-    def decode(self) -> PhysicalSurface:
+    def decode(self) -> TimeByPair:
         """Attention of a batch of decodes."""
         table = self.bundle.attn_decode
         return decode_surface(*_columns(table, "batch_size", "context_tokens"))
