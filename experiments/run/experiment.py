@@ -27,6 +27,7 @@ from experiments.results import (
 from experiments.run.uncertainty import Uncertainty, ratio_band, uncertainty
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metrics import Analysis
+from simulator.views.paging import is_paged
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -238,6 +239,7 @@ def _write_figures(
 ) -> None:
     from experiments.figures.distributions import run_figures
     from experiments.figures.gantt import stage_timeline
+    from experiments.figures.occupancy import occupancy
 
     tables = tables_of(outcome)
     runs = {name: run.analysis for name, run in outcome.runs.items()}
@@ -246,6 +248,8 @@ def _write_figures(
         **run_figures(tables),
         "timeline": lambda: stage_timeline(runs, window, policies),
     }
+    if any(is_paged(run.records) for run in runs.values()):
+        drawn["occupancy"] = lambda: occupancy(runs, policies)
     _draw(drawn, folder, progress)
 
 

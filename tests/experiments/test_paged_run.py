@@ -1,0 +1,89 @@
+"""A run with paged memory, from its configuration to its result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import deploy_all, run_experiment
+from tests.experiments.small_config import message
+
+PAGED = """\
+name: paged
+model: llama-3-8b
+device: a100-80g-sxm
+workload:
+  requests: 40
+  lengths: {kind: uniform, min: 200, max: 600}
+  pd_ratio: 1
+cluster: {max_length: 1024}
+policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16}
+scenarios:
+  enough: {}
+  few: {kv_cache: {num_blocks: 120}}
+  ahead: {policy: {name: vllm, async_scheduling: true}, kv_cache: {prefix_caching: false}}
+"""
+
+Write = Callable[[str], Path]
+
+
+def test_preemption_is_in_tables_figures_and_summary(write_config: Write, tmp_path: Path) -> None:
+    out = tmp_path / "result"
+    run_experiment(load_experiment(write_config(PAGED)), out)
+    summary = json.loads((out / "summary.json").read_text())["scenarios"]
+    assert summary["enough"]["preemptions"] == 0 == summary["enough"]["recomputed_share"]
+    requests = pd.read_parquet(out / "few" / "requests.parquet")
+    assert requests["preemptions"].sum() == summary["few"]["preemptions"] > 0
+    iterations = pd.read_parquet(out / "few" / "iterations.parquet")
+    computed = (iterations["prefill_tokens"] + iterations["decodes"]).sum()
+    once = (requests["prompt_tokens"] + requests["output_tokens"] - 1).sum()
+    assert computed == once + requests["recomputed_tokens"].sum()
+    assert summary["few"]["recomputed_share"] == requests["recomputed_tokens"].sum() / computed
+    assert iterations["kv_tokens"].max() <= 119 * 16
+    assert (out / "figures" / "occupancy.png").is_file()
+    # A resolved configuration gives the same run again.
+    again = tmp_path / "again"
+    run_experiment(load_experiment(out / "config.yaml"), again)
+    assert (again / "few" / "requests.parquet").read_bytes() == (
+        out / "few" / "requests.parquet"
+    ).read_bytes()
+
+
+def test_a_pool_takes_its_depth_and_blocks_from_the_layout(write_config: Write) -> None:
+    deployments = deploy_all(load_experiment(write_config(PAGED)))
+    batching = {name: each.scenario.batching for name, each in deployments.items()}
+    assert [each.max_in_flight for each in batching.values()] == [1, 1, 2]
+    assert [each.max_batch for each in batching.values()] == [16, 16, 16], (
+        "a scenario keeps the keys it does not change"
+    )
+    assert deployments["few"].kv_capacity == 119 * 16, "one block is the null block"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "text"),
+    [
+        ("kv_cache.num_blocks=100000000", "kv_cache.num_blocks: value 100000000: must be at most"),
+        ("kv_cache.block_size=0", "kv_cache.block_size"),
+        ("batching.max_batch=4", "batching.max_batch: value 4: must be left out: vllm decides"),
+        ("batching.formation=lazy", "batching.formation: value 'lazy': must be left out"),
+        ("policy.watermark=1.5", "watermark must lie between 0 and 1, not 1.5"),
+    ],
+)
+def test_mistakes(write_config: Write, assignment: str, text: str) -> None:
+    assert text in message(write_config(PAGED), assignment)
+
+
+def test_paged_memory_is_not_for_policies_that_reserve(write_config: Write) -> None:
+    with pytest.raises(ConfigError, match="sarathi reserves memory for whole requests"):
+        deploy_all(
+            load_experiment(
+                write_config(PAGED),
+                ["scenarios={a: {kv_cache: {block_size: 8}}}", "policy={name: sarathi}"],
+            )
+        )
