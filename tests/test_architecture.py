@@ -44,8 +44,8 @@ ROOMS: dict[str, str] = {
     "simulator.load": "policies simulator.loop profiler.facts profiler.storage",
     "simulator.views": "policies simulator.loop simulator.op_times profiler.facts",
     "simulator.confidence": (
-        "simulator.views simulator.op_times simulator.loop profiler.bundle profiler.facts "
-        "profiler.storage"
+        "simulator.views simulator.op_times simulator.loop profiler.physics profiler.bundle "
+        "profiler.facts profiler.storage"
     ),
     "experiments.configs": "",
     "experiments.config": "policies profiler simulator",

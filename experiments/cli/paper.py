@@ -55,13 +55,13 @@ def reproduce(
     from contextlib import nullcontext
 
     from experiments.config.errors import ConfigError
-    from experiments.config.messages import suggest
     from experiments.paper.claims import pick_claims
     from experiments.paper.reproduce import reproduce as compute
     from experiments.paper.reproduce import said
     from experiments.paper.variants import VARIANTS, Lab
     from experiments.results import PAPER_FORMAT, result_folder, write_summary
     from experiments.run.report import ProgressBar
+    from profiler.storage.strict import did_you_mean
 
     claims = pick_claims(ids or [])
     if listing:
@@ -71,7 +71,7 @@ def reproduce(
     wanted = [lab for lab in labs if variant in (None, lab.variant)]
     if not wanted:
         raise ConfigError(
-            f"--variant {variant}: no such variant{suggest(str(variant), VARIANTS)}; "
+            f"--variant {variant}: no such variant{did_you_mean(str(variant), VARIANTS)}; "
             f"allowed: {', '.join(VARIANTS)}"
         )
     stdout, stderr = consoles()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from profiler.storage.strict import STRICT
+
 # Names become folder and file names.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
@@ -27,4 +29,4 @@ Seconds = Annotated[float, Field(ge=0, le=3600)]
 class Strict(BaseModel):
     """Unknown keys, wrong types, NaN and infinity are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(**STRICT, frozen=True)

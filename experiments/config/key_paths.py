@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-KeyPath = tuple[str, ...]
+from profiler.storage.strict import KeyPath as KeyPath
+
 #: No configuration has keys that lie deeper.
 DEEPEST = 100
 # The keys that say which alternative a mapping is.

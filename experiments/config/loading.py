@@ -12,13 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 from experiments.config.base import Name
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, get, has, key_path, meet, merge, without
-from experiments.config.messages import mistakes, show, suggest
 from experiments.config.metric_paths import SHAPE, metric
 from experiments.config.policy_file import read_policy
 from experiments.config.scenario import Header, Ratio, Scenario, Validation
 from profiler.storage.paths import user_path
 from profiler.storage.plain_yaml import parse_yaml, read_mapping
-from profiler.storage.strict import SpecError
+from profiler.storage.strict import SpecError, did_you_mean, mistakes, show
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -197,8 +196,8 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
     names = list(given) if given and isinstance(given, dict) else [str(raw.get("name"))]
     if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:
         raise ConfigError(
-            f"--set {'.'.join(path)}: no scenario is called {path[1]}{suggest(path[1], names)}; "
-            f"there are {', '.join(names)}"
+            f"--set {'.'.join(path)}: no scenario is called {path[1]}"
+            f"{did_you_mean(path[1], names)}; there are {', '.join(names)}"
         )
     try:
         change = parse_yaml(value, f"--set {text}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.config.errors import ConfigError
-from experiments.config.messages import suggest
+from profiler.storage.strict import did_you_mean
 from simulator.views.metric_registry import METRICS
 
 
@@ -41,7 +41,7 @@ def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
             allowed = list(node) if isinstance(node, Mapping) else ["nothing below a number"]
             raise ConfigError(
                 f"{where}: value {path!r}: {part} is not one of {', '.join(allowed)}"
-                f"{suggest(part, allowed)}"
+                f"{did_you_mean(part, allowed)}"
             )
         node = node[part]
     if not isinstance(node, int | float):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from experiments.config.errors import ConfigError
-from experiments.config.messages import mistakes, suggest
 from experiments.config.policy import FilePolicy, NamedPolicy, code_sha256, file_policy
 from experiments.config.scenario import Scenario
 from policies.catalogue import PolicyFileError, blame, builders_in
 from profiler.storage.paths import user_path
+from profiler.storage.strict import did_you_mean, mistakes
 from simulator.loop.simulation import SimulationError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _checked(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> 
         where = source.name(("policy", "name"))
         raise ConfigError(f"{where}: this key is missing; one of {options}")
     if not isinstance(name, str) or name not in found:
-        problem = f"one of {options}{suggest(str(name), found)}"
+        problem = f"one of {options}{did_you_mean(str(name), found)}"
         raise source.error("policy.name", name, problem)
     given, known = keys.get("sha256"), code_sha256(code)
     if given is not None and given != known:

@@ -15,15 +15,16 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.device import load_device
-from profiler.physics.fit import columns_of, fit_op
+from profiler.physics.fit import held_out
 from profiler.physics.forms import GEMM
+from profiler.physics.hold_out import Folds, median_p95_worst
 from profiler.physics.study import on
 from profiler.planning.grid import Key, SizeGrid
 from profiler.planning.settings import TILE, Limits, coarse_grid
 from profiler.public import frames as data
 from profiler.public.vidur_frames import vidur_gemms_by_tp
-from simulator.confidence.bands import fit_band
-from simulator.confidence.held_out import Fit, OpTable, far_gemm, line, surface_fit
+from simulator.confidence.bands import scored
+from simulator.confidence.held_out import OpTable, far_gemm, line, surface_fit
 from simulator.loop.records import Floats, Ints
 from simulator.op_times.linear import Shape
 from simulator.op_times.surface import decode_surface, place, prefill_surface
@@ -67,16 +68,10 @@ def _score(
     aim: tuple[float, float] | None,
     inside_band: np.ndarray | None = None,
 ) -> Score:
-    percent = 100 * np.abs(np.expm1(log_errors))
+    median, p95, _ = median_p95_worst(log_errors)
+    covered = None if inside_band is None else round(100 * float(inside_band.mean()), 1)
     return Score(
-        what,
-        source,
-        fitted,
-        len(percent),
-        round(float(np.median(percent)), 2),
-        round(float(np.quantile(percent, 0.95)), 2),
-        aim,
-        None if inside_band is None else round(100 * float(inside_band.mean()), 1),
+        what, source, fitted, len(log_errors), round(median, 2), round(p95, 2), aim, covered
     )
 
 
@@ -108,14 +103,9 @@ def spread_points(points: Floats, count: int) -> Ints:
     return np.sort(np.array(chosen))
 
 
-def _tested(table: OpTable, fitted: Ints, fit: Fit) -> tuple[Floats, np.ndarray, Ints]:
-    """Log errors on the rows not fitted, whether the band covers them, and which they are."""
-    rest = np.setdiff1d(np.arange(len(table.points)), fitted)
-    part = table.only(fitted)
-    predicted = fit(part.points, part.time_s)(table.points[rest])
-    errors = np.log(predicted / table.time_s[rest])
-    widths = fit_band(part).half_widths(part, table.points[rest])
-    return errors, np.abs(errors) <= widths, rest
+def _fitted_to(table: OpTable, fitted: Ints) -> Folds:
+    """One fold: these rows to fit, the rest to score."""
+    return [(fitted, np.setdiff1d(np.arange(len(table.points)), fitted))]
 
 
 def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[Shape, Floats, Floats]]:
@@ -138,7 +128,7 @@ def gemm_in_range(datasets: Path) -> Iterator[Score]:
     for shape, tokens, time in _by_shape(data.llmservingsim_gemm(datasets)):
         table = OpTable("gemm", tokens[:, None], time, line, line, TILE)
         grid = adaptive_grid(tokens, time, 100)
-        off, inside, rest = _tested(table, grid, line)
+        off, inside, rest = scored(table, _fitted_to(table, grid), line)
         errors.append(off)
         covered.append(inside)
         count = LAYER_SHAPES.get((shape.n, shape.k), 0)
@@ -171,7 +161,8 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
                 others = {o: g for o, g in gemms.items() if o != name}
                 fit = far_gemm(shape, others)
                 table = OpTable("gemm", tokens[:, None], time, line, fit, TILE, shape)
-                off, inside, _ = _tested(table, np.flatnonzero(tokens <= 1024), fit)
+                beyond_1024 = _fitted_to(table, np.flatnonzero(tokens <= 1024))
+                off, inside, _ = scored(table, beyond_1024, fit)
                 errors.append(off)
                 covered.append(inside)
         yield _score("GEMM beyond the range", source, "to 1024 tokens", np.concatenate(errors),
@@ -186,23 +177,25 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         source, spec = f"{name.upper()} (Vidur)", load_device(device)
         bundles = [on(rows, spec) for rows in vidur_gemms_by_tp(datasets, name)]
-        everything = pd.concat(bundles, ignore_index=True)
-        errors, layers = [], []
-        for model in sorted(everything["model"].unique()):
-            mine = [rows for rows in bundles if rows["model"].iloc[0] == model]
-            shapes = pd.concat(mine)[["n", "k"]].drop_duplicates()
-            # Where another model has a GEMM of the same shape, that is not unseen either.
-            marked = everything.merge(shapes, on=["n", "k"], how="left", indicator=True)
-            fitted = fit_op(GEMM, everything[(marked["_merge"] == "left_only").to_numpy()])
-            for rows in mine:
-                rows = rows.assign(predicted=fitted.predict(columns_of(rows)))
-                errors.append(np.log(rows["predicted"].to_numpy() / rows["time_us"].to_numpy()))
-                layer = rows.groupby("m")[["predicted", "time_us"]].sum()
-                layers.append(np.log(layer["predicted"].to_numpy() / layer["time_us"].to_numpy()))
+        everything = pd.concat(bundles, keys=range(len(bundles)), names=["bundle"])
+        everything = everything.reset_index("bundle").reset_index(drop=True)
+        scores = held_out(GEMM, everything, _unseen_models(everything))
+        layers = scores.groupby(["bundle", "m"])[["predicted_us", "time_us"]].sum()
+        errors, of_layers = (
+            np.log(rows["predicted_us"].to_numpy() / rows["time_us"].to_numpy())
+            for rows in (scores, layers)
+        )
         fitted_to = "the other models"
-        yield _score("GEMM of an unseen shape", source, fitted_to, np.concatenate(errors), (4, 14))
+        yield _score("GEMM of an unseen shape", source, fitted_to, errors, (4, 14))
         what = "GEMMs of an unseen layer"
-        yield _score(what, source, fitted_to, np.concatenate(layers), (2.5, 9))
+        yield _score(what, source, fitted_to, of_layers, (2.5, 9))
+
+
+def _unseen_models(rows: pd.DataFrame) -> Folds:
+    """Each model in turn, from the others' shapes; a shape that it shares is not fitted either."""
+    shapes = pd.MultiIndex.from_frame(rows[["n", "k"]])
+    own = [(rows["model"] == model).to_numpy() for model in sorted(rows["model"].unique())]
+    return [(np.flatnonzero(~shapes.isin(shapes[mine])), np.flatnonzero(mine)) for mine in own]
 
 
 def attention(datasets: Path) -> Iterator[Score]:
@@ -222,7 +215,8 @@ def attention(datasets: Path) -> Iterator[Score]:
         fit = prefill if is_prefill else decode
         points, time = _medians(rows, sizes)
         table = OpTable("attention", points, time, fit, fit, TILE if is_prefill else None)
-        off, inside, _ = _tested(table, spread_points(points, count), fit)
+        folds = _fitted_to(table, spread_points(points, count))
+        off, inside, _ = scored(table, folds, fit)
         yield _score(what, source, f"{count} points", off, aim, inside)
 
 
@@ -240,7 +234,7 @@ def messages(datasets: Path) -> Iterator[Score]:
             wanted = np.geomspace(max(size[0], 1024), size[-1], 26)
             grid = np.unique([int(np.argmin(np.abs(size - w))) for w in wanted])
             table = OpTable("message", points, time, line, line)
-            off, inside, rest = _tested(table, grid, line)
+            off, inside, rest = scored(table, _fitted_to(table, grid), line)
             kept = size[rest] >= least
             yield _score(what, source, f"{len(grid)} sizes", off[kept], (2.5, 10.0), inside[kept])
 

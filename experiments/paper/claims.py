@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any, Literal
 
 from experiments.config.errors import ConfigError
-from experiments.config.messages import suggest
 from experiments.paper.register import CLAIM_READINGS, ClaimReading
 from experiments.paper.variants import Lab, Variant
 from profiler.storage.paths import data_dir
+from profiler.storage.strict import did_you_mean
 
 TOLERANCE = 0.15
 """How far a value may be from the paper's to count as reproduced."""
@@ -133,7 +133,7 @@ def pick_claims(ids: Iterable[str]) -> list[Claim]:
     for id in wanted:
         if id not in claims:
             raise ConfigError(
-                f"{id}: no such claim{suggest(id, claims)}; `sarathi-sim reproduce --list` "
+                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim reproduce --list` "
                 "shows all of them"
             )
     return [claims[id] for id in wanted] or list(claims.values())

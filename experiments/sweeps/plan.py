@@ -15,7 +15,6 @@ from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, meet, merge
 from experiments.config.loading import Draft, Source, check_scenario, read_draft
-from experiments.config.messages import mistakes, suggest
 from experiments.config.requests import build_requests, trace_path
 from experiments.config.scenario import Scenario
 from experiments.config.workload import TraceLengths
@@ -23,6 +22,7 @@ from experiments.sweeps.identity import run_key
 from experiments.sweeps.points import MOST_RUNS, Point, expand
 from experiments.sweeps.section import SweepSpec
 from policies.request import Request
+from profiler.storage.strict import did_you_mean, mistakes
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
 
@@ -111,7 +111,7 @@ def plan_sweep(
     if contrast is not None and contrast not in axes:
         raise ConfigError(
             f"{where}.contrast: value {contrast!r}: must be one of {', '.join(axes) or 'no axes'}"
-            f"{suggest(contrast, axes)}"
+            f"{did_you_mean(contrast, axes)}"
         )
     seeds = _seeds(draft, spec)
     total = len(points) * len(draft.overrides) * len(seeds)

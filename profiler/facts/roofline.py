@@ -16,6 +16,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Columns = Mapping[str, Array]
 Constants = Mapping[str, float]
+Size = Array | float
 
 #: Output tiles (rows, columns) that a GEMM fit chooses from.
 GEMM_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128))
@@ -47,23 +48,29 @@ def split_fill(blocks: Array, sms: Array, most: Array) -> Array:
     return np.minimum(wave_fill(blocks * parts, sms), 1.0)
 
 
+def gemm_work(m: Array, n: Size, k: Size, tile: float, tile_share: float) -> tuple[Array, Array]:
+    """Of ``out[m, n] = a[m, k] x b[k, n]``: FLOPs, and numbers read and written.
+
+    The rows count as rounded up to a ``tile``, by the share of that padding which is paid.
+    """
+    rows = m + tile_share * (np.ceil(m / tile) * tile - m)
+    return 2 * rows * n * k, n * k + m * k + m * n
+
+
 def gemm_us(c: Columns, k: Constants) -> Array:
     """``m x n x k`` GEMM: soft-max roofline, with the rows rounded up to a tile and whole waves.
 
     ``tile_share`` and ``wave_share`` say how much of the padding is paid: real libraries choose
     among several tiles.
     """
-    m, n, depth, sms = c["m"], c["n"], c["k"], c["num_sms"]
-    tile_m, tile_n = k["tile_m"], k["tile_n"]
-    padded = np.ceil(m / tile_m) * tile_m
-    rows = m + k["tile_share"] * (padded - m)
-    blocks = np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    m, n, sms = c["m"], c["n"], c["num_sms"]
+    flops, numbers = gemm_work(m, n, c["k"], k["tile_m"], k["tile_share"])
+    blocks = np.ceil(m / k["tile_m"]) * np.ceil(n / k["tile_n"])
     # With fewer blocks than SMs the library splits along k instead of leaving SMs idle.
     stretch = np.where(blocks >= sms, 1.0 / wave_fill(blocks, sms), 1.0)
     stretch = 1.0 + k["wave_share"] * (stretch - 1.0)
-    compute = 2e6 * rows * n * depth * stretch / (c["peak_flops"] * k["compute"])
-    traffic = HALF * (n * depth + m * depth + m * n)
-    memory = 1e6 * traffic / (c["bandwidth"] * k["memory"])
+    compute = 1e6 * flops * stretch / (c["peak_flops"] * k["compute"])
+    memory = 1e6 * HALF * numbers / (c["bandwidth"] * k["memory"])
     return k["overhead_us"] + soft_max(k["p"], compute, memory)
 
 

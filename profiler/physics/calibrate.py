@@ -88,7 +88,7 @@ def calibrate(
     for study in STUDIES[device](datasets):
         if progress is not None:
             progress(f"{device}: {study.op} ({len(study.rows)} rows)")
-        scores = held_out(study.form, study.rows, *study.hold_out.groups(study.rows))
+        scores = held_out(study.form, study.rows, study.hold_out.splits(study.rows))
         model = fit_op(study.form, study.rows)
         fitted[study.op] = _record(study, model, scores, today)
         if model.residual is not None:
@@ -137,7 +137,7 @@ def _bins(study: Study, scores: pd.DataFrame) -> dict[str, ErrorStats]:
 def _again(study: Study) -> dict[str, ErrorStats]:
     if study.again is None:
         return {}
-    scores = held_out(study.form, study.rows, *study.again.groups(study.rows))
+    scores = held_out(study.form, study.rows, study.again.splits(study.rows))
     return {study.again.name: errors(scores)}
 
 

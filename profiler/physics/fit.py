@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from profiler.facts.device import ErrorStats
 from profiler.facts.roofline import Array, Columns
 from profiler.physics.forms import Form
+from profiler.physics.hold_out import Folds, median_p95_worst
 from profiler.physics.residual import Residual, fit_curve, fit_trees
 
 #: Physics needs few rows for its few constants; more only cost time.
@@ -66,66 +68,66 @@ def fit_op(form: Form, frame: pd.DataFrame) -> OpModel:
     return OpModel(form, constants, residual)
 
 
-def _fit_physics(form: Form, frame: pd.DataFrame) -> dict[str, float]:
+def fit_constants(
+    physics_us: Callable[[Array], Array],
+    time_us: Array,
+    start: Array,
+    low: Array,
+    high: Array,
+    max_steps: int | None = None,
+) -> tuple[Array, float]:
+    """The constants (all positive) with which ``physics_us`` comes closest to measured times.
+
+    Least squares on the logarithm of the ratio. Returns the constants and what they leave over.
+    """
     from scipy.optimize import least_squares
 
+    # Soft L1: kernel switches leave outliers that should not move the constants.
+    found = least_squares(
+        lambda x: np.log(physics_us(np.exp(x)) / time_us),
+        start,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=0.05,
+        max_nfev=max_steps,
+    )
+    return np.exp(found.x), float(found.cost)
+
+
+def _fit_physics(form: Form, frame: pd.DataFrame) -> dict[str, float]:
     columns = columns_of(frame)
-    measured = np.log(columns["time_us"])
     names = list(form.fitted)
     start, low, high = np.log([form.fitted[n] for n in names]).T
 
-    best: tuple[float, dict[str, float]] | None = None
+    def constants(values: Array, choice: dict[str, float]) -> dict[str, float]:
+        return {**choice, **dict(zip(names, values.tolist(), strict=True))}
+
+    found = []
     for choice in form.choices:
-
-        def miss(x: Array, choice: dict[str, float] = choice) -> Array:
-            constants = {**choice, **dict(zip(names, np.exp(x).tolist(), strict=True))}
-            return np.log(form.physics(columns, constants)) - measured
-
-        # Soft L1: kernel switches leave outliers that should not move the constants.
-        found = least_squares(
-            miss, start, bounds=(low, high), loss="soft_l1", f_scale=0.05, max_nfev=60
-        )
-        fitted = dict(zip(names, np.exp(found.x).tolist(), strict=True))
-        if best is None or found.cost < best[0]:
-            best = (float(found.cost), {**choice, **fitted})
-    assert best is not None
+        physics = partial(lambda chosen, x: form.physics(columns, constants(x, chosen)), choice)
+        values, cost = fit_constants(physics, columns["time_us"], start, low, high, 60)
+        found.append((cost, constants(values, choice)))
+    best = min(found, key=lambda each: each[0])[1]
     # Six digits are more than the data holds, and keep the files stable.
-    return {name: float(f"{value:.6g}") for name, value in best[1].items()}
+    return {name: float(f"{value:.6g}") for name, value in best.items()}
 
 
-def held_out(
-    form: Form, frame: pd.DataFrame, groups: npt.NDArray[np.int64], scored: npt.NDArray[np.bool_]
-) -> pd.DataFrame:
-    """Predictions for every scored row by a model that saw no row of its group.
+def held_out(form: Form, frame: pd.DataFrame, folds: Folds) -> pd.DataFrame:
+    """Predictions for every scored row by a model fitted to the rows of its fold alone.
 
     Returns the scored rows with ``predicted_us`` and ``roofline_us`` added.
     """
     parts = []
-    for group in np.unique(groups[scored]):
-        test = (groups == group) & scored
-        model = fit_op(form, frame[groups != group])
-        columns = columns_of(frame[test])
+    for fitted, scored in folds:
+        model, rows = fit_op(form, frame.iloc[fitted]), frame.iloc[scored]
+        columns = columns_of(rows)
         parts.append(
-            frame[test].assign(
-                predicted_us=model.predict(columns), roofline_us=model.roofline(columns)
-            )
+            rows.assign(predicted_us=model.predict(columns), roofline_us=model.roofline(columns))
         )
-    scores: pd.DataFrame = pd.concat(parts)
-    return scores
+    return pd.concat(parts)
 
 
 def errors(frame: pd.DataFrame, column: str = "predicted_us") -> ErrorStats:
     """Absolute error of ``column`` against ``time_us``: median, 95th percentile, worst."""
-    miss = 100 * np.abs(frame[column].to_numpy() / frame["time_us"].to_numpy() - 1)
-    return ErrorStats(
-        median_pct=round(float(np.median(miss)), 2),
-        p95_pct=round(float(np.percentile(miss, 95)), 2),
-        worst_pct=round(float(np.max(miss)), 2),
-    )
-
-
-def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
-    """A fold number per row such that rows with equal keys share one; deterministic."""
-    number = keys.groupby(list(keys.columns), sort=True).ngroup().to_numpy()
-    shuffled = np.random.default_rng(0).permutation(int(number.max()) + 1)
-    return (shuffled[number] % folds).astype(np.int64)
+    log_errors = np.log(frame[column].to_numpy() / frame["time_us"].to_numpy())
+    return ErrorStats(*(round(value, 2) for value in median_p95_worst(log_errors)))

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from profiler.facts.device import DeviceSpec
-from profiler.physics.fit import fold_of
 from profiler.physics.forms import LINK, STREAM, Form
+from profiler.physics.hold_out import Folds, fold_of, leave_one_group_out
 from profiler.public import frames as data
 
 TOKEN_BINS = (0, 16, 64, 128, 256, 512, 1024, 4096, 40000)
@@ -49,12 +48,12 @@ class HoldOut:
     folds: int
     scored: str | None = None
 
-    def groups(self, rows: pd.DataFrame) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """(fold number, scored or not) of every row; ``rows`` must have a plain index."""
+    def splits(self, rows: pd.DataFrame) -> Folds:
+        """What to fit and what to score, a pair a fold; ``rows`` must have a plain index."""
         scored = np.full(len(rows), self.scored is None)
         if self.scored is not None:
             scored[rows.query(self.scored).index] = True
-        return fold_of(rows[list(self.by)], self.folds), scored
+        return leave_one_group_out(fold_of(rows[list(self.by)], self.folds), scored)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,17 +1,23 @@
-"""Mappings from YAML and JSON files into frozen dataclasses, with one clear line per mistake."""
+"""What files and options say, as checked objects, with one clear line per mistake.
+
+Pydantic models (experiments) and frozen dataclasses (models, devices, bundles) are checked alike.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
+KeyPath = tuple[str, ...]
+#: Mistakes of one mapping that are spelt out; the others are counted.
+MOST = 20
 
 #: Put as ``__pydantic_config__`` on a dataclass that a file fills: unknown keys, wrong types, NaN
 #: and infinity are errors.
@@ -31,18 +37,17 @@ def one_line(error: Exception) -> str:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` when ``allowed`` has something close to ``name``, else ``""``."""
+    """``" (did you mean x?)"`` where ``allowed`` has something close to ``name``, else empty."""
     choices = list(allowed)
-    close = [c for c in choices if c.startswith(name)] if name else []
+    close = [choice for choice in choices if choice.startswith(name)] if name else []
     close = close or difflib.get_close_matches(name, choices, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
     """An instance of the dataclass ``cls`` from ``fields``, strictly.
 
-    Raises SpecError with every mistake: ``where``, key, what is wrong, the value, and for an
-    unknown key what is allowed.
+    Raises SpecError with a line per mistake (:func:`mistakes`) that begins with ``where``.
     """
     try:
         # Through JSON, because strict validation of Python objects refuses a mapping for a nested
@@ -53,25 +58,192 @@ def parse(cls: type[T], fields: Mapping[str, Any], where: Path | str) -> T:
     try:
         return TypeAdapter(cls).validate_json(text)
     except ValidationError as error:
-        lines = [f"{where}: {_line(cls, dict(item))}" for item in error.errors()]
-        raise SpecError("\n".join(lines)) from error
+        found = mistakes(error, cls, fields, lambda key: ": ".join([str(where), *_dotted(key)]))
+        raise SpecError("\n".join(found)) from error
 
 
-def _line(cls: type[Any], item: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        leaf = str(item["loc"][-1])
-        allowed = [f.name for f in dataclasses.fields(cls)] if len(item["loc"]) == 1 else []
-        listed = f"; allowed: {', '.join(allowed)}" if allowed else ""
-        return f"unknown key '{key}'{did_you_mean(leaf, allowed)}{listed}"
-    if item["type"] in ("missing", "missing_argument"):
-        return f"key '{key}' is missing"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    if not key:
-        return message
-    return f"{key}: {message[0].lower() + message[1:]}, got {_shown(item['input'])}"
+def _dotted(key: KeyPath) -> list[str]:
+    return [".".join(key)] if key else []
 
 
-def _shown(value: object) -> str:
+def show(value: object) -> str:
+    """A value as YAML spells it, where that is not how Python does."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def mistakes(
+    error: ValidationError,
+    model: type[Any],
+    data: Mapping[str, Any],
+    origin: Callable[[KeyPath], str],
+    also: tuple[str, ...] = (),
+) -> list[str]:
+    """``FILE: key.path: value VALUE: what is allowed``, one line each.
+
+    ``origin`` turns a key path into the part before the value; ``also`` are keys that the file
+    may have at the top level beside those of ``model``.
+    """
+    lines = []
+    found = error.errors(include_url=False)
+    for item in found[:MOST]:
+        path = _key_path(item["loc"], data)
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            allowed = _allowed_keys(model, path[:-1], data)
+            if len(path) == 1:
+                allowed += also
+            hint = did_you_mean(path[-1], allowed)
+            known = f"; allowed: {', '.join(allowed)}" if allowed else ""
+            lines.append(f"{origin(path)}: unknown key{hint}{known}")
+        else:
+            lines.append(_line(dict(item), path, model, origin))
+    if len(found) > MOST:
+        lines.append(f"{origin(())}: ... and {len(found) - MOST} more mistakes")
+    return lines
+
+
+def _key_path(loc: tuple[int | str, ...], data: Any) -> KeyPath:
+    """pydantic's location without the tags it inserts for alternatives."""
+    path: list[str] = []
+    node = data
+    for part in loc:
+        named = isinstance(node, Mapping) and part in node
+        if isinstance(node, Mapping) and not named and part in _tags(node):
+            continue
+        if not named and str(part).startswith("<"):  # an alternative that is told by its form
+            continue
+        path.append(str(part))
+        if isinstance(node, Mapping):
+            node = node.get(part)
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        else:
+            node = None
+    return tuple(path)
+
+
+def _tags(node: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (node.get("kind"), node.get("name"))
+
+
+def _line(
+    item: dict[str, Any],
+    path: KeyPath,
+    model: type[Any],
+    origin: Callable[[KeyPath], str],
+) -> str:
+    kind, context, value = item["type"], item.get("ctx", {}), item["input"]
+    if kind in ("missing", "missing_argument"):
+        return f"{origin(path)}: this key is missing"
+    if kind == "union_tag_not_found":
+        tag = context["discriminator"].strip("'")
+        options = _alternatives(model, path)
+        return f"{origin((*path, tag))}: this key is missing; one of {', '.join(options)}"
+    if kind == "union_tag_invalid":
+        tag = context["discriminator"].strip("'")
+        options = [option.strip(" '") for option in context["expected_tags"].split(",")]
+        value = context["tag"]
+        return (
+            f"{origin((*path, tag))}: value {show(value)}: one of {', '.join(options)}"
+            f"{did_you_mean(str(value), options)}"
+        )
+    if kind == "literal_error":
+        expected = context["expected"].replace(" or ", ", ")
+        options = [option.strip("'") for option in expected.split(", ")]
+        return (
+            f"{origin(path)}: value {show(value)}: one of {', '.join(options)}"
+            f"{did_you_mean(str(value), options)}"
+        )
+    if not path:
+        return f"{origin(path)}: {_expectation(kind, context, item['msg'])}"
+    return f"{origin(path)}: value {show(value)}: {_expectation(kind, context, item['msg'])}"
+
+
+def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
+    expected = {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "list_type": "a list",
+        "dict_type": "keys and values",
+        "model_type": "keys and values",
+        "model_attributes_type": "keys and values",
+        "dataclass_type": "keys and values",
+        "finite_number": "a finite number",
+        "string_pattern_mismatch": "1 to 64 letters, digits, '_', '.' or '-', "
+        "beginning with a letter or digit",
+    }.get(kind)
+    if expected is not None:
+        return f"must be {expected}"
+    bounds = {
+        "greater_than": "more than",
+        "greater_than_equal": "at least",
+        "less_than": "less than",
+        "less_than_equal": "at most",
+    }.get(kind)
+    if bounds is not None:
+        bound = next(iter(context.values()))
+        shown = f"{bound:.12g}" if isinstance(bound, float) else bound
+        return f"must be {bounds} {shown}"
+    text = message.removeprefix("Value error, ").removeprefix("Input ")
+    return text[0].lower() + text[1:]
+
+
+def _allowed_keys(model: type[Any], path: KeyPath, data: Any) -> list[str]:
+    found = _model_at(model, path, data)
+    return [] if found is None else list(_fields(found))
+
+
+def _alternatives(model: type[Any], path: KeyPath) -> list[str]:
+    parent = _model_at(model, path[:-1], {})
+    if parent is None:
+        return []
+    return [str(_tag_of(option)) for option in _models_in(parent, path[-1])]
+
+
+def _model_at(model: type[Any], path: KeyPath, data: Any) -> type[Any] | None:
+    """The model that describes the mapping at ``path``; ``data`` tells alternatives apart."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+        if part not in _fields(model):
+            return None
+        options = _models_in(model, part)
+        if len(options) > 1:
+            tags = _tags(data) if isinstance(data, Mapping) else ()
+            options = [option for option in options if _tag_of(option) in tags]
+        if len(options) != 1:
+            return None
+        model = options[0]
+    return model
+
+
+def _models_in(model: type[Any], field: str) -> list[type[Any]]:
+    annotation = _fields(model)[field]
+    return [option for option in (annotation, *get_args(annotation)) if _has_keys(option)]
+
+
+def _has_keys(kind: Any) -> bool:
+    """Whether this is a model or a dataclass."""
+    return isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
+    )
+
+
+def _fields(model: type[Any]) -> dict[str, Any]:
+    """The keys of a model or a dataclass, and their types."""
+    if issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    types = get_type_hints(model)
+    return {field.name: types[field.name] for field in dataclasses.fields(model)}
+
+
+def _tag_of(model: type[Any]) -> object:
+    for name in ("kind", "name"):
+        if name in _fields(model):
+            return next(iter(get_args(_fields(model)[name])), None)
+    return None

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.confidence.held_out import FOLDS, OpTable, between, beyond, residuals
+from profiler.physics.hold_out import Bools, Folds, Rows
+from simulator.confidence.held_out import FOLDS, Fit, OpTable, between, beyond, residuals
 from simulator.confidence.hull import Hull
 from simulator.loop.records import Floats
 
@@ -84,20 +85,27 @@ def fit_band(table: OpTable) -> Band:
     )
 
 
+def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]:
+    """Of all scored rows: log errors, whether the band covers them, and which they are.
+
+    The band as well is that of a fold's fitted rows alone.
+    """
+    off, rows = residuals(table, folds, fit)
+    widths = [np.empty(0)]
+    for fitted, out in folds:
+        part = table.only(fitted)
+        widths.append(fit_band(part).half_widths(part, table.points[out]))
+    return off, np.abs(off) <= np.concatenate(widths) + 1e-12, rows
+
+
 def coverage(table: OpTable) -> tuple[int, float]:
     """How many points the band was tried on, and the share of them it covered.
 
     The points inside, a fifth at a time (over two sizes: two fifths, which takes seconds enough):
     neither the fit nor the residuals that gave the width saw them.
     """
-    covered = np.empty(0, bool)
-    for fitted, scored in between(table)[: FOLDS if table.points.shape[1] == 1 else 2]:
-        part = table.only(fitted)
-        band = fit_band(part)
-        predicted = part.fit(part.points, part.time_s)(table.points[scored])
-        off = np.abs(np.log(predicted / table.time_s[scored]))
-        widths = band.half_widths(part, table.points[scored])
-        covered = np.concatenate([covered, off <= widths + 1e-12])
+    folds = between(table)[: FOLDS if table.points.shape[1] == 1 else 2]
+    _, covered, _ = scored(table, folds, table.fit)
     return len(covered), float(covered.mean()) if len(covered) else float("nan")
 
 

@@ -8,7 +8,7 @@ Every figure comes from models fitted without the points it is scored on:
 ``unseen``   a GEMM's shape, predicted from the bundle's other GEMMs
 
 The baselines are what known tools use, a random forest and a polynomial of degree three, on the
-same folds. scikit-learn is imported here only, when the table is asked for.
+same folds. scikit-learn is imported when the table is asked for.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from profiler.bundle.schema import EDGE_OPS, LAYER_OPS, Bundle
 from profiler.facts.model import LAYER_GEMMS
+from profiler.physics.hold_out import Bools, Folds, Rows, leave_one_group_out, median_p95_worst
 from simulator.loop.records import Floats
 from simulator.op_times.linear import PiecewiseLinear, Shape
 from simulator.op_times.regression import Gemms, pooled_roofline
@@ -29,9 +29,6 @@ from simulator.op_times.surface import decode_surface, prefill_surface
 
 Model = Callable[[Floats], Floats]
 Fit = Callable[[Floats, Floats], Model]
-Rows = npt.NDArray[np.intp]
-Folds = list[tuple[Rows, Rows]]
-"""Pairs of (rows to fit, rows to score)."""
 
 FOLDS = 5
 TOKEN_OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill")
@@ -57,7 +54,7 @@ class OpTable:
         """The table with these points alone."""
         return replace(self, points=self.points[rows], time_s=self.time_s[rows])
 
-    def at_edge(self, points: Floats) -> npt.NDArray[np.bool_]:
+    def at_edge(self, points: Floats) -> Bools:
         """Whether points lie at the edge of a tile."""
         if self.tile is None:
             return np.zeros(len(points), bool)
@@ -101,12 +98,12 @@ def between(table: OpTable) -> Folds:
     """A random fifth of the points, left out in turn; the ends of the range (over two sizes: its
     corners) stay, so that none lies beyond the others."""
     points = table.points
-    rows = np.arange(len(points))
     low, high = points.min(axis=0), points.max(axis=0)
     ends = ((points == low) | (points == high)).all(axis=1)
-    inner = np.random.default_rng(0).permutation(rows[~ends])
-    scored = [inner[fold::FOLDS] for fold in range(FOLDS)]
-    return [(np.setdiff1d(rows, part), part) for part in scored if len(part)]
+    inner = np.random.default_rng(0).permutation(np.flatnonzero(~ends))
+    fold = np.full(len(points), FOLDS)
+    fold[inner] = np.arange(len(inner)) % FOLDS
+    return leave_one_group_out(fold, ~ends)
 
 
 def beyond(table: OpTable, share: int = 4) -> Folds:
@@ -172,13 +169,8 @@ def held_out_errors(
 
 
 def _stats(log_errors: Floats) -> dict[str, float]:
-    percent = 100 * np.abs(np.expm1(log_errors))
-    return {
-        "points": len(percent),
-        "median": float(np.median(percent)),
-        "p95": float(np.quantile(percent, 0.95)),
-        "worst": float(percent.max()),
-    }
+    median, p95, worst = median_p95_worst(log_errors)
+    return {"points": len(log_errors), "median": median, "p95": p95, "worst": worst}
 
 
 def _hold_outs(table: OpTable) -> Iterator[tuple[str, Folds, Fit]]:

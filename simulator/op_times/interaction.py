@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from profiler.bundle.schema import Bundle
+from profiler.physics.hold_out import Bools, Rows, leave_one_group_out
 from simulator.loop.records import Floats
 
 if TYPE_CHECKING:
@@ -62,10 +63,9 @@ def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     if bundle.mixed.empty:
         return pd.DataFrame({"kind": [], "sum": [], "measured": []})
     layers = _Layers.of(ops, bundle.mixed)
-    predicted = np.zeros(len(layers.time))
-    for size in np.unique(layers.tokens):
-        scored = layers.tokens == size
-        predicted[scored] = layers.take(scored).predict(_fit_layer(layers.take(~scored)))
+    predicted = layers.ops.copy()
+    for fitted, scored in leave_one_group_out(layers.tokens):
+        predicted[scored] = layers.take(scored).predict(_fit_layer(layers.take(fitted)))
     return pd.DataFrame(
         {
             "kind": np.select([layers.both, layers.decode > 0], ["mixed", "decode"], "prefill"),
@@ -83,7 +83,7 @@ class _Layers:
     time: Floats
     ops: Floats
     decode: Floats
-    both: npt.NDArray[np.bool_]
+    both: Bools
 
     @classmethod
     def of(cls, ops: OpTimes, mixed: pd.DataFrame) -> _Layers:
@@ -96,7 +96,7 @@ class _Layers:
         both = (chunk > 0) & (batch > 0)
         return cls(chunk + batch, time, total + prefill + decode, decode, both)
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> _Layers:
+    def take(self, rows: Bools | Rows) -> _Layers:
         return _Layers(
             self.tokens[rows], self.time[rows], self.ops[rows], self.decode[rows], self.both[rows]
         )
@@ -166,10 +166,8 @@ def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
         return pd.DataFrame({"mean": [], "longest": [], "skew": []})
     mean, longest, time = _skewed(ops.decode, rows)
     sizes, share = rows["batch_size"].to_numpy(), np.zeros(len(rows))
-    for size in np.unique(sizes):
-        scored = sizes == size
-        if not scored.all():
-            share[scored] = _skew(mean[~scored], longest[~scored], time[~scored])
+    for seen, scored in leave_one_group_out(sizes):
+        share[scored] = _skew(mean[seen], longest[seen], time[seen])
     context, most = (rows[c].to_numpy(np.float64) for c in ("context_tokens", "max_context_tokens"))
     fitted = ops.decode(sizes.astype(np.float64), context + share * (most - context))
     return pd.DataFrame(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler.facts.roofline import Size, gemm_work, soft_max
+from profiler.physics.fit import fit_constants
 from simulator.loop.records import Floats
 
 Curve = Callable[[Floats], Floats]
@@ -61,8 +64,6 @@ class PooledRoofline:
 
     def __init__(self, points: Mapping[Shape, tuple[Floats, Floats]]) -> None:
         """``points`` are (tokens, seconds) of each shape."""
-        from scipy.optimize import least_squares
-
         tokens = np.concatenate([m for m, _ in points.values()])
         time = 1e6 * np.concatenate([t for _, t in points.values()])
         sizes = [len(m) for m, _ in points.values()]
@@ -72,21 +73,14 @@ class PooledRoofline:
         flops, traffic = 2 * tokens * n * k, n * k
         start = np.log([5.0, (flops / time).max(), (traffic / time).max(), 2.0, 0.5])
 
-        def miss(x: Floats) -> Floats:
-            return np.log(self._time_us(np.exp(x), tokens, n, k) / time)
-
         start = np.clip(start, low + 1e-6, high - 1e-6)
-        found = least_squares(miss, start, bounds=(low, high), loss="soft_l1", f_scale=0.05)
-        self.constants: Floats = np.exp(found.x)
+        physics = partial(self._time_us, m=tokens, n=n, k=k)
+        self.constants: Floats = fit_constants(physics, time, start, low, high)[0]
 
-    def _time_us(self, constants: Floats, m: Floats, n: Floats | int, k: Floats | int) -> Floats:
+    def _time_us(self, constants: Floats, m: Floats, n: Size, k: Size) -> Floats:
         overhead, rate, bandwidth, p, paid = constants
-        rows = m + paid * (np.ceil(m / self.TILE) * self.TILE - m)
-        compute = 2 * rows * n * k / rate
-        memory = (n * k + m * k + m * n) / bandwidth
-        top = np.maximum(compute, memory)
-        soft = top * ((compute / top) ** p + (memory / top) ** p) ** (1 / p)
-        return np.asarray(overhead + soft)
+        flops, numbers = gemm_work(m, n, k, self.TILE, paid)
+        return np.asarray(overhead + soft_max(p, flops / rate, numbers / bandwidth))
 
     def time_s(self, shape: Shape, tokens: Floats) -> Floats:
         """Seconds of one shape."""

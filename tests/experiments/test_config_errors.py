@@ -60,7 +60,7 @@ Write = Callable[[str], Path]
         ("pp: 8", "pp: 97", "cluster.pp: value 97: must be at most 96, the layers of gpt3-175b"),
         ("tp: 8", "tp: 7", "cluster.tp: value 7: gpt3-175b: tp 7 does not divide num_heads (96)"),
         ("tp: 8, pp: 8", "tp: 1, pp: 1", "cluster: gpt3-175b does not fit: stage 0 of 1 holds"),
-        ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175'; did you mean"),
+        ("gpt3-175b", "gpt3-175", "small.yaml: model: unknown model 'gpt3-175' (did you mean"),
         ("a100-80g-sxm", "a100", "small.yaml: device: unknown device 'a100'"),
         ("a100-80g-sxm", "h100-80g-sxm", "h100-80g-sxm has specifications only, so a bundle must"),
         ("gpt3-175b", "qwen-72b", "sarathi-sim make-bundle --device a100-80g-sxm --model qwen-72b"),

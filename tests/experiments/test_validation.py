@@ -342,7 +342,7 @@ def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None
         ({"cluster": {"max_length": 100, "tp": 3}}, "cluster.tp: value 3: .*does not divide"),
         ({"cluster": {"max_length": 100, "pp": 9}}, "cluster.pp: value 9: must be at most 8"),
         ({"device": "a6000"}, "device: value 'a6000': must be cpu or cuda"),
-        ({"model": "tiny-lama-40m"}, "did you mean 'tiny-llama-40m'"),
+        ({"model": "tiny-lama-40m"}, "did you mean tiny-llama-40m"),
         ({"engine": {"jitter": 0.1}}, "engine: value {'jitter': 0.1}: must be left out"),
         (
             {"workload": CONFIG["workload"] | {"too_long": "reject"}},

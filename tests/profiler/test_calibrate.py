@@ -19,8 +19,9 @@ from profiler.physics.calibrate import (
     report_from_yaml,
     structure_from_yaml,
 )
-from profiler.physics.fit import columns_of, errors, fit_op, fold_of, held_out
+from profiler.physics.fit import columns_of, errors, fit_op, held_out
 from profiler.physics.forms import GEMM, LINK
+from profiler.physics.hold_out import fold_of, leave_one_group_out
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.studies import STUDIES
 from profiler.physics.study import HoldOut, Origin, Study, on
@@ -165,7 +166,7 @@ def test_held_out_groups_never_train_the_model_that_scores_them() -> None:
     rows = on(pd.DataFrame({"num_bytes": sizes}), load_device("a40"))
     rows["model"] = np.repeat(["a", "b"], 18)
     rows["time_us"] = (20 + sizes / 1e5) * np.where(rows["model"] == "a", 1.0, 3.0)
-    scores = held_out(LINK, rows, *HoldOut("models", ("model",), 2).groups(rows))
+    scores = held_out(LINK, rows, HoldOut("models", ("model",), 2).splits(rows))
     assert len(scores) == len(rows)
     assert errors(scores).median_pct > 60
     seen = fit_op(LINK, rows[rows["model"] == "a"])
@@ -177,6 +178,17 @@ def test_equal_keys_share_a_fold() -> None:
     fold = fold_of(keys, 2)
     assert fold[0] == fold[2]
     np.testing.assert_array_equal(fold, fold_of(keys, 2))
+
+
+def test_leaving_groups_out_fits_to_all_others_and_scores_what_counts() -> None:
+    groups = np.array([7, 3, 7, 5, 3])
+    scored = np.array([True, True, False, False, True])
+    folds = [(fit.tolist(), out.tolist()) for fit, out in leave_one_group_out(groups, scored)]
+    # Row 2 belongs to group 7: it is not scored, and must not be fitted either.
+    assert folds == [([0, 2, 3], [1, 4]), ([1, 3, 4], [0])]
+    everything = [out.tolist() for _, out in leave_one_group_out(groups)]
+    assert everything == [[1, 4], [3], [0, 2]]
+    assert leave_one_group_out(np.ones(4)) == [], "nothing is left to fit"
 
 
 @needs_datasets

@@ -180,7 +180,7 @@ MALFORMED = {
     "unsorted": (edit("attn_decode.csv", swap_rows), r"row 3 .*not in sorted order"),
     "unknown op": (
         replace("linear.csv", "preproj", "pre_proj"),
-        r"unknown op 'pre_proj'; did you mean 'preproj'\?",
+        r"unknown op 'pre_proj' \(did you mean preproj\?\)",
     ),
     "lacking op": (
         edit("linear.csv", lambda t: "".join(s for s in t.splitlines(True) if "lm_h" not in s)),
@@ -213,14 +213,17 @@ MALFORMED = {
     ),
     "unknown overhead": (
         replace("overhead.csv", "layer_run", "layer_runs"),
-        r"overhead\.csv: row 3: unknown what 'layer_runs'; did you mean 'layer_run'\?",
+        r"overhead\.csv: row 3: unknown what 'layer_runs' \(did you mean layer_run\?\)",
     ),
     "changed": (replace("attn_prefill.csv", "2.5", "2.6"), "content_sha256"),
     "meta key": (
         replace("meta.yaml", "tile:", "tiles:"),
-        r"unknown key 'tiles'; did you mean 'tile'\?",
+        r"meta\.yaml: tiles: unknown key \(did you mean tile\?\); allowed: ",
     ),
-    "meta type": (replace("meta.yaml", "tp: 2", "tp: two"), "tp: .* got 'two'"),
+    "meta type": (
+        replace("meta.yaml", "tp: 2", "tp: two"),
+        "tp: value 'two': must be a whole number",
+    ),
     "meta version": (
         replace("meta.yaml", "format_version: 1", "format_version: 9"),
         "format_version must be 1, got 9",

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from experiments.config.errors import ConfigError
-from experiments.config.messages import suggest
 from experiments.config.parameter_names import value_name
 from experiments.results import (
     FIGURES_FORMAT,
@@ -25,7 +24,7 @@ from experiments.results import (
 )
 from experiments.sweeps.store import POLICY, RESULTS
 from profiler.storage.files import regular
-from profiler.storage.strict import one_line
+from profiler.storage.strict import did_you_mean, one_line
 from simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
@@ -200,7 +199,8 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:
         if name not in allowed:
             names = [str(a) for a in allowed]
             raise ConfigError(
-                f"{option} {name}: not one of {', '.join(names) or 'none'}{suggest(name, names)}"
+                f"{option} {name}: not one of {', '.join(names) or 'none'}"
+                f"{did_you_mean(name, names)}"
             )
 
 

@@ -1,0 +1,47 @@
+"""Leaving rows out of a fit, and the errors on them: the one way every regression here is judged.
+
+A fit is scored on rows that it did not see. Rows that belong together (a GEMM's shape, a model, a
+batch size) are left out together, so that none is predicted from its own kind.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profiler.facts.roofline import Array
+
+Rows = npt.NDArray[np.intp]
+Bools = npt.NDArray[np.bool_]
+Folds = list[tuple[Rows, Rows]]
+"""Pairs of (rows to fit, rows to score)."""
+
+
+def leave_one_group_out(groups: npt.ArrayLike, scored: Bools | None = None) -> Folds:
+    """Every group in turn: the rows of all the others to fit, its own to score.
+
+    Of those only the ``scored`` ones count (all by default). No folds where there is one group.
+    """
+    from sklearn.model_selection import LeaveOneGroupOut
+
+    of_row = np.asarray(groups)
+    if len(np.unique(of_row)) < 2:
+        return []
+    splits = LeaveOneGroupOut().split(of_row, groups=of_row)
+    folds = [(fit, out if scored is None else out[scored[out]]) for fit, out in splits]
+    return [(fit, out) for fit, out in folds if len(out)]
+
+
+def fold_of(keys: pd.DataFrame, folds: int) -> npt.NDArray[np.int64]:
+    """A fold number per row such that rows with equal keys share one; deterministic."""
+    # GroupKFold would do as well, but its folds are others, and so would be the published errors.
+    number = keys.groupby(list(keys.columns), sort=True).ngroup().to_numpy()
+    shuffled = np.random.default_rng(0).permutation(int(number.max()) + 1)
+    return (shuffled[number] % folds).astype(np.int64)
+
+
+def median_p95_worst(log_errors: Array) -> tuple[float, float, float]:
+    """Of absolute errors in percent, from ``log(predicted / measured)``."""
+    percent = 100 * np.abs(np.expm1(log_errors))
+    return float(np.median(percent)), float(np.quantile(percent, 0.95)), float(percent.max())
