@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
     *("profiler/storage/*.py", "profiler/facts/*.py", "profiler/bundle/*.py"),
-    "profiler/physics/residual.py",
+    *(f"profiler/physics/{name}.py" for name in ("fit", "forms", "hold_out", "residual")),
     *("experiments/config/*.py", "experiments/results.py"),
     "experiments/sweeps/jobs.py",
 )
