@@ -69,11 +69,16 @@ class Vllm:
 
     def plan(self, pool: Pool) -> None:
         """Those who run, then, if nobody had to be preempted, those who wait."""
+        budget = most = self.max_num_batched_tokens
         running, waiting = len(pool.running), len(pool.waiting)
-        most = self.max_num_batched_tokens
         if self.long_prefill_token_threshold:
             most = self._longest_prefill(running + waiting)
-        budget, preempted = self._serve_running(pool, most)
+        preempted = False
+        decodes = pool.num_decodes
+        if pool.partials or decodes > budget or pool.decode_blocks > pool.blocks.free:
+            budget, preempted = self._serve_running(pool, most)
+        elif decodes:  # the common case: all who run decode, and there is room
+            budget -= pool.decodes_all()
         if waiting and budget and running < self.max_num_seqs and not preempted:
             self._admit(pool, most, budget)
 
@@ -123,8 +128,6 @@ class Vllm:
         """Whether everybody who runs gets all they can take, in whatever order."""
         budget = self.max_num_batched_tokens - pool.num_decodes
         blocks = pool.blocks.free - pool.decode_blocks
-        if not pool.partials:
-            return budget >= 0 and blocks >= 0
         for sequence in pool.partials:
             tokens = min(sequence.remaining_prompt, most)
             budget -= tokens
