@@ -49,14 +49,14 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
     ConfigError where it is anything else, or holds a file that we did not write.
     """
-    place = check_replaceable(out, kind)
-    made = make_folders(place.parent)
-    scratch = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    target = check_replaceable(out, kind)
+    made = make_folders(target.parent)
+    scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         scratch.mkdir()
         yield scratch
         with _refusals_about(out):
-            replace_folder(scratch, place, kind)
+            replace_folder(scratch, target, kind)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         remove_empty(made)
@@ -80,16 +80,16 @@ def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
     """Where ``out`` leads to. Raises ConfigError where it holds what is not ours to replace."""
-    place = resolved(out)
-    if place in (Path.cwd(), *Path.cwd().parents):
+    target = resolved(out)
+    if target in (Path.cwd(), *Path.cwd().parents):
         raise ConfigError(
             f"--out {out}: the command runs in this folder or in one below it, so it is not "
             "replaced: name another folder"
         )
-    restore(place)
+    restore(target)
     with _refusals_about(out):
-        check_ours(place, kind)
-    return place
+        check_ours(target, kind)
+    return target
 
 
 def resolved(out: Path) -> Path:

@@ -57,9 +57,9 @@ class Sarathi:
         sequence = view.prefilling[0] if view.prefilling else view.next_waiting()
         if sequence is None:
             return DECODES if view.num_decodes else None
-        place = (view.num_decodes, view.max_batch)
-        tokens = self._tokens.get(place)
+        key = (view.num_decodes, view.max_batch)
+        tokens = self._tokens.get(key)
         if tokens is None:
-            tokens = self._tokens[place] = self.chunk_tokens(*place)
+            tokens = self._tokens[key] = self.chunk_tokens(*key)
         left = sequence.prompt_tokens - sequence.prefilled
         return Plan(((sequence, tokens if tokens < left else left),))

@@ -25,7 +25,7 @@ def chunk_schedule(low: int, high: int, stages: int) -> tuple[int, ...]:
     if stages == 1:
         spaced = [low]
     else:
-        spaced = [low + (high - low) * place // (stages - 1) for place in range(stages)]
+        spaced = [low + (high - low) * stage // (stages - 1) for stage in range(stages)]
     unit = min(ALIGNMENT, low)
     return tuple(round(size / unit) * unit for size in reversed(spaced))
 

@@ -166,9 +166,9 @@ class Vllm:
 
 def _in_turn(waiting: deque[Sequence] | list[Sequence]) -> Iterator[Sequence]:
     """Those who wait, in order, while they are admitted and thereby taken out of the queue."""
-    place = 0
-    while place < len(waiting):
-        sequence = waiting[place]
+    index = 0
+    while index < len(waiting):
+        sequence = waiting[index]
         yield sequence
-        if place < len(waiting) and waiting[place] is sequence:
-            place += 1
+        if index < len(waiting) and waiting[index] is sequence:
+            index += 1

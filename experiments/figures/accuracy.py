@@ -24,10 +24,10 @@ from profiler.planning.settings import TILE, Limits, coarse_grid
 from profiler.public import frames as data
 from profiler.public.vidur_frames import vidur_gemms_by_tp
 from simulator.confidence.bands import scored
-from simulator.confidence.held_out import OpTable, far_gemm, line, surface_fit
+from simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from simulator.loop.records import Floats, Ints
 from simulator.op_times.linear import Shape
-from simulator.op_times.surface import decode_surface, place, prefill_surface
+from simulator.op_times.surface import coordinates, decode_surface, prefill_surface
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as they were measured, unfused, and how many of each a layer has."""
@@ -93,7 +93,7 @@ def spread_points(points: Floats, count: int) -> Ints:
 
     From the corner of the smallest sizes on.
     """
-    where = place(points[:, 0], points[:, 1])
+    where = coordinates(points[:, 0], points[:, 1])
     where = (where - where.min(axis=0)) / np.ptp(where, axis=0)
     chosen = [int(np.argmin(where.sum(axis=1)))]
     distance = np.full(len(points), np.inf)
@@ -126,9 +126,9 @@ def gemm_in_range(datasets: Path) -> Iterator[Score]:
     errors, covered, layer, true = [], [], np.zeros(2048), np.zeros(2048)
     untouched = np.ones(2048, bool)
     for shape, tokens, time in _by_shape(data.llmservingsim_gemm(datasets)):
-        table = OpTable("gemm", tokens[:, None], time, line, line, TILE)
+        table = OpTable("gemm", tokens[:, None], time, linear_fit, linear_fit, TILE)
         grid = adaptive_grid(tokens, time, 100)
-        off, inside, rest = scored(table, _fitted_to(table, grid), line)
+        off, inside, rest = scored(table, _fitted_to(table, grid), linear_fit)
         errors.append(off)
         covered.append(inside)
         count = LAYER_SHAPES.get((shape.n, shape.k), 0)
@@ -160,7 +160,7 @@ def gemm_beyond(datasets: Path) -> Iterator[Score]:
             for name, (shape, tokens, time) in gemms.items():
                 others = {o: g for o, g in gemms.items() if o != name}
                 fit = far_gemm(shape, others)
-                table = OpTable("gemm", tokens[:, None], time, line, fit, TILE, shape)
+                table = OpTable("gemm", tokens[:, None], time, linear_fit, fit, TILE, shape)
                 beyond_1024 = _fitted_to(table, np.flatnonzero(tokens <= 1024))
                 off, inside, _ = scored(table, beyond_1024, fit)
                 errors.append(off)
@@ -233,8 +233,8 @@ def messages(datasets: Path) -> Iterator[Score]:
             size = points[:, 0]
             wanted = np.geomspace(max(size[0], 1024), size[-1], 26)
             grid = np.unique([int(np.argmin(np.abs(size - w))) for w in wanted])
-            table = OpTable("message", points, time, line, line)
-            off, inside, rest = scored(table, _fitted_to(table, grid), line)
+            table = OpTable("message", points, time, linear_fit, linear_fit)
+            off, inside, rest = scored(table, _fitted_to(table, grid), linear_fit)
             kept = size[rest] >= least
             yield _score(what, source, f"{len(grid)} sizes", off[kept], (2.5, 10.0), inside[kept])
 

@@ -37,25 +37,25 @@ def write_trace(analysis: Analysis, window: Window, path: Path) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _about(what: str, stage: StageSlices, name: str, place: int) -> list[dict[str, Any]]:
+def _about(what: str, stage: StageSlices, name: str, index: int) -> list[dict[str, Any]]:
     """The name of a process or thread, and where it is shown."""
     arguments: dict[str, dict[str, Any]] = {
         f"{what}_name": {"name": name},
-        f"{what}_sort_index": {"sort_index": place},
+        f"{what}_sort_index": {"sort_index": index},
     }
     return [
-        {"ph": "M", "name": event, **_place(stage), "args": args}
+        {"ph": "M", "name": event, **_track(stage), "args": args}
         for event, args in arguments.items()
     ]
 
 
-def _place(stage: StageSlices) -> dict[str, int]:
+def _track(stage: StageSlices) -> dict[str, int]:
     return {"pid": stage.replica + 1, "tid": stage.stage + 1}
 
 
 def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]:
     columns = records.replicas[slices.replica].iterations
-    place = {"ph": "X", **_place(slices)}
+    track = {"ph": "X", **_track(slices)}
     events: list[dict[str, Any]] = []
     for i, row in enumerate(slices.row.tolist()):
         start, finish = float(slices.start[i]), float(slices.finish[i])
@@ -63,7 +63,7 @@ def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]
             began = float(slices.bubble_start[i])
             events.append(
                 {
-                    **place,
+                    **track,
                     "name": f"bubble {bubble_name(int(slices.bubble_kind[i]))}",
                     "cat": "bubble",
                     "cname": "terrible",
@@ -77,7 +77,7 @@ def _stage_events(records: Records, slices: StageSlices) -> list[dict[str, Any]]
         }
         events.append(
             {
-                **place,
+                **track,
                 "name": f"{kind} {counts['prefill_tokens']}+{counts['decodes']}",
                 "cat": kind,
                 "cname": _COLOURS[kind],

@@ -68,9 +68,9 @@ def styled() -> Iterator[None]:
 def line_styles() -> Iterator[dict[str, Any]]:
     """Colour and dash of one line after the other; the first 49 all differ."""
     for number in count():
-        turn, place = divmod(number, len(_LINES))
-        dash = _LINES[(place + turn) % len(_LINES)][1]
-        yield {"color": _LINES[place][0], "linestyle": dash}
+        turn, index = divmod(number, len(_LINES))
+        dash = _LINES[(index + turn) % len(_LINES)][1]
+        yield {"color": _LINES[index][0], "linestyle": dash}
 
 
 def policy_colour(policy: str) -> str:
@@ -100,10 +100,10 @@ def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
     return styles
 
 
-def _shade(colour: str, place: int, total: int) -> str:
+def _shade(colour: str, index: int, total: int) -> str:
     """One of ``total`` shades of a colour. The first of two is the colour itself."""
     darkest = 0.0 if total <= 2 else -0.45
-    towards = darkest + (0.45 - darkest) * place / max(total - 1, 1)
+    towards = darkest + (0.45 - darkest) * index / max(total - 1, 1)
     if not towards:
         return colour
     end = 1.0 if towards > 0 else 0.0

@@ -124,8 +124,8 @@ def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
         rows = pool.map(partial(values, ids=wanted), DISTORTIONS)
         table = dict(zip(DISTORTIONS, rows, strict=True))
     return {
-        id: _judge(load_claims()[id], {name: row[place] for name, row in table.items()})
-        for place, id in enumerate(wanted)
+        id: _judge(load_claims()[id], {name: row[index] for name, row in table.items()})
+        for index, id in enumerate(wanted)
     }
 
 

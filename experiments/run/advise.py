@@ -190,8 +190,8 @@ def _simulate(machine: Machine, demand: Demand, chosen: Candidate) -> Verified:
     records = machine.run(policy, chosen.batch, prompt, output)
     gaps, weights = Spans(records.replicas[0]).token_gaps()
     order = np.argsort(gaps)
-    place = np.searchsorted(np.cumsum(weights[order]), 0.99 * weights.sum())
-    tbt = float(gaps[order][min(int(place), len(gaps) - 1)]) if len(gaps) else 0.0
+    index = np.searchsorted(np.cumsum(weights[order]), 0.99 * weights.sum())
+    tbt = float(gaps[order][min(int(index), len(gaps) - 1)]) if len(gaps) else 0.0
     return Verified(chosen, int((prompt + output).sum()) / records.end_s, tbt)
 
 

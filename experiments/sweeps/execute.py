@@ -1,4 +1,4 @@
-"""The loop of a sweep: hand out what is missing, write what comes back, and say what is lacking."""
+"""The loop of a sweep: send out missing runs, write what comes back, and say what failed."""
 
 from __future__ import annotations
 

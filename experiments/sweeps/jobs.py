@@ -1,4 +1,4 @@
-"""What a worker does: simulate some runs and hand back the bytes of their result folders."""
+"""What a worker does: simulate some runs and return the bytes of their result folders."""
 
 from __future__ import annotations
 

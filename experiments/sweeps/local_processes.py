@@ -133,7 +133,7 @@ class _Worker:
         threading.Thread(target=self._talk, daemon=True).start()
 
     def begin(self, jobs: list[Job]) -> None:
-        """Hand over a bundle."""
+        """Send a bundle."""
         self.since = time.monotonic()
         self._bundles.put(jobs)
 

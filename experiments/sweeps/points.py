@@ -163,8 +163,8 @@ def _nth(parts: Mapping[str, list[Point]], number: int) -> list[Point]:
     """The ``number``-th combination of the product, whose last part changes fastest."""
     found: list[Point] = []
     for part in reversed(list(parts.values())):
-        number, place = divmod(number, len(part))
-        found.insert(0, part[place])
+        number, index = divmod(number, len(part))
+        found.insert(0, part[index])
     return found
 
 

@@ -125,8 +125,8 @@ class Store:
         for key in sorted(self.finished().intersection(keys)):
             damage = _damage(self.runs / key)
             if damage:
-                place = self._move_away(key)
-                say(f"run {key} is damaged ({damage}): it is done again; what was there is {place}")
+                target = self._move_away(key)
+                say(f"run {key} is damaged ({damage}) and done again; its folder is now {target}")
             else:
                 found.add(key)
         return found
@@ -135,20 +135,20 @@ class Store:
         folder = self.folder / "damaged"
         folder.mkdir(exist_ok=True)
         names = chain([key], (f"{key}-{number}" for number in count(2)))
-        place = next(folder / name for name in names if not os.path.lexists(folder / name))
-        (self.runs / key).rename(place)
-        return place
+        target = next(folder / name for name in names if not os.path.lexists(folder / name))
+        (self.runs / key).rename(target)
+        return target
 
     def write(self, result: JobResult) -> None:
         """Put a run's folder in its place: whole, or not at all."""
-        scratch, place = self.runs / f".{result.key}", self.runs / result.key
+        scratch, target = self.runs / f".{result.key}", self.runs / result.key
         try:
             for name, content in result.files.items():
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
             with _refusals():
-                replace_folder(scratch, place, FORMAT)
+                replace_folder(scratch, target, FORMAT)
         except (OSError, ConfigError):
             shutil.rmtree(scratch, ignore_errors=True)
             raise

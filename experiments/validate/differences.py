@@ -133,8 +133,8 @@ def noise_floor(repeats: list[Floats]) -> float:
     """
     differences = [
         np.abs(one / other - 1)
-        for place, one in enumerate(repeats)
-        for other in repeats[place + 1 :]
+        for index, one in enumerate(repeats)
+        for other in repeats[index + 1 :]
         if len(one) == len(other)
     ]
     return float(np.median(np.concatenate(differences))) if differences else float("nan")

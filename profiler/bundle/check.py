@@ -139,40 +139,40 @@ def _line(op: str, size: str, at: str, rows: pd.DataFrame) -> _Series:
     return _Series(op, size, at, sizes, times)
 
 
-def _impossible(line: _Series) -> Iterator[Finding]:
-    sizes = np.maximum(line.sizes, 1.0)
-    most = IMPOSSIBLE * line.times[:-1] * (sizes[1:] / sizes[:-1]) ** 2
-    least = line.times[:-1] / IMPOSSIBLE
-    for i in np.flatnonzero((line.times[1:] > most) | (line.times[1:] < least)):
+def _impossible(series: _Series) -> Iterator[Finding]:
+    sizes = np.maximum(series.sizes, 1.0)
+    most = IMPOSSIBLE * series.times[:-1] * (sizes[1:] / sizes[:-1]) ** 2
+    least = series.times[:-1] / IMPOSSIBLE
+    for i in np.flatnonzero((series.times[1:] > most) | (series.times[1:] < least)):
         text = (
-            f"impossible: {line.times[i + 1]:.4g} us at {line.name(i + 1)}, "
-            f"after {line.times[i]:.4g} us at {line.name(i)}; wrong unit?"
+            f"impossible: {series.times[i + 1]:.4g} us at {series.name(i + 1)}, "
+            f"after {series.times[i]:.4g} us at {series.name(i)}; wrong unit?"
         )
-        yield Finding("error", line.op, text)
+        yield Finding("error", series.op, text)
 
 
-def _drops(line: _Series) -> Iterator[Finding]:
-    change = line.times[1:] / line.times[:-1] - 1
+def _drops(series: _Series) -> Iterator[Finding]:
+    change = series.times[1:] / series.times[:-1] - 1
     for i in np.flatnonzero(change < -DROP):
-        text = f"takes {-100 * change[i]:.0f} % less at {line.name(i + 1)} than just before"
-        yield Finding("warning", line.op, text)
+        text = f"takes {-100 * change[i]:.0f} % less at {series.name(i + 1)} than just before"
+        yield Finding("warning", series.op, text)
 
 
-def _outliers(line: _Series) -> Iterator[Finding]:
-    if len(line.sizes) < 3:
+def _outliers(series: _Series) -> Iterator[Finding]:
+    if len(series.sizes) < 3:
         return
-    low, mid, high = (line.sizes[i : len(line.sizes) - 2 + i] for i in range(3))
-    before, time, after = (line.times[i : len(line.times) - 2 + i] for i in range(3))
+    low, mid, high = (series.sizes[i : len(series.sizes) - 2 + i] for i in range(3))
+    before, time, after = (series.times[i : len(series.times) - 2 + i] for i in range(3))
     expected = before + (after - before) * (mid - low) / (high - low)
     # A step between two sizes lies between its neighbours' times, and is no outlier.
     above, below = (1 + DROP) * np.maximum(before, after), (1 - DROP) * np.minimum(before, after)
     beyond = (time > above) | (time < below)
     for i in np.flatnonzero(beyond & (np.abs(time / expected - 1) > OFF)):
         text = (
-            f"outlier: {time[i]:.4g} us at {line.name(i + 1)}, "
+            f"outlier: {time[i]:.4g} us at {series.name(i + 1)}, "
             f"where its neighbours say {expected[i]:.4g}"
         )
-        yield Finding("warning", line.op, text)
+        yield Finding("warning", series.op, text)
 
 
 def _edges(bundle: Bundle) -> Iterator[Finding]:

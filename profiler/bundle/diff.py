@@ -143,15 +143,15 @@ def _over(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Data
     """The second, log-linear between its points, at the first's sizes inside its hull."""
     from scipy.interpolate import LinearNDInterpolator
 
-    def place(rows: pd.DataFrame) -> Array:
+    def coordinates(rows: pd.DataFrame) -> Array:
         # A context may be 0, and is not infinitely far from 1 there.
         shift = {"context_tokens": 32.0}
         columns = [np.log2(rows[key].to_numpy(np.float64) + shift.get(key, 0.0)) for key in keys]
         return np.stack(columns, axis=-1)
 
-    points = place(second)
+    points = coordinates(second)
     if np.linalg.matrix_rank(points - points[0]) < 2:
         return pd.DataFrame(columns=[*keys, "time_us_a", "time_us_b"])
     between = LinearNDInterpolator(points, np.log(second["time_us"].to_numpy(np.float64)))
     joined = first.rename(columns={"time_us": "time_us_a"})
-    return joined.assign(time_us_b=np.exp(between(place(first)))).dropna()
+    return joined.assign(time_us_b=np.exp(between(coordinates(first)))).dropna()

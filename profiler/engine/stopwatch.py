@@ -73,8 +73,8 @@ class CudaStopwatch:
         """See :class:`Stopwatch`."""
         self._events[len(self._names)].synchronize()
         spent: dict[str, float] = {}
-        for place, name in enumerate(self._names):
-            milliseconds = self._events[place].elapsed_time(self._events[place + 1])
+        for index, name in enumerate(self._names):
+            milliseconds = self._events[index].elapsed_time(self._events[index + 1])
             spent[name] = spent.get(name, 0.0) + milliseconds * 1e-3
         return spent
 

@@ -95,25 +95,27 @@ def _modelled(
     source: Publication, device: DeviceSpec, model: ModelSpec, tp: int, missing: list[str]
 ) -> dict[str, Part]:
     try:
-        lent = make_bundle(device.name, model, tp)
+        modelled = make_bundle(device.name, model, tp)
     except (SpecError, ValueError) as error:
         needed = [op for op in missing if op not in SEND_RECV]
         if not needed:
             return {}  # send_recv may be absent; runs with pipeline stages will say so
         raise BundleError(
             f"{source.name}: has no {listed(needed)} for {model.name} tp {tp} on {device.name}, "
-            f"and the device model cannot lend them: {error}; supply the source's files for them, "
-            f"or take a calibrated device with --device"
+            f"and the device model cannot fill them in: {error}; supply the source's files for "
+            f"them, or take a calibrated device with --device"
         ) from None
     origin = f"the calibrated device file of {device.name} ({source.name} has none that fits)"
     found = {}
     for op in missing:
         if op in SEND_RECV:
-            rows = lent.send_recv[lent.send_recv["scope"] == SEND_RECV[op]].drop(columns="scope")
+            rows = modelled.send_recv[modelled.send_recv["scope"] == SEND_RECV[op]].drop(
+                columns="scope"
+            )
         elif op in TABLES:
-            rows = lent.tables()[op]
+            rows = modelled.tables()[op]
         else:
-            rows = lent.linear[lent.linear["op"] == op].drop(columns="op")
+            rows = modelled.linear[modelled.linear["op"] == op].drop(columns="op")
         found[op] = Part(rows, "modelled", origin)
     return found
 

@@ -198,11 +198,11 @@ class ShardOps:
 
     def _skewed_decode(self, batch: int, mean: int, longest: int) -> Callable[[int], object]:
         contexts = skewed_contexts(batch, mean, longest)
-        places = torch.tensor(contexts, device=self.device)
+        positions = torch.tensor(contexts, device=self.device)
         bias, new = self.attention.skewed_bias(contexts, longest + 1), self._new_tokens(batch)
         slots = batch * (longest + 1)
         return lambda i: skewed_decode_step(
-            self.attention, self.cache, self._start(slots, i), places, longest, new, bias
+            self.attention, self.cache, self._start(slots, i), positions, longest, new, bias
         )
 
 

@@ -140,7 +140,7 @@ def _bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]
 
 
 def _ga102(datasets: Path, target: str) -> Iterator[Study]:
-    """A6000 or A40: the same silicon (GA102, 84 SMs), so that each lends what the other lacks."""
+    """A6000 or A40: the same silicon (GA102, 84 SMs), so each fills in what the other lacks."""
     a40 = load_device("a40")
     yield _ga102_gemm(datasets, load_device(target))
     yield from _ga102_attention(datasets, target)
@@ -182,7 +182,7 @@ def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
 
 def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
     device = load_device("a6000")
-    lent = "" if target == "a6000" else "measured on the A6000, not on this device; "
+    elsewhere = "" if target == "a6000" else "measured on the A6000, not on this device; "
     prefill, decode = (on(rows, device) for rows in data.llmservingsim_attention(datasets))
     source = "A6000 flash_attn_varlen_func, 32 query and 8 KV heads"
     yield Study(
@@ -194,7 +194,7 @@ def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
         origin=LLMSERVINGSIM,
         bin_by="chunk",
         bins=CHUNK_BINS,
-        notes=f"{lent}one head count; chunk <= 1024, chunk + context <= 2048",
+        notes=f"{elsewhere}one head count; chunk <= 1024, chunk + context <= 2048",
     )
     # In the file's GQA without packing, L2 serves the query heads of a group: it does not show
     # what HBM gives to MHA. 0.81 is the share that attn_decode_mha found on the A100.
@@ -207,7 +207,7 @@ def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
         origin=LLMSERVINGSIM,
         bin_by="context",
         bins=CONTEXT_BINS,
-        notes=f"{lent}GQA without split-KV; the HBM share, which MHA needs, is the A100's",
+        notes=f"{elsewhere}GQA without split-KV; the HBM share, which MHA needs, is the A100's",
     )
 
 

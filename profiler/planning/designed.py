@@ -1,4 +1,4 @@
-"""Points laid out beforehand: whole layers of mixed batches, and decodes of unequal contexts.
+"""Points chosen beforehand: whole layers of mixed batches, and decodes of unequal contexts.
 
 What is fitted to them has one to four parameters, so they span the sizes rather than fill them.
 torch-free.

@@ -85,8 +85,8 @@ class SizeGrid:
         """Book a measured point, which lies between two earlier ones."""
         size = key[0]
         sizes = sorted(self._time)
-        place = int(np.searchsorted(sizes, size))
-        low, high = sizes[place - 1], sizes[place]
+        index = int(np.searchsorted(sizes, size))
+        low, high = sizes[index - 1], sizes[index]
         guess = _between(size, low, high, self._time[low], self._time[high])
         error = max(0.0, abs(guess - time) / time - noise)
         self.held_out.append(error)
@@ -142,9 +142,9 @@ class Surface:
         unit = scaled.max(axis=0)
         self._coefficients = nnls(scaled / unit, np.ones(len(times)))[0] / unit
         self._ratio = times / (terms @ self._coefficients)
-        self._places = np.array([self._place(key) for key in self._keys])
+        self._points = np.array([self._coordinates(key) for key in self._keys])
         try:
-            self._mesh = Delaunay(self._places)
+            self._mesh = Delaunay(self._points)
         except (QhullError, ValueError):  # too few points, or all on one line
             self._mesh = None
 
@@ -152,7 +152,7 @@ class Surface:
         sizes = np.asarray(keys, dtype=np.float64)
         return self._terms(sizes[:, 0], sizes[:, 1])
 
-    def _place(self, key: Key) -> tuple[float, float]:
+    def _coordinates(self, key: Key) -> tuple[float, float]:
         return float(np.log2(key[0])), float(np.log2(key[1] + self.SHIFT))
 
     def propose(self) -> Proposal | None:
@@ -161,11 +161,11 @@ class Surface:
             return None
         best: Proposal | None = None
         for corners in self._mesh.simplices:
-            place = self._places[corners]
+            coordinates = self._points[corners]
             error = self._triangle_error(corners)
-            edges = place[1:] - place[0]
+            edges = coordinates[1:] - coordinates[0]
             area = abs(float(edges[0, 0] * edges[1, 1] - edges[0, 1] * edges[1, 0])) / 2
-            centre = 2.0 ** place.mean(axis=0)
+            centre = 2.0 ** coordinates.mean(axis=0)
             key = (round(float(centre[0])), max(0, round(float(centre[1])) - self.SHIFT))
             known = key in self._skipped or not self._allowed(key)
             if not known and error > self._target and (best is None or error * area > best.score):
@@ -183,13 +183,13 @@ class Surface:
 
     def _guess(self, key: Key) -> float:
         physical = float((self._of([key]) @ self._coefficients)[0])
-        place = np.array([self._place(key)])
-        triangle = -1 if self._mesh is None else int(self._mesh.find_simplex(place)[0])
+        coordinates = np.array([self._coordinates(key)])
+        triangle = -1 if self._mesh is None else int(self._mesh.find_simplex(coordinates)[0])
         if self._mesh is None or triangle < 0:
-            nearest = int(np.argmin(((self._places - place) ** 2).sum(axis=1)))
+            nearest = int(np.argmin(((self._points - coordinates) ** 2).sum(axis=1)))
             return physical * float(self._ratio[nearest])
         affine = self._mesh.transform[triangle]
-        share = affine[:2] @ (place[0] - affine[2])
+        share = affine[:2] @ (coordinates[0] - affine[2])
         weights = np.append(share, 1 - share.sum())
         return physical * float(weights @ self._ratio[self._mesh.simplices[triangle]])
 

@@ -41,9 +41,9 @@ class SdpaAttention:
     def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
         """An additive mask (batch, 1, 1, longest): shorter sequences are padded to the longest."""
         tokens = torch.tensor(contexts, device=self._device)[:, None] + 1
-        places = torch.arange(max(contexts) + 1, device=self._device)
-        mask = torch.zeros(len(contexts), len(places), device=self._device, dtype=self._dtype)
-        return mask.masked_fill_(places >= tokens, float("-inf"))[:, None, None]
+        positions = torch.arange(max(contexts) + 1, device=self._device)
+        mask = torch.zeros(len(contexts), len(positions), device=self._device, dtype=self._dtype)
+        return mask.masked_fill_(positions >= tokens, float("-inf"))[:, None, None]
 
     def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
         """One sequence; see :class:`Attention`."""

@@ -26,10 +26,10 @@ class RandomWeights:
     dtype: torch.dtype
     seed: int = 0
 
-    def _draw(self, place: int, part: int, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal numbers with the seed of one tensor: ``part`` of layer ``place``, -1: no layer."""
+    def _draw(self, layer: int, part: int, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal numbers with the seed of one tensor: ``part`` of layer ``layer``, -1: no layer."""
         generator = torch.Generator(device=self.device)
-        generator.manual_seed((self.seed << 24) + ((place + 1) << 8) + part)
+        generator.manual_seed((self.seed << 24) + ((layer + 1) << 8) + part)
         drawn = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
         return drawn.mul_(scale).to(self.dtype)
 

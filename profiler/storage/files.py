@@ -51,16 +51,16 @@ def make_folders(folder: Path) -> list[Path]:
     Raises OSError where that cannot be done; none of them is left then.
     """
     missing = []
-    for place in (folder, *folder.parents):
-        if place.exists():
+    for each in (folder, *folder.parents):
+        if each.exists():
             break
-        missing.append(place)
+        missing.append(each)
     made: list[Path] = []
     try:
-        for place in reversed(missing):
+        for each in reversed(missing):
             with contextlib.suppress(FileExistsError):  # another process was faster
-                place.mkdir()
-                made.insert(0, place)
+                each.mkdir()
+                made.insert(0, each)
         folder.mkdir(exist_ok=True)  # raises where a file is in its place
     except OSError:
         remove_empty(made)
@@ -77,11 +77,11 @@ def remove_empty(folders: list[Path]) -> None:
 
 def flush_folder(folder: Path) -> None:
     """Send all of a folder to the disk. Raises OSError."""
-    for place, _, names in os.walk(folder):
+    for root, _, names in os.walk(folder):
         for name in names:
-            _to_disk(Path(place, name))
+            _to_disk(Path(root, name))
         with contextlib.suppress(OSError):  # some file systems cannot do that with a folder
-            _to_disk(Path(place))
+            _to_disk(Path(root))
 
 
 def exchange(first: Path, second: Path) -> None:
@@ -113,20 +113,20 @@ def _three_renames(first: Path, second: Path) -> None:
     aside.replace(first)
 
 
-def restore(place: Path) -> None:
-    """Put back the folder that a process took from ``place`` that was killed within an exchange.
+def restore(target: Path) -> None:
+    """Put back the folder that a process took from ``target`` that was killed within an exchange.
 
     Where the new folder was in place already, the earlier one gets a name that is in nobody's way.
     """
-    aside = _aside(place)
-    if aside.is_dir() and not os.path.lexists(place):
-        aside.replace(place)
+    aside = _aside(target)
+    if aside.is_dir() and not os.path.lexists(target):
+        aside.replace(target)
     elif aside.is_dir():
-        aside.replace(place.with_name(f".{place.name}.{secrets.token_hex(4)}"))
+        aside.replace(target.with_name(f".{target.name}.{secrets.token_hex(4)}"))
 
 
-def _aside(place: Path) -> Path:
-    return place.with_name(f".{place.name}.earlier")
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.earlier")
 
 
 def _to_disk(path: Path) -> None:

@@ -245,25 +245,27 @@ def held(folder: Path) -> str:
     return listed(sorted(islice(_entries(folder, ours=()), _COUNTED)))
 
 
-def replace_folder(scratch: Path, place: Path, kind: str, *, over: tuple[str, ...] = ()) -> None:
-    """Put a finished folder in its ``place`` beside it, with its mark; whole, or not at all.
+def replace_folder(scratch: Path, target: Path, kind: str, *, over: tuple[str, ...] = ()) -> None:
+    """Move a finished folder to ``target`` beside it, with its mark; whole, or not at all.
 
     What is there must be missing, empty, or of this kind or one of ``over``, and as it was written:
-    else it stays, and NotOursError names what is in the way. Killed at any moment, ``place`` is the
-    earlier folder or the new one. Raises OSError where that cannot be done.
+    else it stays, and NotOursError names what is in the way. After a kill at any
+    moment ``target`` is the earlier folder or the new one.
+
+    Raises OSError where that cannot be done.
     """
     write_manifest(scratch, kind)
     flush_folder(scratch)
-    restore(place)
-    check_ours(place, kind, *over)
-    if not place.exists() or not any(place.iterdir()):
-        scratch.replace(place)
+    restore(target)
+    check_ours(target, kind, *over)
+    if not target.exists() or not any(target.iterdir()):
+        scratch.replace(target)
         return
-    exchange(scratch, place)
+    exchange(scratch, target)
     try:
         check_ours(scratch, kind, *over)  # somebody may have written there in the meantime
     except BaseException:
-        exchange(scratch, place)
+        exchange(scratch, target)
         raise
     remove_ours(scratch)
 

@@ -70,11 +70,11 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     gemms = {op: Shape(shapes[op].n, shapes[op].k) for op in (*LAYER_GEMMS, "lm_head")}
     found = []
     for op, (points, time) in by_op.items():
-        far: Fit = line
+        far: Fit = linear_fit
         if op in gemms:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
             far = far_gemm(gemms[op], others)
-        found.append(OpTable(op, points, time, line, far, tile, gemms.get(op)))
+        found.append(OpTable(op, points, time, linear_fit, far, tile, gemms.get(op)))
     for op, sizes, make in (
         ("attn_prefill", ("chunk_tokens", "context_tokens"), prefill_surface),
         ("attn_decode", ("batch_size", "context_tokens"), decode_surface),
@@ -83,10 +83,12 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
         fit = surface_fit(make)
         found.append(OpTable(op, points, time, fit, fit, tile if op in TOKEN_OPS else None))
     if len(bundle.all_reduce):
-        found.append(OpTable("all_reduce", *_columns(bundle.all_reduce, "num_bytes"), line, line))
+        found.append(
+            OpTable("all_reduce", *_columns(bundle.all_reduce, "num_bytes"), linear_fit, linear_fit)
+        )
     for scope, rows in bundle.send_recv.groupby("scope"):
         points, time = _columns(rows, "num_bytes")
-        found.append(OpTable(f"send_recv_{scope}", points, time, line, line))
+        found.append(OpTable(f"send_recv_{scope}", points, time, linear_fit, linear_fit))
     return found
 
 
@@ -187,7 +189,7 @@ def _hold_outs(table: OpTable) -> Iterator[tuple[str, Folds, Fit]]:
         yield "beyond", outside, table.far
 
 
-def line(points: Floats, time: Floats) -> Model:
+def linear_fit(points: Floats, time: Floats) -> Model:
     """Piecewise linear over one size."""
     through = PiecewiseLinear(points[:, 0], time)
     return lambda wanted: through(wanted[:, 0])

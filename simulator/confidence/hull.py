@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.loop.records import Floats
-from simulator.op_times.surface import place
+from simulator.op_times.surface import coordinates
 
 SLACK = 1e-9
 
@@ -13,8 +13,8 @@ SLACK = 1e-9
 class Hull:
     """The region that measured points span.
 
-    Over one size the range; over two the convex hull in the coordinates in which the regression
-    interpolates (:func:`~simulator.op_times.surface.place`), outside of which it extrapolates.
+    Over one size it is the range. Over two it is the convex hull in the regression's coordinates
+    (:func:`~simulator.op_times.surface.coordinates`), outside of which the regression extrapolates.
     """
 
     def __init__(self, points: Floats) -> None:
@@ -26,7 +26,7 @@ class Hull:
             from scipy.spatial import ConvexHull, QhullError
 
             try:
-                self._planes = ConvexHull(place(*points.T)).equations
+                self._planes = ConvexHull(coordinates(*points.T)).equations
             except QhullError:  # all on one line: the box has to do
                 self._planes = None
 
@@ -34,7 +34,7 @@ class Hull:
         """Whether each of ``wanted``, shape (n, 1 or 2), lies outside."""
         beyond = ((wanted < self._low) | (wanted > self._high)).any(axis=1)
         if self._planes is not None:
-            away = place(*wanted.T) @ self._planes[:, :2].T + self._planes[:, 2]
+            away = coordinates(*wanted.T) @ self._planes[:, :2].T + self._planes[:, 2]
             beyond |= (away > SLACK).any(axis=1)
         return np.asarray(beyond)
 

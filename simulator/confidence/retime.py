@@ -21,7 +21,7 @@ from simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from simulator.views.spans import Spans
 
 CHUNK = 256
-"""Diagonals whose durations are laid out at a time: about what a cache holds."""
+"""Diagonals whose durations are prepared at a time: about what a cache holds."""
 
 Extra = Callable[[int, Ints], tuple[Floats, Floats, Floats, Floats]]
 """``extra(replica, rows)``: what each sample adds, in seconds, to the time of one layer, of the
@@ -78,29 +78,29 @@ def retimed_finish(
     records: Records, all_spans: Sequence[Spans], extra: Extra, samples: int, rows: list[Ints]
 ) -> list[Floats]:
     """Finish times in seconds of the iterations ``rows`` of each replica, shape (rows, samples)."""
-    lines = [
+    replicas = [
         _Diagonals(number, log, spans, records)
         for number, (log, spans) in enumerate(zip(records.replicas, all_spans, strict=True))
     ]
     log = records.replicas[0]
-    steps = max(line.steps for line in lines)
-    reach = max(line.reach for line in lines)
+    steps = max(replica.steps for replica in replicas)
+    reach = max(replica.reach for replica in replicas)
     found = [np.empty((len(wanted), samples)) for wanted in rows]
-    diagonal = Diagonal((log.num_stages, len(lines), samples), log.switches.blocking_send)
+    diagonal = Diagonal((log.num_stages, len(replicas), samples), log.switches.blocking_send)
     entry, done = diagonal.arrival[0], diagonal.free[-1]
     # When what left on the last `reach` diagonals, then on this chunk's, was back; first "never".
-    back = np.full((1 + reach + CHUNK, len(lines), samples), -np.inf)
+    back = np.full((1 + reach + CHUNK, len(replicas), samples), -np.inf)
     by_row = back.reshape(-1, samples)
     for begin in range(0, steps, CHUNK):
         length = min(CHUNK, steps - begin)
-        laid = [line.lay(begin, length, reach, extra, samples) for line in lines]
+        parts = [replica.durations(begin, length, reach, extra, samples) for replica in replicas]
         # One replica's, with an axis for replicas; or several's, side by side along it.
         stacked = [
-            np.stack(part, axis=-2) if len(lines) > 1 else part[0][..., None, :]
-            for part in zip(*laid, strict=True)
+            np.stack(part, axis=-2) if len(replicas) > 1 else part[0][..., None, :]
+            for part in zip(*parts, strict=True)
         ]
         duration, send, after, arrived = stacked
-        source = after[..., 0] * len(lines) + np.arange(len(lines))
+        source = after[..., 0] * len(replicas) + np.arange(len(replicas))
         waits = np.any(arrived > -np.inf, axis=(1, 2))
         for step in range(length):
             by_row.take(source[step], 0, entry, "clip")
@@ -108,10 +108,10 @@ def retimed_finish(
                 np.maximum(entry, arrived[step], out=entry)
             diagonal.advance(duration[step], send[step])
             np.add(done, log.switches.turnaround_s, out=back[1 + reach + step])
-        for line, wanted, kept in zip(lines, rows, found, strict=True):
-            place = line.returns[wanted] - begin
-            here = (place >= 0) & (place < length)
-            left = back[1 + reach + place[here], line.number]
+        for replica, wanted, kept in zip(replicas, rows, found, strict=True):
+            returned = replica.returns[wanted] - begin
+            here = (returned >= 0) & (returned < length)
+            left = back[1 + reach + returned[here], replica.number]
             kept[here] = left - log.switches.turnaround_s
         if begin + length < steps:
             back[1 : 1 + reach] = back[1 + CHUNK :].copy()
@@ -139,7 +139,7 @@ class _Diagonals:
         self._batch_at = np.full(self.steps + 1, -1, np.int64)
         self._batch_at[self.enters] = np.arange(len(self.enters))
 
-    def lay(
+    def durations(
         self, begin: int, length: int, reach: int, extra: Extra, samples: int
     ) -> tuple[Floats, Floats, Ints, Floats]:
         """Diagonals ``begin`` and on: durations (length, stages, samples), transfers
@@ -205,11 +205,11 @@ def _entries(after: Ints, stages: int) -> Ints:
     if len(late):  # before it nothing stays empty
         begin = int(late[0])
         known = enters[:begin].tolist()
-        place = begin - 1
+        entry = begin - 1
         for cause in after[begin:].tolist():
-            place += 1
-            if cause >= 0 and known[cause] + stages > place:
-                place = known[cause] + stages
-            known.append(place)
+            entry += 1
+            if cause >= 0 and known[cause] + stages > entry:
+                entry = known[cause] + stages
+            known.append(entry)
         enters = np.array(known, np.int64)
     return enters

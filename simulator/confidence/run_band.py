@@ -44,14 +44,14 @@ class _Perturbed:
             seconds = np.bincount(which, use.time_s[used])
             size = distinct.prod(axis=1) if op == "attn_decode" else distinct[:, 0]
             octaves = np.minimum(np.log2(np.maximum(size, 1)).astype(np.int64), OCTAVES - 1)
-            present, place = np.unique(octaves, return_inverse=True)
+            present, index = np.unique(octaves, return_inverse=True)
             # One deviation an octave: that of its sizes, weighted by the time spent in each.
-            weighted = np.bincount(place, seconds * errors[op].sigmas(distinct))
-            sigma = weighted / np.bincount(place, seconds)
+            weighted = np.bincount(index, seconds * errors[op].sigmas(distinct))
+            sigma = weighted / np.bincount(index, seconds)
             normal = standard_normals(f"{key} {op}", SAMPLES)
             part = _PARTS.get(op, LAYER)
             column = np.zeros(len(used), np.int64)
-            column[used] = len(tables[part]) + place[which]
+            column[used] = len(tables[part]) + index[which]
             error = errors[op].common * normal[0] + sigma[:, None] * normal[1 + present]
             tables[part].extend(np.expm1(error))
             self._ops[part].append((use.time_s, column))

@@ -39,7 +39,7 @@ def _left_in_groups() -> list[int]:
         return []
     left = []
     for line in lines:
-        _, controllers, place = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
         root, limit, usage, cache = (
@@ -52,7 +52,7 @@ def _left_in_groups() -> list[int]:
             if controllers
             else (GROUPS, "memory.max", "memory.current", "inactive_file")
         )
-        group = root / place.lstrip("/")
+        group = root / path.lstrip("/")
         for folder in (group, *group.parents):  # within a container its own group is the root
             with contextlib.suppress(OSError, ValueError):  # "max": no limit
                 most = int((folder / limit).read_text())

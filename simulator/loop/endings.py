@@ -27,14 +27,14 @@ class OutputLengths:
         # The one with context C yields token C + 2 - prompt.
         last = self._output_tokens[sequence.id] + sequence.prompt_tokens - 2 - sequence.offset
         if last >= cohort.iteration:
-            place = self._last[sequence] = (cohort.index, last)
-            self._due.setdefault(place, []).append(sequence)
+            end = self._last[sequence] = (cohort.index, last)
+            self._due.setdefault(end, []).append(sequence)
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes no longer in iterations that are not formed yet."""
-        place = self._last.pop(sequence, None)
-        if place is not None and place[1] >= cohort.iteration:
-            self._due[place].remove(sequence)
+        end = self._last.pop(sequence, None)
+        if end is not None and end[1] >= cohort.iteration:
+            self._due[end].remove(sequence)
 
     def ended(self, batch: Batch) -> list[Sequence]:
         """Those whose last token came with this batch."""

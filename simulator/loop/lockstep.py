@@ -9,7 +9,7 @@ differs from the measurement is what the recurrence does not model (*replay*).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections import abc
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,7 +112,7 @@ class _Recording:
 
 
 def play_back(
-    requests: Seq[Request], scheduler: Scheduler, recorded: Recorded
+    requests: abc.Sequence[Request], scheduler: Scheduler, recorded: Recorded
 ) -> tuple[list[Formed], Records]:
     """Serve the requests on one replica with recorded times; what was formed, and the records.
 

@@ -8,9 +8,7 @@ the last stage can therefore be computed when it is launched, and only that retu
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections import abc, deque
 from dataclasses import replace
 from typing import Protocol
 
@@ -46,7 +44,9 @@ class Predictor(Protocol):
 class Service(Protocol):
     """Times a batch on each stage, where that is not what the predictor says of its layers."""
 
-    def __call__(self, batch: Batch, nominal: Nominal) -> tuple[Seq[float], Seq[float], float]:
+    def __call__(
+        self, batch: Batch, nominal: Nominal
+    ) -> tuple[abc.Sequence[float], abc.Sequence[float], float]:
         """Seconds, all whole quanta: on each stage, on each link, and the turn-around."""
         ...
 
@@ -69,8 +69,8 @@ class Replica:
         switches: Switches = DEFAULT,
         *,
         service: Service | None = None,
-        opens: Callable[[], float] | None = None,
-        on_finished: Callable[[list[Sequence], float], None] | None = None,
+        opens: abc.Callable[[], float] | None = None,
+        on_finished: abc.Callable[[list[Sequence], float], None] | None = None,
     ) -> None:
         self.env = env
         self.scheduler = scheduler
@@ -84,13 +84,13 @@ class Replica:
         self.on_finished = on_finished
         self._rows: list[tuple[float, ...]] = []
         self._columns = Columns()
-        self._stage_rows: list[Seq[float]] = []
+        self._stage_rows: list[abc.Sequence[float]] = []
         self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
         self._awaiting = False  # whether a moment is set for the first of them
         self._wake_at = -1.0  # when a dispatch is set for
 
     def submit(self, request: Request) -> str | None:
-        """Hand over an arrived request. Returns why it is rejected, or None."""
+        """Queue an arrived request. Returns why it is rejected, or None."""
         reason = self.scheduler.add(request)
         if reason is None:
             self._wake(self.env.now)

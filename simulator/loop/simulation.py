@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections import abc
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -33,15 +32,15 @@ class SimulationError(Exception):
 
 
 def simulate(
-    requests: Seq[Request],
-    schedulers: Seq[Scheduler | Pool],
+    requests: abc.Sequence[Request],
+    schedulers: abc.Sequence[Scheduler | Pool],
     predict: Predictor,
     layers: tuple[int, ...],
     *,
     switches: Switches = DEFAULT,
     router: Router = "round_robin",
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: abc.Callable[[int], None] | None = None,
 ) -> Records:
     """Serve ``requests`` on one replica per scheduler and record what happened.
 
@@ -77,7 +76,7 @@ def simulate(
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def _no_collector() -> abc.Iterator[None]:
     """Pause Python's cycle collector: the loop makes no cycles, and would be searched in vain."""
     enabled = gc.isenabled()
     gc.disable()
@@ -92,7 +91,10 @@ class _Replicas:
     """The arrivals, the router and the count of what is done."""
 
     def __init__(
-        self, requests: Seq[Request], router: Router, progress: Callable[[int], None] | None
+        self,
+        requests: abc.Sequence[Request],
+        router: Router,
+        progress: abc.Callable[[int], None] | None,
     ) -> None:
         self.env = simpy.Environment()
         self.replicas: list[Replica] = []
@@ -147,7 +149,7 @@ class _Replicas:
     def _account(self, target: int, tokens: int) -> None:
         self._outstanding[target] += tokens
 
-    def finished(self, replica: int, sequences: Iterable[Sequence], now: float) -> None:
+    def finished(self, replica: int, sequences: abc.Iterable[Sequence], now: float) -> None:
         """Called by each replica with what it finished, and when."""
         for sequence in sequences:
             self.num_finished += 1

@@ -11,9 +11,7 @@ a multiple of this one's.
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Generator
-from collections.abc import Sequence as Seq
+from collections import abc, deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +29,7 @@ from simulator.loop.replica import Predictor
 from simulator.loop.simulation import Router
 from simulator.loop.switches import DEFAULT, Switches
 
-Process = Generator[simpy.Event, Any, None]
+Process = abc.Generator[simpy.Event, Any, None]
 
 
 @dataclass(eq=False, slots=True)
@@ -269,7 +267,7 @@ class TextbookReplica:
 
 
 def simulate_textbook(
-    requests: Seq[Request],
+    requests: abc.Sequence[Request],
     policy: Policy,
     predict: Predictor,
     layers: tuple[int, ...],

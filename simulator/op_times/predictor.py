@@ -131,20 +131,20 @@ class BundlePredictor:
         for sequence, chunk, context in batch.chunks:
             if context:
                 row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
-                place = context * self._per_step
-                low = int(place)
-                layer_s += row[low] + (row[low + 1] - row[low]) * (place - low)
+                position = context * self._per_step
+                low = int(position)
+                layer_s += row[low] + (row[low + 1] - row[low]) * (position - low)
             else:
                 layer_s += self._whole[chunk]
             if chunk + context == sequence.target:
                 rows += 1  # the last token of a prompt yields a token too
         if decodes:
             row = self._decode_rows[decodes]
-            place = batch.decode_context / decodes * self._per_step
+            position = batch.decode_context / decodes * self._per_step
             if self._skew:
-                place += self._skew * (batch.longest_context * self._per_step - place)
-            low = int(place)
-            decode_s = row[low] + (row[low + 1] - row[low]) * (place - low)
+                position += self._skew * (batch.longest_context * self._per_step - position)
+            low = int(position)
+            decode_s = row[low] + (row[low + 1] - row[low]) * (position - low)
             layer_s += decode_s
             if self._mixing and batch.chunks:
                 of_all, of_decodes = self._mixing
@@ -153,10 +153,10 @@ class BundlePredictor:
 
     def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
         """Seconds of decode attention of many batches at once, their contexts equal."""
-        place = mean_context * self._per_step
-        low, row = place.astype(np.intp), decodes.astype(np.intp)
+        position = mean_context * self._per_step
+        low, row = position.astype(np.intp), decodes.astype(np.intp)
         first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
-        return np.asarray(first + (second - first) * (place - low))
+        return np.asarray(first + (second - first) * (position - low))
 
     def whole_prompt_s(self, tokens: Ints) -> Floats:
         """Seconds of attention of many prompts, each processed whole."""

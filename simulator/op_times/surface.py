@@ -27,7 +27,7 @@ class Kind:
     features: Columns
 
 
-def place(a: Floats, b: Floats) -> Floats:
+def coordinates(a: Floats, b: Floats) -> Floats:
     """Coordinates in which neighbours are found, shape (..., 2)."""
     # + 32: a context of 0 is a point of its own, and not infinitely far from 1. A first size of 0,
     # which takes no time, is outside of every hull.
@@ -56,7 +56,7 @@ class PhysicalSurface:
         features = kind.features(a, b)
         self._trees = fit_trees(features, left, TREES, LEAVES)
         left -= self._trees.predict(features)
-        points = place(a, b)
+        points = coordinates(a, b)
         self._nearest = NearestNDInterpolator(points, left, rescale=True)
         # Points on one line cannot be triangulated; then the nearest one has to do.
         flat = np.linalg.matrix_rank(points - points[0]) < 2
@@ -66,7 +66,7 @@ class PhysicalSurface:
         """Times in seconds, of the broadcast shape of ``a`` and ``b``."""
         x, y = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
         shape, x, y = x.shape, x.ravel(), y.ravel()
-        where = place(x, y)
+        where = coordinates(x, y)
         left = self._nearest(where)
         if self._between is not None:
             inside = self._between(where)

@@ -149,8 +149,8 @@ class Analysis:
             return [float("nan")] * len(quantiles)
         order = np.argsort(values, kind="stable")
         until = np.cumsum(weights[order], dtype=np.int64)
-        places = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
-        return [float(values[i]) for i in order[np.minimum(places, len(values) - 1)]]
+        indices = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
+        return [float(values[i]) for i in order[np.minimum(indices, len(values) - 1)]]
 
     @cached_property
     def token_gaps(self) -> pd.DataFrame:

@@ -186,9 +186,11 @@ def test_what_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
         import_bundle("vidur", tmp_path / "nowhere", "llama-2-7b", 2)
     with pytest.raises(BundleError, match="tp 3 does not divide"):
         import_bundle("vidur", folder, "llama-2-7b", 3)
-    # A device without a calibrated model cannot lend what the folder lacks.
+    # A device without a calibrated model cannot fill in what the folder lacks.
     (folder / "mlp_a100_Some-7b.csv").rename(folder / "mlp_h200_Some-7b.csv")
-    with pytest.raises(BundleError, match=r"has no .*attn_prefill, attn_decode.*cannot lend them"):
+    with pytest.raises(
+        BundleError, match=r"has no .*attn_prefill, attn_decode.*cannot fill them in"
+    ):
         import_bundle("vidur", folder, "llama-2-7b", 1, "h200")
 
 

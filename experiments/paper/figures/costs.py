@@ -73,11 +73,11 @@ def variant_handles(*, stated: bool = True) -> list[Line2D]:
     return handles
 
 
-def variant_legend(axes: Axes, *, stated: bool = True, **place: Any) -> None:
+def variant_legend(axes: Axes, *, stated: bool = True, **where: Any) -> None:
     """A legend of the variants, beside the one that is there."""
     keep = axes.get_legend()
     handles = variant_handles(stated=stated)
-    axes.legend(handles=handles, **{"loc": "best", "fontsize": SMALL, **place})
+    axes.legend(handles=handles, **{"loc": "best", "fontsize": SMALL, **where})
     if keep is not None:
         axes.add_artist(keep)
 
@@ -89,11 +89,11 @@ def per_token_cost(labs: Labs) -> Figure:
     batches = (1, 2, 4, 8, 12, 18)
     for offset, hatch, lab in zip((-0.21, 0.21), ("", "///"), labs, strict=True):
         m = lab.a6000
-        for place, batch in enumerate(batches):
+        for index, batch in enumerate(batches):
             rows = 1024 * batch
-            _stack(left, place + offset, _op_ms(m, rows, batch * m.attention(1024)), rows, hatch)
+            _stack(left, index + offset, _op_ms(m, rows, batch * m.attention(1024)), rows, hatch)
             decode = m.decode_attention(batch, 1024)
-            _stack(right, place + offset, _op_ms(m, batch, decode), batch, hatch)
+            _stack(right, index + offset, _op_ms(m, batch, decode), batch, hatch)
     left.plot([0], [0.229], **STATED)
     for batch in (1, 2, 18):
         stated = paper(f"decode_cost_b{batch}") * 0.229

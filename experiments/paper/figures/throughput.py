@@ -141,9 +141,9 @@ def _bars(axes: Axes, labs: Labs) -> None:
         ("Orca, best case", ORCA_BEST, ORANGE),
         ("Sarathi, chunk 256", sarathi(256), BLUE),
     )
-    for place, (_, policy, colour) in enumerate(shown):
+    for index, (_, policy, colour) in enumerate(shown):
         for number, (lab, hatch) in enumerate(zip(labs, ("", "///"), strict=True)):
-            x = np.arange(3) + 0.27 * (place - 1) + 0.12 * (number - 0.5)
+            x = np.arange(3) + 0.27 * (index - 1) + 0.12 * (number - 0.5)
             values = [at_full_batch(lab, policy, length) for length in LENGTHS]
             axes.bar(x, values, 0.12, color=colour, hatch=hatch, edgecolor="white")
     axes.plot([0], [paper("orca_best_1k")], **STATED)
@@ -178,13 +178,13 @@ def op_breakdown(labs: Labs) -> Figure:
     m, fitted = (lab.a6000 for lab in labs)
     for row, chunk in enumerate((256, 512)):
         for axes, (length, batches) in zip(grid[row], BATCHES.items(), strict=True):
-            for place, batch in enumerate(batches):
+            for index, batch in enumerate(batches):
                 pd_ratio = balanced(chunk, batch)
                 for offset, policy in ((-0.2, BASELINE), (0.2, sarathi(chunk))):
-                    _bar(axes, place + offset, served(m, policy, batch, length, pd_ratio))
+                    _bar(axes, index + offset, served(m, policy, batch, length, pd_ratio))
                     other = served(fitted, policy, batch, length, pd_ratio)
                     height = 1e3 * other.share(other.ops)
-                    axes.hlines(height, place + offset - 0.19, place + offset + 0.19, BLACK)
+                    axes.hlines(height, index + offset - 0.19, index + offset + 0.19, BLACK)
             axes.set_xticks(range(len(batches)), [str(b) for b in batches])
             axes.set_title(f"{length // 1024}K, chunk {chunk}")
             axes.grid(False, axis="x")

@@ -171,16 +171,16 @@ def _write_letters(
     """Beside each point, above or below, where no other letter stands yet."""
     panel.autoscale_view()
     fractions = (panel.transScale + panel.transLimits).transform(rows[[x, y]].to_numpy(np.float64))
-    places = fractions * (280, 250)  # about as many points wide and high is a panel
+    positions = fractions * (280, 250)  # about as many points wide and high is a panel
     taken: list[Floats] = []
-    for place, (_, row) in zip(places, rows.iterrows(), strict=True):
+    for position, (_, row) in zip(positions, rows.iterrows(), strict=True):
         if row["_layout"] not in letters:
             continue
         offset = next(
-            (o for o in _OFFSETS if all(np.abs(place + o - t).max() > 10 for t in taken)),
+            (o for o in _OFFSETS if all(np.abs(position + o - t).max() > 10 for t in taken)),
             _OFFSETS[0],
         )
-        taken.append(place + offset)
+        taken.append(position + offset)
         panel.annotate(
             letters[row["_layout"]],
             (row[x], row[y]),
