@@ -160,11 +160,22 @@ class Pool:
         be."""
         if not self.idle:
             return None
-        batch = self.form()
-        if not self._busy and not (batch.num_decodes or batch.chunks):
-            self.complete(batch)  # nothing is under way: there is no use in going round empty
-            return None
-        return batch
+        # With nothing under way there is no use in going round empty: it is formed anew until the
+        # last step that a decode waits for, or until as many as run could be preempted.
+        for _ in range(self.stages + len(self.running) + 1):
+            batch = self.form()
+            if self._busy or batch.num_decodes or batch.chunks:
+                return batch
+            self._withdraw(batch)
+        return None
+
+    def _withdraw(self, batch: Batch) -> None:
+        """Undo an empty iteration."""
+        cohort = self.cohorts[batch.slot]
+        cohort.iteration -= 1
+        cohort.outstanding -= 1
+        self._in_flight -= 1
+        self.kv_log.pop()
 
     def form(self) -> Batch:
         """Form an iteration, whatever is in flight."""

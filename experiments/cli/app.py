@@ -182,7 +182,9 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 def bench(
     json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
-    config: Annotated[str, typer.Option(help="Whose orca_pp and sarathi_pp to time.")] = "gpt3_pp",
+    config: Annotated[
+        str, typer.Option(help="Whose orca_pp and sarathi_pp, or all, to time.")
+    ] = "gpt3_pp",
     assignments: SetOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
 ) -> None:

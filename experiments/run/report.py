@@ -240,7 +240,11 @@ def bench_table(numbers: Mapping[str, Any]) -> Table:
     }
     for label, (key, form) in rows.items():
         table.add_row(label, *(form.format(numbers[key][policy]) for policy in policies))
-    for batch in numbers["iteration_us"][policies[0]]:
-        cells = (f"{numbers['iteration_us'][policy][batch]:.2f}" for policy in policies)
+    by_batch = numbers["iteration_us"]
+    for batch in max(by_batch.values(), key=len):
+        cells = (
+            f"{by_batch[policy][batch]:.2f}" if batch in by_batch[policy] else "-"
+            for policy in policies
+        )
         table.add_row(f"us an iteration at batch {batch}", *cells)
     return table

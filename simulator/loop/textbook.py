@@ -10,9 +10,7 @@ a multiple of this one's.
 
 from __future__ import annotations
 
-from array import array
 from collections import abc, deque
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,54 +18,20 @@ import numpy as np
 import simpy
 
 from policies.batch import Batch
-from policies.policy import Policy, View
+from policies.policy import Policy, PoolPolicy, View, is_pooled, of_micro_batches
 from policies.request import Request, Sequence
 from simulator.loop.jitter import Jitter
-from simulator.loop.moment import ARRIVAL, DISPATCH, Moment
+from simulator.loop.moment import ARRIVAL, Moment
 from simulator.loop.quantum import quantize
 from simulator.loop.replica import Predictor
 from simulator.loop.simulation import Router
 from simulator.loop.switches import DEFAULT, Switches
-
-Process = abc.Generator[simpy.Event, Any, None]
-
-
-@dataclass(eq=False, slots=True)
-class Member:
-    """A request, how far it has come, and the batches it rode in."""
-
-    request: Request
-    sequence: Sequence
-    generated: int = 0
-    first_token_s: float = -1.0
-    finish_s: float = -1.0
-    iterations: array[int] = field(default_factory=lambda: array("q"))
-
-    @property
-    def context(self) -> int:
-        """KV tokens it holds: the prompt so far, and all generated tokens but the newest."""
-        return self.sequence.prefilled + max(0, self.generated - 1)
+from simulator.loop.textbook_pipeline import Member, Micro, TextbookPipeline
+from simulator.loop.textbook_pool import TextbookPoolReplica
 
 
-@dataclass(eq=False, slots=True)
-class Micro:
-    """One micro-batch on its way. ``stages`` is its start and finish on each stage, in turn."""
-
-    index: int
-    slot: int
-    ready_s: float
-    batch: Batch
-    chunks: list[tuple[Member, int]]
-    decodes: list[Member]
-    padding: list[Member]
-    times: tuple[float, float, float, float]
-    factors: list[float] | None
-    stages: array[float] = field(default_factory=lambda: array("d"))
-    returned_s: float = -1.0
-
-
-class TextbookReplica:
-    """One replica: a queue, slots of members, and a pipeline of processes."""
+class TextbookReplica(TextbookPipeline):
+    """One replica: a queue and slots of members in front of a pipeline."""
 
     def __init__(
         self,
@@ -85,35 +49,19 @@ class TextbookReplica:
         switches: Switches = DEFAULT,
         jitter: Jitter | None = None,
     ) -> None:
-        self.env = env
+        super().__init__(env, predict, layers, switches, jitter)
         self.policy = policy
-        self.predict = predict
-        self.layers = layers
         self.max_batch = max_batch
         self.max_length = max_length
         self.free_kv = kv_capacity
         self.reserve_declared = reserve_declared
         self.free_pool = free_pool
-        self.lazy = switches.lazy
-        self.blocking_send = switches.blocking_send
-        self.turnaround_s = float(quantize(switches.turnaround_s))
-        self.jitter = jitter
         self.kv_capacity = kv_capacity
-        self.rejected: list[int] = []
         self.members: dict[Sequence, Member] = {}
         self.waiting: deque[Sequence] = deque()
         self.slots: list[list[Member]] = [[] for _ in range(max_in_flight)]
         self.held: list[list[Member]] = [[] for _ in range(max_in_flight)]
         self.idle: list[int] = list(range(max_in_flight))
-        self.micros: list[Micro] = []
-        self.stage0_busy = False
-        self._dispatching = False
-        self.stores = [simpy.Store(env) for _ in layers]
-        self.links = [simpy.Store(env) for _ in layers[1:]]
-        for stage in range(len(layers)):
-            env.process(self._stage(stage))
-        for hop in range(len(layers) - 1):
-            env.process(self._link(hop))
 
     def submit(self, request: Request) -> None:
         """A request arrives."""
@@ -127,27 +75,20 @@ class TextbookReplica:
         self.waiting.append(sequence)
         self._wake()
 
-    def _wake(self) -> None:
-        if not self._dispatching:
-            self._dispatching = True
-            Moment(self.env, 0.0, DISPATCH, self._dispatch)
+    def everybody(self) -> list[Member]:
+        return list(self.members.values())
 
-    def _dispatch(self, _: object) -> None:
-        self._dispatching = False
-        while not (self.lazy and self.stage0_busy):
-            if self.free_pool and len(self.idle) > 1:
-                self.idle.sort(key=lambda slot: not self.slots[slot])
-            micro = next(
-                (m for slot in list(self.idle) if (m := self._form(slot)) is not None), None
-            )
-            if micro is None:
-                return
-            self.idle.remove(micro.slot)
-            self.micros.append(micro)
-            self.stage0_busy = True
-            self.stores[0].put(micro)
+    def _form(self) -> Micro | None:
+        if self.free_pool and len(self.idle) > 1:
+            self.idle.sort(key=lambda slot: not self.slots[slot])
+        for slot in list(self.idle):
+            micro = self._form_in(slot)
+            if micro is not None:
+                self.idle.remove(slot)
+                return micro
+        return None
 
-    def _form(self, slot: int) -> Micro | None:
+    def _form_in(self, slot: int) -> Micro | None:
         members = self.slots[slot]
         if self.free_pool:
             for other in self.idle:
@@ -190,50 +131,9 @@ class TextbookReplica:
             padding=len(self.held[slot]),
             members=lambda: [m.sequence for m in running],
         )
-        times = self.predict(batch)
-        index = len(self.micros)
-        for member in running + [m for m, _ in chunks]:
-            member.iterations.append(index)
-        padding = list(self.held[slot])
-        factors = None if self.jitter is None else self.jitter.factors()
-        return Micro(index, slot, self.env.now, batch, chunks, running, padding, times, factors)
+        return self._micro(batch, chunks, running, list(self.held[slot]))
 
-    def _stage(self, stage: int) -> Process:
-        last = len(self.layers) - 1
-        while True:
-            micro: Micro = yield self.stores[stage].get()
-            layer_s, first_s, last_s, send_s = micro.times
-            duration = self.layers[stage] * layer_s
-            if stage == 0:
-                duration += first_s
-            if stage == last:
-                duration += last_s
-            if micro.factors is not None:
-                duration = float(quantize(duration * micro.factors[stage]))
-            start = self.env.now
-            yield self.env.timeout(duration)
-            micro.stages.extend((start, self.env.now))
-            if stage == last:
-                self.env.process(self._return(micro))
-            elif self.blocking_send:
-                yield self.env.timeout(send_s)
-                self.stores[stage + 1].put(micro)
-            else:
-                self.links[stage].put((micro, self.env.now + send_s))
-            if stage == 0 and not self.stores[0].items:
-                self.stage0_busy = False
-                self._wake()
-
-    def _link(self, hop: int) -> Process:
-        while True:
-            micro, arrival = yield self.links[hop].get()
-            if arrival > self.env.now:
-                yield self.env.timeout(arrival - self.env.now)
-            self.stores[hop + 1].put(micro)
-
-    def _return(self, micro: Micro) -> Process:
-        now = micro.returned_s = self.env.now
-        yield self.env.timeout(self.turnaround_s)
+    def _book(self, micro: Micro, now: float) -> None:
         slot = micro.slot
         held = self.held[slot]
         finished = []
@@ -263,12 +163,11 @@ class TextbookReplica:
             if member in held:
                 held.remove(member)
         self.idle.append(slot)
-        self._wake()
 
 
 def simulate_textbook(
     requests: abc.Sequence[Request],
-    policy: Policy,
+    policy: Policy | PoolPolicy,
     predict: Predictor,
     layers: tuple[int, ...],
     *,
@@ -277,16 +176,21 @@ def simulate_textbook(
     router: Router = "round_robin",
     seed: int = 0,
     **options: Any,
-) -> list[TextbookReplica]:
-    """Serve ``requests`` on several replicas; ``options`` are :class:`TextbookReplica`'s."""
+) -> list[TextbookPipeline]:
+    """Serve ``requests`` on several replicas.
+
+    ``options`` are :class:`TextbookReplica`'s, or for a policy that acts on a pool
+    :class:`~simulator.loop.textbook_pool.TextbookPoolReplica`'s.
+    """
     env = simpy.Environment()
-    cluster = []
+    cluster: list[TextbookPipeline] = []
     for stream in np.random.SeedSequence(seed).spawn(replicas):
         source = Jitter(switches.jitter, len(layers), stream) if switches.jitter else None
+        common = {"switches": switches, "jitter": source, **options}
         cluster.append(
-            TextbookReplica(
-                env, policy, predict, layers, switches=switches, jitter=source, **options
-            )
+            TextbookPoolReplica(env, policy, predict, layers, **common)
+            if is_pooled(policy)
+            else TextbookReplica(env, of_micro_batches(policy), predict, layers, **common)
         )
     for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
         in_turn = cluster[number % replicas] if router == "round_robin" else None
@@ -296,13 +200,15 @@ def simulate_textbook(
     return cluster
 
 
-def _submit(cluster: list[TextbookReplica], target: TextbookReplica | None, event: Moment) -> None:
+def _submit(
+    cluster: list[TextbookPipeline], target: TextbookPipeline | None, event: Moment
+) -> None:
     """Hand a request to its replica, or to the one with the fewest declared tokens unfinished."""
     if target is None:
         target = min(cluster, key=_declared_tokens)
     target.submit(event._value)
 
 
-def _declared_tokens(replica: TextbookReplica) -> int:
-    unfinished = (m.request for m in replica.members.values() if m.finish_s < 0)
+def _declared_tokens(replica: TextbookPipeline) -> int:
+    unfinished = (m.request for m in replica.everybody() if m.finish_s < 0)
     return sum(request.prompt_tokens + request.max_tokens for request in unfinished)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from experiments.config.deployment import deploy
 from experiments.config.loading import load_experiment
-from experiments.run.bench import _fast, _textbook
+from experiments.run.bench import _fast, _textbook, benchmark
+from tests.simulator import test_textbook_pool
 from tests.simulator.test_textbook import assert_bitwise_equal
 
 SWITCHES = (
@@ -24,3 +25,21 @@ def test_both_sides_heed_every_switch() -> None:
     experiment = load_experiment("gpt3_pp", SWITCHES)
     deployment = deploy(experiment.scenarios["orca_pp"], experiment.sources["orca_pp"])
     assert_bitwise_equal(_fast(deployment), _textbook(deployment))
+
+
+def test_paged_memory_on_both_sides() -> None:
+    """Preemption and the prefix cache, at two stages."""
+    changes = ("workload.requests=60", "cluster.pp=2", "kv_cache.num_blocks=700")
+    experiment = load_experiment("vllm_llama3_8b", changes)
+    deployment = deploy(experiment.scenarios["vllm"], experiment.sources["vllm"])
+    records = _fast(deployment)
+    assert records.replicas[0].pool is not None and len(records.replicas[0].pool.events)
+    test_textbook_pool.assert_bitwise_equal(records, _textbook(deployment))
+
+
+def test_any_experiment_may_be_timed() -> None:
+    changes = ("workload.requests=5", "workload.lengths.max=300")
+    numbers = benchmark(load_experiment("vllm_llama3_8b", changes), 1, lambda *_: None)
+    assert set(numbers["loop_s"]) == {"vllm", "vllm_few_blocks"}
+    assert list(numbers["iteration_us"]["vllm"]) == ["8", "32", "128"]
+    assert all(factor > 0 for factor in numbers["speedup_vs_oracle"].values())

@@ -87,14 +87,21 @@ class Reader:
         if program == "cp":
             shutil.copy(ROOT / words[0], self.folder / words[1])
             return
+        words = [name for word in words for name in _expanded(word)]
         done = CliRunner().invoke(app, words + QUICK.get(words[0], []))
         assert done.exit_code == 0, f"{command.text}: {done.output}"
+
+
+def _expanded(word: str) -> list[str]:
+    """As a shell does."""
+    return sorted(map(str, Path().glob(word))) if "*" in word else [word]
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "data").symlink_to(ROOT / "data")
+    for name in ("data", "tests"):
+        (folder / name).symlink_to(ROOT / name)
     if DATASETS:
         (folder / "datasets").symlink_to(DATASETS)
     policy = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]

@@ -1,0 +1,111 @@
+"""A paged KV cache as a textbook would write it: every block is an object, in a table or free."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from policies.request import Sequence
+
+
+@dataclass(eq=False, slots=True)
+class TextbookBlock:
+    """One block: who holds it, and what it is known to hold (None: unknown)."""
+
+    holders: list[Sequence] = field(default_factory=list)
+    content: Hashable = None
+
+
+class TextbookBlocks:
+    """A paged KV cache, block by block: each sequence's table, and the queue of free blocks."""
+
+    def __init__(self, num_blocks: int, block_size: int, caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.caching = caching
+        self.capacity = num_blocks - 1
+        self.queue = OrderedDict((TextbookBlock(), None) for _ in range(self.capacity))
+        self.tables: dict[Sequence, list[TextbookBlock]] = {}
+        self.entered: dict[Sequence, int] = {}
+        # By content, all blocks that hold it, the one that was entered first in front.
+        self.known: dict[Hashable, list[TextbookBlock]] = {}
+
+    @property
+    def free(self) -> int:
+        """Free blocks."""
+        return len(self.queue)
+
+    def blocks(self, tokens: int) -> int:
+        """How many blocks hold that many tokens."""
+        return -(-tokens // self.block_size)
+
+    def lookup(self, sequence: Sequence) -> tuple[TextbookBlock, ...]:
+        """The cached blocks with which the sequence begins, its last token left out."""
+        hits: list[TextbookBlock] = []
+        while self.caching and (len(hits) + 1) * self.block_size < sequence.target:
+            copies = self.known.get(sequence.content(len(hits), self.block_size))
+            if not copies:
+                break
+            hits.append(copies[0])
+        return tuple(hits)
+
+    def need(self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = ()) -> int:
+        """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
+        held = len(self.tables.get(sequence, ())) + len(hits)
+        return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits)
+
+    def take(self, sequence: Sequence, tokens: int, hits: tuple[TextbookBlock, ...] = ()) -> None:
+        """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
+        table = self.tables.setdefault(sequence, [])
+        for hit in hits:
+            if not hit.holders:
+                del self.queue[hit]
+            hit.holders.append(sequence)
+            table.append(hit)
+        if hits:
+            self.entered[sequence] = len(hits)
+        while len(table) < self.blocks(tokens):
+            block, _ = self.queue.popitem(last=False)
+            if block.content is not None:
+                copies = self.known[block.content]
+                copies.remove(block)
+                if not copies:
+                    del self.known[block.content]
+                block.content = None
+            block.holders.append(sequence)
+            table.append(block)
+
+    def enter(self, sequence: Sequence, tokens: int) -> None:
+        """Note what the full blocks of the sequence's first ``tokens`` tokens hold."""
+        if not self.caching:
+            return
+        for index in range(self.entered.get(sequence, 0), tokens // self.block_size):
+            block = self.tables[sequence][index]
+            block.content = sequence.content(index, self.block_size)
+            self.known.setdefault(block.content, []).append(block)
+            self.entered[sequence] = index + 1
+
+    def release(self, sequence: Sequence) -> None:
+        """Take back all its blocks, the last first."""
+        for block in reversed(self.tables.pop(sequence)):
+            block.holders.remove(sequence)
+            if not block.holders:
+                self.queue[block] = None
+                self.queue.move_to_end(block, last=block.content is not None)
+        self.entered.pop(sequence, None)
+
+    def check(self) -> None:
+        """Every block is free, or in the table of whoever holds it (invariant 2)."""
+        held: dict[TextbookBlock, list[Sequence]] = {}
+        for sequence, table in self.tables.items():
+            for block in table:
+                held.setdefault(block, []).append(sequence)
+        assert not held.keys() & self.queue.keys()
+        assert len(held) + len(self.queue) == self.capacity
+        assert all(block.holders == [] for block in self.queue)
+        for block, holders in held.items():
+            assert len(set(holders)) == len(holders) > 0
+            assert set(holders) == set(block.holders)
+        for content, copies in self.known.items():
+            assert all(block.content == content for block in copies)

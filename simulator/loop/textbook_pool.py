@@ -1,0 +1,327 @@
+"""A pool with paged memory as a textbook would write it: lists, loops, and every block an object.
+
+It stands for ``policies.pool``, ``cohort`` and ``kv`` in the textbook simulation. Policies act on
+:class:`TextbookPool` as they act on :class:`~policies.pool.Pool`. Each sequence is looked at in
+every iteration; what it has computed, and which tokens are on their way, is counted for it alone.
+Output lengths are those of the requests: nobody else says who ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from policies.batch import Batch
+from policies.policy import PoolPolicy
+from policies.pool import HIT, HIT_AGAIN, LOST
+from policies.request import Request, Sequence
+from simulator.loop.jitter import Jitter
+from simulator.loop.replica import Predictor
+from simulator.loop.switches import DEFAULT, Switches
+from simulator.loop.textbook_blocks import TextbookBlock, TextbookBlocks
+from simulator.loop.textbook_pipeline import Member, Micro, TextbookPipeline
+
+
+@dataclass(eq=False, slots=True)
+class PoolMember(Member):
+    """A request in a pool.
+
+    ``computed`` tokens have KV or are scheduled, ``out`` of them are in flight; ``pending`` output
+    tokens are on their way where iterations are formed ahead; it may ``decode_at`` that step. It
+    has blocks for ``holds`` tokens.
+    """
+
+    computed: int = 0
+    out: int = 0
+    pending: int = 0
+    decode_at: int = 0
+    holds: int = 0
+
+    @property
+    def known(self) -> int:
+        """Tokens that are there: prompt and output."""
+        return self.request.prompt_tokens + self.generated
+
+    @property
+    def partial(self) -> bool:
+        """Whether it has tokens to process before it decodes."""
+        return self.computed < self.sequence.target
+
+
+class TextbookPool:
+    """What a pool policy sees and does (see :class:`~policies.pool.Pool`), with plain lists."""
+
+    def __init__(
+        self, policy: PoolPolicy, blocks: TextbookBlocks, max_length: int, stages: int
+    ) -> None:
+        self.policy = policy
+        self.blocks = blocks
+        self.max_length = max_length
+        self.stages = stages
+        self.step = 0
+        self.members: dict[Sequence, PoolMember] = {}
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.ready: list[Sequence] = []
+        self.given: dict[Sequence, int] = {}
+        self.events: list[tuple[int, int, int]] = []
+        self.state: dict[str, Any] = {}
+        self.emptied = 0
+        self._admitted = 0
+
+    @property
+    def partials(self) -> list[Sequence]:
+        """Running sequences that have tokens to process before they decode."""
+        return [s for s in self.running if self.members[s].partial]
+
+    @property
+    def num_decodes(self) -> int:
+        """Sequences that could decode in this iteration."""
+        return len(self.ready)
+
+    @property
+    def decode_blocks(self) -> int:
+        """Free blocks that it takes if they all do."""
+        return sum(self.needs(sequence, 1) for sequence in self.ready)
+
+    def decodes_all(self) -> int:
+        """Let them all decode; returns how many they are."""
+        for sequence in self.ready:
+            self.run(sequence, 1)
+        return len(self.ready)
+
+    def eligible(self) -> list[Sequence]:
+        """All running sequences that have something to compute, in the order of admission."""
+        return [s for s in self.running if s in self.ready or self.members[s].partial]
+
+    def remaining(self, sequence: Sequence) -> int:
+        """Tokens that an eligible sequence could compute now."""
+        return 1 if sequence in self.ready else sequence.target - self.context(sequence)
+
+    def context(self, sequence: Sequence) -> int:
+        """Tokens that an eligible sequence has KV for."""
+        return self.members[sequence].computed
+
+    def needs(self, sequence: Sequence, tokens: int) -> int:
+        """Free blocks it takes for an eligible sequence to compute ``tokens`` more tokens."""
+        return self.blocks.need(sequence, self.context(sequence) + tokens)
+
+    def run(self, sequence: Sequence, tokens: int) -> None:
+        """Let an eligible sequence compute ``tokens`` tokens; its blocks must be free."""
+        member = self.members[sequence]
+        self.blocks.take(sequence, member.computed + tokens)
+        self.blocks.enter(sequence, min(member.computed + tokens, member.known))
+        member.holds = max(member.holds, member.computed + tokens)
+        self.given[sequence] = tokens
+
+    def held(self, sequence: Sequence) -> int:
+        """Tokens that a running sequence has blocks for, a decode of this iteration left out."""
+        return self.members[sequence].holds - (sequence in self.ready and sequence in self.given)
+
+    def newest(self) -> Sequence:
+        """The running sequence that was admitted last."""
+        return self.running[-1]
+
+    def preempt(self, sequence: Sequence, *, last: bool = False) -> int:
+        """Take its memory from a running sequence; it waits again. Returns its tokens of now."""
+        member = self.members[sequence]
+        self.running.remove(sequence)
+        if sequence in self.ready:
+            self.ready.remove(sequence)
+        self.blocks.release(sequence)
+        self.events.append((sequence.id, LOST, member.computed))
+        member.computed = member.pending = member.holds = 0
+        sequence.prefilled, sequence.target, sequence.stale = 0, member.known, member.out
+        self.queue(sequence, len(self.waiting) if last else 0)
+        return self.given.pop(sequence, 0)
+
+    def admit(
+        self,
+        sequence: Sequence,
+        tokens: int,
+        hits: tuple[TextbookBlock, ...] = (),
+        hold: int = 0,
+    ) -> None:
+        """Let a waiting sequence run: it has the ``hits``, and computes ``tokens`` tokens more.
+
+        It takes blocks for those, or for its first ``hold`` tokens if that is more.
+        """
+        member = self.members[sequence]
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        member.computed = sequence.prefilled = len(hits) * self.blocks.block_size
+        if hits:
+            again = HIT if sequence.order < 0 else HIT_AGAIN
+            self.events.append((sequence.id, again, member.computed))
+        sequence.order = self._admitted
+        self._admitted += 1
+        total = member.computed + tokens
+        member.holds = max(total, hold)
+        self.blocks.take(sequence, member.holds, hits)
+        self.blocks.enter(sequence, min(total, member.known))
+        self.given[sequence] = tokens
+
+    def queue(self, sequence: Sequence, place: int) -> None:
+        """Let a sequence wait at a place, or where the policy's order puts it."""
+        self.waiting.insert(place, sequence)
+        if self.policy.order is not None:
+            self.waiting.sort(key=self.policy.order)
+
+    def open(self) -> None:
+        """Begin an iteration: who could decode now."""
+        self.step += 1
+        self.given = {}
+        self.ready = [s for s in self.running if self._decodes_next(self.members[s])]
+
+    def _decodes_next(self, member: PoolMember) -> bool:
+        if member.partial:
+            return False
+        if not self.policy.ahead:
+            return member.computed < member.known
+        # Until all the tokens it may have are on their way.
+        request = member.request
+        longest = min(request.prompt_tokens + request.max_tokens, self.max_length)
+        return member.known + member.pending < longest and self.step >= member.decode_at
+
+    def close(self) -> tuple[Batch, list[tuple[PoolMember, int, bool]]]:
+        """The iteration as the policy put it together; who yields a token with it."""
+        chunks = [(s, n, self.context(s)) for s, n in self.given.items() if s not in self.ready]
+        decodes = [self.members[s] for s in self.given if s in self.ready]
+        contexts = [member.computed for member in decodes]
+        members = [member.sequence for member in decodes]
+        rows = []
+        for sequence, tokens in self.given.items():
+            member = self.members[sequence]
+            member.computed += tokens
+            member.out += tokens
+            sequence.prefilled = min(member.computed, sequence.target)
+            yields = not member.partial
+            if yields and self.policy.ahead:
+                member.pending += 1
+                member.decode_at = self.step + self.stages
+            rows.append((member, tokens, yields))
+        self.given = {}
+        batch = Batch(
+            slot=0,
+            chunks=tuple(chunks),
+            prefill_tokens=sum(tokens for _, tokens, _ in chunks),
+            num_decodes=len(decodes),
+            decode_context=sum(contexts),
+            longest_context=max(contexts, default=0),
+            members=lambda: members,
+        )
+        return batch, rows
+
+    def returned(self, rows: list[tuple[PoolMember, int, bool]], now: float) -> None:
+        """What an iteration computed has come back."""
+        for member, tokens, yields in rows:
+            sequence = member.sequence
+            member.out -= tokens
+            stale = sequence.stale > 0
+            if stale:
+                sequence.stale -= tokens
+            if not yields or member.finish_s >= 0:
+                continue
+            if not member.generated:
+                member.first_token_s = now
+            member.generated += 1
+            if stale:
+                sequence.target += 1
+            elif self.policy.ahead:
+                member.pending -= 1
+                self.blocks.enter(sequence, member.computed - member.pending)
+            if member.generated == member.request.output_tokens:
+                member.finish_s = now
+                if sequence in self.running:
+                    self.running.remove(sequence)
+                    self.blocks.release(sequence)
+                else:
+                    self.waiting.remove(sequence)
+                self.emptied += not (self.running or self.waiting)
+
+
+class TextbookPoolReplica(TextbookPipeline):
+    """One replica with paged memory. ``check`` has every block looked at after every event."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        policy: PoolPolicy,
+        predict: Predictor,
+        layers: tuple[int, ...],
+        *,
+        num_blocks: int,
+        block_size: int,
+        caching: bool,
+        max_in_flight: int,
+        max_length: int,
+        switches: Switches = DEFAULT,
+        jitter: Jitter | None = None,
+        check: bool = False,
+    ) -> None:
+        super().__init__(env, predict, layers, switches, jitter)
+        blocks = TextbookBlocks(num_blocks, block_size, caching)
+        self.pool = TextbookPool(policy, blocks, max_length, len(layers))
+        self.max_in_flight = max_in_flight
+        self.check = check
+        self.rows: dict[Micro, list[tuple[PoolMember, int, bool]]] = {}
+        self.kv_tokens: list[int] = []
+
+    def everybody(self) -> list[Member]:
+        return list(self.pool.members.values())
+
+    def submit(self, request: Request) -> None:
+        pool = self.pool
+        length = request.prompt_tokens + request.max_tokens
+        if length > pool.max_length or pool.blocks.blocks(length - 1) > pool.blocks.capacity:
+            self.rejected.append(request.id)
+            return
+        sequence = Sequence(
+            request.id, request.prompt_tokens, request.max_tokens, 0,
+            arrival_s=request.arrival_s, priority=request.priority, prefix=request.prefix,
+            user=request.user,
+        )  # fmt: skip
+        pool.members[sequence] = PoolMember(request, sequence)
+        pool.queue(sequence, len(pool.waiting))
+        self._wake()
+
+    def _form(self) -> Micro | None:
+        pool: Any = self.pool
+        if len(self.rows) == self.max_in_flight or not (pool.waiting or pool.running):
+            return None
+        batch, rows = self._plan()
+        # Nothing is under way: steps that a decode waits for, or that only preempt, take no time.
+        for _ in range(pool.stages + len(pool.running)):
+            if rows or any(self.rows.values()):
+                break
+            batch, rows = self._plan()
+        if not rows and not any(self.rows.values()):
+            return None
+        chunks = [(pool.members[s], n) for s, n, _ in batch.chunks]
+        decodes = [pool.members[s] for s in batch.members()]
+        micro = self._micro(batch, chunks, decodes, [])
+        self.rows[micro] = rows
+        self.kv_tokens.append((pool.blocks.capacity - pool.blocks.free) * pool.blocks.block_size)
+        return micro
+
+    def _plan(self) -> tuple[Batch, list[tuple[PoolMember, int, bool]]]:
+        pool: Any = self.pool
+        pool.open()
+        pool.policy.plan(pool)
+        self._checked()
+        return self.pool.close()
+
+    def _book(self, micro: Micro, now: float) -> None:
+        self.pool.returned(self.rows.pop(micro), now)
+        self._checked()
+
+    def _checked(self) -> None:
+        if self.check:
+            pool = self.pool
+            pool.blocks.check()
+            assert set(pool.blocks.tables) == set(pool.running)
+            assert not set(pool.waiting) & set(pool.running)
+            for sequence, table in pool.blocks.tables.items():
+                assert len(table) == pool.blocks.blocks(pool.members[sequence].holds)

@@ -1,0 +1,179 @@
+"""Shared by the tests of pools: small systems with paged memory, on both implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from policies.batch import Batch
+from policies.kv import Blocks, CachedBlocks
+from policies.policy import PoolPolicy
+from policies.pool import Pool
+from policies.request import Prefix, Request
+from policies.vllm import Vllm
+from simulator.loop.endings import OutputLengths
+from simulator.loop.records import Records
+from simulator.loop.simulation import Router, simulate
+from simulator.loop.switches import Switches
+from simulator.loop.textbook import simulate_textbook
+from simulator.loop.textbook_pool import TextbookPoolReplica
+from tests.simulator.oracle import predict
+
+MAX_LENGTH = 160
+Who = tuple[list[tuple[int, int, int]], list[int]]
+"""Who was in a batch: id, tokens and context of each chunk; the ids that decode, sorted."""
+
+
+def who(batch: Batch) -> Who:
+    chunks = [(s.id, tokens, context) for s, tokens, context in batch.chunks]
+    return chunks, sorted(s.id for s in batch.decodes)
+
+
+@dataclass(frozen=True)
+class PoolSystem:
+    """A configuration that both implementations understand."""
+
+    policy: PoolPolicy = field(default_factory=Vllm)
+    layers: tuple[int, ...] = (3,)
+    num_blocks: int = 60
+    block_size: int = 4
+    caching: bool = False
+    max_in_flight: int | None = None
+    lazy: bool = False
+    blocking_send: bool = False
+    turnaround_s: float = 0.0
+    jitter: float = 0.0
+    replicas: int = 1
+    router: Router = "round_robin"
+    requests: list[Request] = field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        return self.max_in_flight or len(self.layers) + self.policy.ahead
+
+    def _switches(self) -> dict[str, Any]:
+        switches = Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter)
+        return {"switches": switches, "router": self.router, "seed": 7}
+
+    def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
+        lengths = {r.id: r.output_tokens for r in self.requests}
+        return [
+            kind(
+                self.policy,
+                (CachedBlocks if self.caching else Blocks)(self.num_blocks, self.block_size),
+                max_in_flight=self.depth,
+                max_length=MAX_LENGTH,
+                stages=len(self.layers),
+                endings=OutputLengths(lengths),
+            )
+            for _ in range(self.replicas)
+        ]
+
+    def fast(self, pools: list[Pool] | None = None, seen: list[Who] | None = None) -> Records:
+        return simulate(
+            self.requests,
+            pools or self.pools(),
+            predict if seen is None else watched(seen),
+            self.layers,
+            **self._switches(),
+        )
+
+    def textbook(self, seen: list[Who] | None = None) -> list[TextbookPoolReplica]:
+        return simulate_textbook(  # type: ignore[return-value]
+            self.requests,
+            self.policy,
+            predict if seen is None else watched(seen),
+            self.layers,
+            replicas=self.replicas,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            caching=self.caching,
+            max_in_flight=self.depth,
+            max_length=MAX_LENGTH,
+            check=True,
+            **self._switches(),
+        )
+
+
+def watched(seen: list[Who]) -> Callable[[Batch], tuple[float, float, float, float]]:
+    """The predictor, which also notes whom it is asked about."""
+
+    def look(batch: Batch) -> tuple[float, float, float, float]:
+        seen.append(who(batch))
+        return predict(batch)
+
+    return look
+
+
+def pool_requests(count: int, *, seed: int = 0, rate: float | None = None) -> list[Request]:
+    """Random lengths and priorities; a prefix that some share, and turns that hold earlier ones."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, count)) if rate else np.zeros(count)
+    requests = []
+    for i in range(count):
+        prompt = int(rng.integers(1, 90))
+        output = int(rng.integers(1, 40))
+        most = output + int(rng.integers(0, 6))
+        prefix: Prefix = ()
+        if i % 3 == 1:
+            prefix = ((("system", i % 2), min(prompt, 24)),)
+        elif i % 3 == 2:
+            prefix = ((("session", i % 4), prompt + output - 1),)
+        priority = int(rng.integers(0, 3))
+        requests.append(Request(i, float(arrivals[i]), prompt, output, most, priority, prefix))
+    return requests
+
+
+@st.composite
+def vllm_policies(draw: st.DrawFn) -> Vllm:
+    threshold = draw(st.sampled_from([None, None, 5, 12]))
+    chunked = draw(st.integers(0, 5)) > 0
+    return Vllm(
+        max_num_batched_tokens=draw(st.sampled_from([9, 20, 64])) if chunked else MAX_LENGTH,
+        max_num_seqs=draw(st.sampled_from([1, 3, 8])),
+        long_prefill_token_threshold=threshold,
+        adaptive_threshold=threshold is not None and draw(st.booleans()),
+        enable_chunked_prefill=chunked,
+        scheduling_policy=draw(st.sampled_from(["fcfs", "priority"])),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        scheduler_reserve_full_isl=draw(st.booleans()),
+        async_scheduling=draw(st.booleans()),
+    )
+
+
+@st.composite
+def pool_systems(draw: st.DrawFn) -> PoolSystem:
+    """Any small system with paged memory."""
+    # Arrivals on a coarse grid, so that several fall on one instant (or on a batch's return).
+    arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
+    rows = st.tuples(
+        st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrival, st.integers(0, 2),
+        st.integers(0, 40), st.integers(0, 3),
+    )  # fmt: skip
+    requests = []
+    for i, row in enumerate(draw(st.lists(rows, min_size=1, max_size=25))):
+        prompt, output, slack, at, priority, shared, group = row
+        until = min(shared, prompt + output - 1)
+        prefix = ((("group", group), until),) if group and until else ()
+        requests.append(Request(i, at, prompt, output, output + slack, priority, prefix))
+    stages = draw(st.integers(1, 4))
+    return PoolSystem(
+        policy=draw(vllm_policies()),
+        layers=tuple(draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))),
+        # So few that some requests can never fit.
+        num_blocks=draw(st.sampled_from([16, 26, 40, 200])),
+        block_size=draw(st.sampled_from([1, 3, 4])),
+        caching=draw(st.booleans()),
+        max_in_flight=draw(st.sampled_from([None, None, None, 1, 2])),
+        lazy=draw(st.booleans()),
+        blocking_send=draw(st.booleans()),
+        turnaround_s=draw(st.sampled_from([0.0, 1e-3, 0.01])),
+        jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        replicas=draw(st.integers(1, 2)),
+        router=draw(st.sampled_from(["round_robin", "least_tokens"])),
+        requests=requests,
+    )

@@ -1,0 +1,116 @@
+"""Pools with paged memory against the textbook's: every number bitwise equal."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from policies.vllm import Vllm
+from simulator.loop.pipeline import stage_times
+from simulator.loop.records import Records
+from simulator.loop.textbook_pool import TextbookPoolReplica
+from simulator.views.metrics import Analysis
+from tests.simulator.oracle import start_finish
+from tests.simulator.pools import PoolSystem, Who, pool_requests, pool_systems
+
+
+def assert_bitwise_equal(records: Records, oracle: list[TextbookPoolReplica]) -> None:
+    table = Analysis(records).requests.set_index("request")
+    for log, replica in zip(records.replicas, oracle, strict=True):
+        micros = replica.micros
+        assert set(replica.rejected) <= set(records.rejections)
+        columns = log.iterations
+        assert log.num_iterations == len(micros)
+        for name, of in {
+            "ready_s": lambda m: m.ready_s,
+            "finish_s": lambda m: m.returned_s,
+            "chunks": lambda m: len(m.chunks),
+            "prefill_tokens": lambda m: sum(n for _, n in m.chunks),
+            "prefill_context": lambda m: sum(context for _, _, context in m.batch.chunks),
+            "decodes": lambda m: len(m.decodes),
+            "decode_context": lambda m: m.batch.decode_context,
+        }.items():
+            assert columns[name].tolist() == [of(m) for m in micros], name
+        assert log.pool is not None
+        assert log.pool.kv_tokens.tolist() == replica.kv_tokens
+        assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
+        if micros:
+            start, finish = start_finish(micros)
+            times = stage_times(log)
+            assert np.array_equal(times.start, start)
+            assert np.array_equal(times.finish, finish)
+        for member in replica.everybody():
+            row = table.loc[member.request.id]
+            assert row["finish_s"] == member.finish_s
+            assert row["ttft_s"] == member.first_token_s - row["arrival_s"]
+            first = micros[member.iterations[0]].stages[0]
+            assert row["queueing_s"] == first - row["arrival_s"]
+    assert len(records.rejections) == sum(len(replica.rejected) for replica in oracle)
+
+
+def compare(system: PoolSystem) -> Records:
+    """Both, and whom each batch held, where one replica says in which order."""
+    ours: list[Who] = []
+    theirs: list[Who] = []
+    records, oracle = system.fast(seen=ours), system.textbook(seen=theirs)
+    if system.replicas == 1:
+        assert ours == theirs
+    assert_bitwise_equal(records, oracle)
+    return records
+
+
+SMALL: dict[str, Any] = {"max_num_batched_tokens": 48, "max_num_seqs": 12}
+VARIANTS = {
+    "plain": Vllm(**SMALL),
+    "no_isl": Vllm(**SMALL, scheduler_reserve_full_isl=False),
+    "watermark": Vllm(**SMALL, watermark=0.05),
+    "threshold": Vllm(**SMALL, long_prefill_token_threshold=10),
+    "adaptive": Vllm(**SMALL, long_prefill_token_threshold=10, adaptive_threshold=True),
+    "priority": Vllm(**SMALL, scheduling_policy="priority"),
+    "whole": Vllm(160, 12, enable_chunked_prefill=False),
+    "async": Vllm(**SMALL, async_scheduling=True),
+    "async_priority": Vllm(**SMALL, async_scheduling=True, scheduling_policy="priority"),
+}
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("stages", [1, 2, 8])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant(variant: str, stages: int, caching: bool) -> None:
+    lost = 0
+    for rate, (lazy, blocking) in itertools.product(
+        [None, 40.0], [(False, False), (True, False), (False, True)]
+    ):
+        system = PoolSystem(
+            policy=VARIANTS[variant],
+            layers=(2,) * stages,
+            num_blocks=75,
+            caching=caching,
+            lazy=lazy,
+            blocking_send=blocking,
+            requests=pool_requests(36, seed=stages, rate=rate),
+        )
+        pool = compare(system).replicas[0].pool
+        assert pool is not None
+        lost += int((pool.events[:, 1] == 2).sum())
+        if caching:
+            assert (pool.events[:, 1] == 0).any(), "nobody hits the prefix cache"
+    assert lost, "nobody is preempted"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pool_systems())
+def test_any_system(system: PoolSystem) -> None:
+    compare(system)
+
+
+def test_with_room_for_all_nobody_is_preempted() -> None:
+    system = PoolSystem(policy=VARIANTS["plain"], num_blocks=5000, requests=pool_requests(40))
+    pool = compare(system).replicas[0].pool
+    assert pool is not None and not len(pool.events)
+    compare(replace(system, replicas=2, router="least_tokens"))
