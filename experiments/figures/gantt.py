@@ -11,10 +11,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from experiments.figures.slices import KINDS, StageSlices, Window, stage_slices
+from experiments.figures.slices import KINDS, StageSlices, Window
 from experiments.figures.style import BLACK, KIND_COLOURS, VERMILION, policy_colour
 from simulator.loop.records import Floats
-from simulator.views.metrics import Analysis
 
 _MOST_ROWS = 16
 _BUBBLE: dict[str, Any] = {
@@ -26,13 +25,15 @@ _BUBBLE: dict[str, Any] = {
 
 
 def stage_timeline(
-    runs: Mapping[str, Analysis], window: Window, policies: Mapping[str, str] | None = None
+    panels: Mapping[str, list[StageSlices]],
+    window: Window,
+    policies: Mapping[str, str] | None = None,
 ) -> Figure:
     """One panel per scenario, one row per stage (or replica); time runs to the right.
 
-    A title has the colour of the scenario's policy, where ``policies`` names that.
+    ``panels`` are the scenarios' slices in the window. A title has the colour of the scenario's
+    policy, where ``policies`` names that.
     """
-    panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}
     rows = [min(len(stages), _MOST_ROWS) for stages in panels.values()]
     heights = [max(count, 2) for count in rows]
     height = 1.5 + 0.27 * sum(heights) + 0.35 * len(rows)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from simulator.loop.records import Floats, Ints, Records
+from experiments.results import Tables
+from simulator.loop.records import Floats, Ints, Records, ReplicaLog
 from simulator.views.ledger import BUBBLES
 from simulator.views.metrics import Analysis
 
+_BINS = 240
 KINDS = ("prefill", "decode", "mixed")
+
+Curve = tuple[Floats, Floats]
+MemoryCurves = tuple[Curve, Curve, Curve]
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,20 @@ class Window:
     @property
     def end_s(self) -> float:
         return self.start_s + self.length_s
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """All that the figures of a run show, so that another process can draw them.
+
+    ``slices`` are each scenario's in the ``window`` of the timeline; ``memory`` are the curves of
+    those with paged memory.
+    """
+
+    tables: Mapping[str, Tables]
+    window: Window
+    slices: Mapping[str, list[StageSlices]]
+    memory: Mapping[str, MemoryCurves]
 
 
 def default_window(runs: list[Records]) -> Window:
@@ -91,6 +111,31 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
                 )
             )
     return found
+
+
+def memory_curves(log: ReplicaLog) -> MemoryCurves:
+    """Occupancy in percent, tokens and sequences of an iteration, of a replica with paged memory.
+
+    Over simulated time; each point is the mean over the iterations formed in a 240th of the run.
+    """
+    assert log.pool is not None
+    columns = log.iterations
+    return (
+        _means(log, 100 * log.pool.kv_tokens / log.kv_capacity),
+        _means(log, columns["prefill_tokens"] + columns["decodes"]),
+        _means(log, columns["chunks"] + columns["decodes"]),
+    )
+
+
+def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
+    """Middles of stretches of time, and the mean over what was formed in each; NaN for nothing."""
+    ready = log.iterations["ready_s"]
+    busy = log.iterations["prefill_tokens"] + log.iterations["decodes"] > 0
+    edges = np.linspace(0.0, max(float(ready[-1]), 1e-9), _BINS + 1)
+    count, _ = np.histogram(ready[busy], edges)
+    total, _ = np.histogram(ready[busy], edges, weights=values[busy].astype(np.float64))
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return (edges[:-1] + edges[1:]) / 2, mean
 
 
 def bubble_name(kind: int) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
@@ -15,8 +16,17 @@ from experiments.config.memory import check_together, workload_needs
 from experiments.config.metric_paths import metric
 from experiments.config.policy_file import stored
 from experiments.config.scenario import Ratio
+from experiments.figures.beside import Artist
+from experiments.figures.slices import (
+    Drawing,
+    Window,
+    default_window,
+    memory_curves,
+    stage_slices,
+)
 from experiments.results import (
     FORMAT,
+    REQUEST_COLUMNS,
     SUMMARY,
     TOKEN_GAPS,
     Tables,
@@ -27,12 +37,6 @@ from experiments.results import (
 from experiments.run.uncertainty import Uncertainty, ratio_band, uncertainty
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metrics import Analysis
-from simulator.views.paging import is_paged
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from experiments.figures.slices import Window
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is to do."""
@@ -100,9 +104,21 @@ def simulate_all(
 
     ``deployments`` spares checking them again.
     """
-    runs = {}
-    for name, deployment in (deployments or deploy_all(experiment)).items():
-        runs[name] = _run(name, deployment, progress)
+    return _with_bands(experiment, _simulated(deployments or deploy_all(experiment), progress))
+
+
+def _simulated(
+    deployments: Mapping[str, Deployment], progress: Progress | None
+) -> dict[str, ScenarioRun]:
+    """The runs without how sure they are."""
+    return {name: _run(name, deployment, progress) for name, deployment in deployments.items()}
+
+
+def _with_bands(experiment: Experiment, runs: Mapping[str, ScenarioRun]) -> ExperimentResult:
+    runs = {
+        name: replace(run, uncertainty=uncertainty(run.deployment, run.analysis))
+        for name, run in runs.items()
+    }
     ratios = {
         name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
     }
@@ -131,26 +147,31 @@ def run_experiment(
     """
     check_replaceable(out)
     deployments = deploy_all(experiment)
-    with result_folder(out) as folder:  # before simulating: one may not be allowed to write there
-        outcome = simulate_all(experiment, progress, deployments)
-        window = _checked(window, outcome)
+    with ExitStack() as stack:
+        # Before simulating: one may not be allowed to write there.
+        folder = stack.enter_context(result_folder(out))
+        artist = stack.enter_context(Artist()) if figures else None
+        runs = _simulated(deployments, progress)
+        window = _checked(window, runs)
+        if artist is not None:
+            artist.begin(_drawing(runs, window), folder / "figures")
+        outcome = _with_bands(experiment, runs)
         _write_tables(outcome, folder)
-        if trace or figures:
-            if trace:
-                from experiments.figures.perfetto import write_trace
+        if trace:
+            from experiments.figures.perfetto import write_trace
 
-                for name, run in outcome.runs.items():
-                    write_trace(run.analysis, window, folder / name / "timeline.json.gz")
-            if figures:
-                _write_figures(outcome, window, folder / "figures", progress)
+            for name, run in runs.items():
+                write_trace(run.analysis, window, folder / name / "timeline.json.gz")
+        if artist is not None:
+            artist.finish(
+                lambda done, total: progress("figures", done, total) if progress else None
+            )
     return outcome
 
 
-def _checked(window: Window | None, outcome: ExperimentResult) -> Window:
+def _checked(window: Window | None, runs: Mapping[str, ScenarioRun]) -> Window:
     """The window, which must begin before the last scenario ends; or one worth looking at."""
-    from experiments.figures.slices import default_window
-
-    records = [run.analysis.records for run in outcome.runs.values()]
+    records = [run.analysis.records for run in runs.values()]
     end_s = max(log.end_s for log in records)
     if window is not None and window.start_s >= end_s > 0:
         raise ConfigError(
@@ -160,15 +181,12 @@ def _checked(window: Window | None, outcome: ExperimentResult) -> Window:
     return window or default_window(records)
 
 
-def draw_tables(tables: Mapping[str, Tables], folder: Path) -> list[Path]:
-    """The figures that need no more than the tables; returns what was written."""
-    from experiments.figures.distributions import run_figures
-
-    return _draw(run_figures(tables), folder, None)
-
-
 def tables_of(outcome: ExperimentResult) -> dict[str, Tables]:
     """Every scenario's tables, as the figures take them."""
+    return _tables(outcome.runs)
+
+
+def _tables(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
     return {
         name: Tables(
             run.analysis.requests,
@@ -177,8 +195,20 @@ def tables_of(outcome: ExperimentResult) -> dict[str, Tables]:
             run.deployment.scenario.policy.name,
             run.summary["steady"],
         )
-        for name, run in outcome.runs.items()
+        for name, run in runs.items()
     }
+
+
+def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
+    """What the figures show of the runs."""
+    slices = {name: stage_slices(run.analysis, window) for name, run in runs.items()}
+    tables = {
+        name: replace(table, requests=table.requests[list(REQUEST_COLUMNS)])
+        for name, table in _tables(runs).items()
+    }
+    logs = {name: run.analysis.records.replicas[0] for name, run in runs.items()}
+    curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
+    return Drawing(tables, window, slices, curves)
 
 
 def _run(name: str, deployment: Deployment, progress: Progress | None) -> ScenarioRun:
@@ -190,7 +220,7 @@ def _run(name: str, deployment: Deployment, progress: Progress | None) -> Scenar
     analysis = Analysis(deployment.simulate(report))
     tp = deployment.scenario.cluster.tp
     summary = analysis.summary(deployment.model, deployment.device, tp)
-    return ScenarioRun(deployment, analysis, summary, uncertainty(deployment, analysis))
+    return ScenarioRun(deployment, analysis, summary, None)
 
 
 def _ratio(
@@ -232,37 +262,3 @@ def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def _write_figures(
-    outcome: ExperimentResult, window: Window, folder: Path, progress: Progress | None
-) -> None:
-    from experiments.figures.distributions import run_figures
-    from experiments.figures.gantt import stage_timeline
-    from experiments.figures.occupancy import occupancy
-
-    tables = tables_of(outcome)
-    runs = {name: run.analysis for name, run in outcome.runs.items()}
-    policies = {name: table.policy for name, table in tables.items()}
-    drawn = {
-        **run_figures(tables),
-        "timeline": lambda: stage_timeline(runs, window, policies),
-    }
-    if any(is_paged(run.records) for run in runs.values()):
-        drawn["occupancy"] = lambda: occupancy(runs, policies)
-    _draw(drawn, folder, progress)
-
-
-def _draw(
-    drawn: Mapping[str, Callable[[], Figure]], folder: Path, progress: Progress | None
-) -> list[Path]:
-    from experiments.figures.style import save, styled
-
-    folder.mkdir(exist_ok=True)
-    written = []
-    for done, (name, draw) in enumerate(drawn.items()):
-        if progress is not None:
-            progress("figures", done, len(drawn))
-        with styled():
-            written += save(draw(), folder, name)
-    return written

@@ -14,7 +14,6 @@ from experiments.results import (
     result_folder,
     write_summary,
 )
-from experiments.run.experiment import draw_tables
 
 
 def plot_results(folders: Sequence[Path], out: Path) -> None:
@@ -32,7 +31,10 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
             tables[label] = table
     with result_folder(out, FIGURES_FORMAT) as scratch:
         write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        draw_tables(tables, scratch / "figures")
+        from experiments.figures.distributions import run_figures
+        from experiments.figures.drawing import draw_figures
+
+        draw_figures(run_figures(tables), scratch / "figures")
 
 
 def _label(folder: Path, folders: Sequence[Path]) -> str:

@@ -8,27 +8,19 @@ closes the channel, whenever it comes.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Pipe
-from pathlib import Path
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
 from experiments.sweeps.jobs import Job, JobResult
-from profiler.storage.threads import default_to_one_thread
+from profiler.storage.child import start_child
 
 STARTS = 3
 """Workers that may die one after the other before they are ready."""
 _MODULE = "experiments.sweeps.worker"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class LocalProcesses:
@@ -118,18 +110,7 @@ class _Worker:
         self.since = time.monotonic()
         self._answers = answers
         self._bundles: SimpleQueue[list[Job] | None] = SimpleQueue()
-        self._channel, theirs = Pipe()
-        path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"PYTHONPATH": path}
-        default_to_one_thread(environment)
-        with theirs, _ctrl_c_blocked():
-            self.process = subprocess.Popen(
-                # -P: a user's folder may hold a module with the name of one of ours.
-                [sys.executable, "-P", "-m", module, str(os.getpid())],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env=environment,
-            )
+        self.process, self._channel = start_child(module)
         threading.Thread(target=self._talk, daemon=True).start()
 
     def begin(self, jobs: list[Job]) -> None:
@@ -153,16 +134,3 @@ class _Worker:
         self.process.kill()
         self._bundles.put(None)
         return self.process.wait()
-
-
-@contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
-
-    What it means is for the parent to decide. What is blocked is inherited, and from the start.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -6,27 +6,24 @@ their results go back. The worker ends with its parent, however that ends.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
 import threading
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+from profiler.storage.child import channel_to_parent
+
 READY = "ready"
 """What a worker sends first, once everything is imported."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Answer bundles until the parent is gone."""
-    _end_with(int(sys.argv[1]))
+    channel = channel_to_parent()
     from experiments.sweeps.jobs import Job, work
 
-    channel = Connection(os.dup(0))
     bundles: SimpleQueue[list[Job]] = SimpleQueue()
     with suppress(OSError):  # the parent is gone
         channel.send(READY)
@@ -35,14 +32,6 @@ def main() -> None:
         threading.Thread(target=_take_in, args=(channel, bundles), daemon=True).start()
         while True:
             channel.send(work(bundles.get()))
-
-
-def _end_with(parent: int) -> None:
-    """Have Linux end this process with its parent, at once and whatever it is doing."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before that
-        os._exit(0)
 
 
 def _take_in(channel: Connection, bundles: SimpleQueue[list[object]]) -> None:

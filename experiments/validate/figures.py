@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.figures.gantt import stage_timeline
-from experiments.figures.slices import Window
+from experiments.figures.slices import Window, stage_slices
 from experiments.figures.style import BLACK, GREY, KIND_COLOURS
 from experiments.validate.differences import Comparison
 from simulator.views.metrics import Analysis
@@ -61,4 +61,5 @@ def timelines_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Fig
         runs[f"{name}: simulated"] = Analysis(outcome.records[prediction])
     shortest = min(analysis.records.end_s for analysis in runs.values())
     window = Window(0.3 * shortest, 0.25 * shortest)
-    return stage_timeline(runs, window)
+    panels = {name: stage_slices(analysis, window) for name, analysis in runs.items()}
+    return stage_timeline(panels, window)

@@ -11,7 +11,7 @@ import pytest
 from experiments.config.loading import load_experiment
 from experiments.figures.distributions import cdf, completions, ledger_bars, run_figures
 from experiments.figures.gantt import stage_timeline
-from experiments.figures.slices import Window
+from experiments.figures.slices import Window, stage_slices
 from experiments.figures.style import BLUE, VERMILION, policy_colour, policy_styles
 from experiments.results import Tables
 from experiments.run.experiment import simulate_all, tables_of
@@ -120,9 +120,10 @@ def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
     assert [axes.title.get_color() for axes in ledger_bars(one).axes] == [BLUE, VERMILION]
     changes = ["workload.requests=20"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
-    runs = {name: ran.analysis for name, ran in outcome.runs.items()}
+    window = Window(0.0, 1.0)
+    slices = {name: stage_slices(ran.analysis, window) for name, ran in outcome.runs.items()}
     policies = {name: table.policy for name, table in tables_of(outcome).items()}
-    figure = stage_timeline(runs, Window(0.0, 1.0), policies)
+    figure = stage_timeline(slices, window, policies)
     colours = [axes.title.get_color() for axes in figure.axes]
     assert colours == [VERMILION, BLUE]
 

@@ -1,0 +1,69 @@
+"""Draw the figures of a run; also as a process: ``python -m experiments.figures.drawing PARENT``.
+
+The process is told by its parent what to draw, says after each figure how far it is, and at the end
+None, or the error that it met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.figures.distributions import run_figures
+from experiments.figures.gantt import stage_timeline
+from experiments.figures.occupancy import occupancy
+from experiments.figures.slices import Drawing
+from experiments.figures.style import save, styled
+from profiler.storage.child import channel_to_parent
+
+Drawn = Callable[[int, int], object]
+"""Called with how many figures are drawn, and how many there are to draw."""
+
+
+def draw(drawing: Drawing, folder: Path, drawn: Drawn) -> None:
+    """Draw all figures of a run into ``folder``. Raises OSError."""
+    tables = drawing.tables
+    policies = {name: table.policy for name, table in tables.items()}
+    figures = {
+        **run_figures(tables),
+        "timeline": lambda: stage_timeline(drawing.slices, drawing.window, policies),
+    }
+    if drawing.memory:
+        figures["occupancy"] = lambda: occupancy(drawing.memory, policies)
+    draw_figures(figures, folder, drawn)
+
+
+def draw_figures(
+    figures: Mapping[str, Callable[[], Figure]], folder: Path, drawn: Drawn | None = None
+) -> list[Path]:
+    """Draw figures by file name; returns what was written. Raises OSError."""
+    folder.mkdir(exist_ok=True)
+    written = []
+    for done, (name, figure) in enumerate(figures.items()):
+        if drawn is not None:
+            drawn(done, len(figures))
+        with styled():
+            written += save(figure(), folder, name)
+    return written
+
+
+def main() -> None:
+    """Draw what the parent sends."""
+    channel = channel_to_parent()
+    with suppress(EOFError, OSError):  # the parent is gone, or has nothing to draw
+        drawing, folder = channel.recv()
+        try:
+            draw(drawing, folder, lambda done, total: channel.send((done, total)))
+        except OSError as error:  # a full disk: the user's to mend
+            channel.send(error)
+        except Exception as error:
+            channel.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        else:
+            channel.send(None)
+
+
+if __name__ == "__main__":
+    main()

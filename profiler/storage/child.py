@@ -1,0 +1,64 @@
+"""A process of ours that ends with its parent, and a channel between the two."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+from profiler.storage.threads import default_to_one_thread
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PR_SET_PDEATHSIG = 1
+
+
+def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start ``python -m module``, which calls :func:`channel_to_parent`; the process and a channel.
+
+    Only the child holds the other end, so that its death closes the channel, whenever it comes.
+    Raises OSError.
+    """
+    channel, theirs = Pipe()
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    default_to_one_thread(environment)
+    with theirs, _ctrl_c_blocked():
+        process = subprocess.Popen(
+            # -P: a user's folder may hold a module with the name of one of ours.
+            [sys.executable, "-P", "-m", module, str(os.getpid())],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            env=environment,
+        )
+    return process, channel
+
+
+def channel_to_parent() -> Connection:
+    """The child's end of the channel.
+
+    From then on Linux ends this process with its parent, at once and whatever it is doing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):  # it was gone before that
+        os._exit(0)
+    return Connection(os.dup(0))
+
+
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
+
+    What it means is for the parent to decide. What is blocked is inherited, and from the start.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
