@@ -11,9 +11,9 @@ from experiments.figures.slices import Drawing
 from profiler.storage.child import start_child
 
 if TYPE_CHECKING:
-    from experiments.figures.drawing import Drawn
+    from experiments.figures.drawing_process import Drawn
 
-_MODULE = "experiments.figures.drawing"
+_MODULE = "experiments.figures.drawing_process"
 
 
 class Artist:
@@ -58,7 +58,7 @@ class Artist:
         try:
             said: tuple[int, int] | Exception | None = self._channel.recv()
         except (EOFError, OSError):
-            from experiments.figures.drawing import draw
+            from experiments.figures.drawing_process import draw
 
             draw(*self._work, lambda done, total: None)
             return None

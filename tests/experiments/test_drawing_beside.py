@@ -10,7 +10,7 @@ import pytest
 
 from experiments.config.loading import load_experiment
 from experiments.figures.beside import Artist
-from experiments.figures.drawing import draw
+from experiments.figures.drawing_process import draw
 from experiments.figures.slices import Drawing, Window, stage_slices
 from experiments.run.experiment import simulate_all, tables_of
 

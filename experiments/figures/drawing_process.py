@@ -1,4 +1,4 @@
-"""Draw the figures of a run; also as a process: ``python -m experiments.figures.drawing PARENT``.
+"""Draw the figures of a run; also as a process: ``python -m experiments.figures.drawing_process PARENT``.
 
 The process is told by its parent what to draw, says after each figure how far it is, and at the end
 None, or the error that it met.
