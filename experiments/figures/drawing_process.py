@@ -1,7 +1,7 @@
-"""Draw the figures of a run; also as a process: ``python -m experiments.figures.drawing_process PARENT``.
+"""Draw the figures of a run, here or as a process.
 
-The process is told by its parent what to draw, says after each figure how far it is, and at the end
-None, or the error that it met.
+``python -m experiments.figures.drawing_process PARENT`` is told by its parent what to draw, says
+after each figure how far it is, and at the end None, or the error that it met.
 """
 
 from __future__ import annotations
