@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from experiments.figures.style import BLACK, line_styles, save, styled
 from experiments.results import FITS_FORMAT, result_folder, write_summary
 from profiler.bundle.schema import Bundle
+from profiler.facts.ops import op_of
 from simulator.confidence.bands import Band, coverage, fit_band
 from simulator.confidence.held_out import OpTable, held_out_errors, op_tables
 from simulator.loop.records import Floats
@@ -19,11 +20,6 @@ from simulator.loop.records import Floats
 Progress = Callable[[str, int, int], None]
 CURVES = 5
 """Contexts of an attention op that are drawn."""
-
-_AXES = {
-    "attn_prefill": ("chunk (tokens)", "cached"),
-    "attn_decode": ("batch (sequences)", "context"),
-}
 
 
 def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
@@ -69,7 +65,7 @@ def fit_figure(table: OpTable, band: Band) -> Figure:
     size = table.points[:, 0]
     steps = np.geomspace(max(float(size.min()), 1.0), 4 * float(size.max()), 400)
     grid = np.unique(np.round(steps)).astype(np.float64)
-    label, other = _AXES.get(table.op, ("", ""))
+    label, *others = (size.axis for size in op_of(table.op).sizes)
     curves: list[float | None] = [None]
     if table.points.shape[1] == 2:
         contexts = np.unique(table.points[:, 1])
@@ -82,7 +78,7 @@ def fit_figure(table: OpTable, band: Band) -> Figure:
         model = far if context is None else fit
         time = 1e6 * model(wanted)
         half = band.half_widths(table, wanted)
-        name = "fit, 90 % band" if context is None else f"{other} {context:.0f}"
+        name = "fit, 90 % band" if context is None else f"{others[0]} {context:.0f}"
         axes.plot(grid, time, label=name, **style)
         low, high = time * np.exp(-half), time * np.exp(half)
         axes.fill_between(grid, low, high, color=style["color"], alpha=0.2, linewidth=0)
@@ -92,7 +88,7 @@ def fit_figure(table: OpTable, band: Band) -> Figure:
         )  # fmt: skip
     axes.axvline(size.max(), color=BLACK, linewidth=1, linestyle=":")
     axes.set(xscale="log", yscale="log", ylabel="time (µs)", title=table.op)
-    axes.set_xlabel(label or ("bytes" if table.tile is None else "tokens"))
+    axes.set_xlabel(label)
     axes.legend(loc="upper left")
     return figure
 

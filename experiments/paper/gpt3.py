@@ -15,6 +15,7 @@ from experiments.paper.scenarios import (
 )
 from experiments.paper.variants import Lab
 from profiler.facts.device import DeviceSpec
+from profiler.facts.ops import GEMMS
 
 _PLAIN = "plain reading (token-level Zipf lengths, 8 micro-batches in flight), seed 0"
 _ASSUMED = Assumptions()
@@ -53,7 +54,7 @@ def _fidelity(lab: Lab) -> float:
     machine = lab.machine(DEVICE, MODEL, TP)
     block = machine.block(256)
     parts = {
-        "gemm": sum(time for op, time in block.items() if op not in ("others", "all_reduce")),
+        "gemm": sum(time for op, time in block.items() if op in GEMMS),
         "add": block["others"],
         "all_reduce_8": block["all_reduce"],
         "attn_context": float(machine.ops.prefill(230, 1000)),

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from experiments.paper.claims import Claim, ClaimResult, load_claims, readings
 from experiments.paper.variants import Lab, with_rows
 from experiments.run.machine import with_attention
-from profiler.facts.model import LAYER_GEMMS
+from profiler.facts.ops import LAYER_GEMMS
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from simulator.loop.records import Floats

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from experiments.run.machine import Machine, with_attention
 from profiler.bundle.schema import find_bundle, load_bundle
-from profiler.facts.model import LAYER_GEMMS
+from profiler.facts.ops import GEMMS, LAYER_GEMMS
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, parse
@@ -143,7 +143,7 @@ def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
     """Op times with the constants applied; other ops stay as they are."""
     linear = ops.bundle.linear.copy()
     if constants.p is not None:
-        for op in (*LAYER_GEMMS, "lm_head"):
+        for op in GEMMS:
             here = linear["op"] == op
             rows, times = linear.loc[here, ["num_tokens", "time_us"]].to_numpy(np.float64).T
             linear.loc[here, "time_us"] = _gemm_us(rows, times, constants, constants.p)

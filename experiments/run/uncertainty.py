@@ -12,7 +12,7 @@ import numpy as np
 from experiments.config.deployment import Deployment
 from simulator.confidence.coverage import Outside, queries_outside
 from simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
-from simulator.confidence.run_band import Errors, makespan_samples
+from simulator.confidence.run_band import WHOLE_LAYER, Errors, makespan_samples
 from simulator.loop.records import Floats
 from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from simulator.op_times.interaction import SUM
@@ -71,10 +71,10 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
     outside = queries_outside([use for use in uses if use], tables)
     everything: Errors = errors
     if deployment.predictor.layer != SUM:
-        everything = errors | {"whole_layer": _layer_error(ops)}
+        everything = errors | {WHOLE_LAYER: _layer_error(ops)}
         for log, use in zip(records.replicas, uses, strict=True):
             if use:
-                use["whole_layer"] = whole_layer(log, use)
+                use[WHOLE_LAYER] = whole_layer(log, use)
     samples = makespan_samples(records, analysis.spans, uses, everything, key)
     makespan = records.end_s - float(records.arrival_s.min())
     return Uncertainty(samples / makespan, outside)

@@ -12,8 +12,9 @@ import pandas as pd
 
 from profiler.bundle.limits import too_fast
 from profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
-from profiler.bundle.tables import Table
+from profiler.bundle.tables import UNLABELLED, Table
 from profiler.facts.device import DeviceSpec, list_devices, load_device
+from profiler.facts.ops import LAYER_GEMMS
 from profiler.facts.roofline import Array
 
 #: A time may drop by this share from one size to the next before it is worth a word.
@@ -121,14 +122,16 @@ class _Series:
 def _series(bundle: Bundle) -> Iterator[_Series]:
     for op, rows in bundle.linear.groupby("op"):
         yield _line(str(op), "num_tokens", "", rows)
-    for table in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed"):
+    for table in UNLABELLED:
         frame, keys = bundle.tables()[table], TABLES[table].key
+        if len(keys) == 1:
+            yield _line(table, keys[0], "", frame)
+            continue
         for along in keys:
             fixed = [key for key in keys if key != along]
             for values, rows in frame.groupby(fixed):
                 at = "".join(f" {k}={v}" for k, v in zip(fixed, values, strict=True))
                 yield _line(table, along, at, rows)
-    yield _line("all_reduce", "num_bytes", "", bundle.all_reduce)
     for scope, rows in bundle.send_recv.groupby("scope"):
         yield _line(f"send_recv {scope}", "num_bytes", "", rows)
 
@@ -184,7 +187,7 @@ def _edges(bundle: Bundle) -> Iterator[Finding]:
         tokens = set(rows["num_tokens"])
         inside = [edge for edge in edges if edge < max(tokens)]
         lacking = [edge for edge in inside if not {edge, edge + 1} <= tokens]
-        if op in ("preproj", "postproj", "ffn_ln1", "ffn_ln2") and lacking:
+        if op in LAYER_GEMMS and lacking:
             without[str(op)] = len(lacking)
     if without:
         ops = ", ".join(f"{op} {count}" for op, count in without.items())
@@ -226,7 +229,7 @@ def _coverage(bundle: Bundle) -> dict[str, str]:
     found = {}
     for op, rows in bundle.linear.groupby("op"):
         found[str(op)] = f"{len(rows)} points, num_tokens {_range(rows['num_tokens'])}"
-    for table in ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed", "all_reduce"):
+    for table in UNLABELLED:
         frame = bundle.tables()[table]
         if len(frame):
             spans = ", ".join(f"{key} {_range(frame[key])}" for key in TABLES[table].key)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.device import DeviceSpec
-from profiler.facts.model import LAYER_GEMMS
+from profiler.facts.ops import ATTENTION, OPS
 from profiler.facts.roofline import HALF, Array
 
 #: Clocks above the data sheet's, and rounding, are forgiven.
@@ -28,29 +28,26 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     """
     model, tp = bundle.meta.model_spec, bundle.meta.tp
     heads, kv_heads = model.heads_per_rank(tp)
-    for op, shape in model.gemms(tp).items():
-        rows = bundle.linear[bundle.linear["op"] == op]
+    for gemm, shape in model.gemms(tp).items():
+        rows = bundle.linear[bundle.linear["op"] == gemm]
         m = rows["num_tokens"].to_numpy(np.float64)
         moved = HALF * (shape.n * shape.k + m * shape.k + m * shape.n)
-        yield from _flops(op, rows, "num_tokens", 2.0 * m * shape.n * shape.k, device)
-        yield from _memory(op, rows, "num_tokens", moved, device)
-    for table, size in (
-        ("attn_prefill", "chunk_tokens"),
-        ("attn_decode", "batch_size"),
-        ("attn_decode_skew", "batch_size"),
-    ):
-        rows = bundle.tables()[table]
+        yield from _flops(gemm, rows, "num_tokens", 2.0 * m * shape.n * shape.k, device)
+        yield from _memory(gemm, rows, "num_tokens", moved, device)
+    tables = [(op, OPS[op]) for op in ATTENTION]
+    tables += [(f"{name}_skew", op) for name, op in tables if op.family == "decode"]
+    for table, op in tables:
+        rows, size = bundle.tables()[table], op.columns[0]
         new = rows[size].to_numpy(np.float64)
         context = rows["context_tokens"].to_numpy(np.float64)
-        decoding = table != "attn_prefill"
+        decoding = op.family == "decode"
         pairs = new * context if decoding else new * (context + new / 2)
         yield from _flops(table, rows, size, 4.0 * model.head_dim * heads * pairs, device)
         tokens = new * context if decoding else new + context
         moved = 2 * HALF * model.head_dim * kv_heads * tokens
         yield from _memory(table, rows, size, moved, device)
     tokens = bundle.mixed["chunk_tokens"] + bundle.mixed["batch_size"]
-    layer = sum(model.gemms(tp)[op].n * model.gemms(tp)[op].k for op in LAYER_GEMMS)
-    flops = 2.0 * layer * tokens.to_numpy(np.float64)
+    flops = 2.0 * model.layer_weights(tp) * tokens.to_numpy(np.float64)
     yield from _flops("mixed", bundle.mixed, "chunk_tokens", flops, device)
     sizes = bundle.all_reduce["num_bytes"].to_numpy(np.float64)
     # Every rank sends and receives 2 (tp - 1) / tp of the tensor in a ring; switches may halve it.

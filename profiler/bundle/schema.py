@@ -1,9 +1,9 @@
 """What a profile bundle is: the only door through which op times reach the simulator.
 
 A bundle is a folder ``<root>/<device>/<model>/tp<k>/`` with ``meta.yaml`` and one CSV per table of
-:data:`TABLES`. Times are microseconds for ONE layer on ONE tensor-parallel rank (``embedding`` and
-``lm_head`` are whole ops). Measured, imported and modelled bundles look alike; ``meta.yaml`` says
-which one it is. This module needs no torch.
+:data:`TABLES`. Times are microseconds for ONE layer on ONE tensor-parallel rank (of whole ops where
+they run beside the layers: ``profiler/facts/ops.py``). Measured, imported and modelled bundles look
+alike; ``meta.yaml`` says which one it is. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 
 from profiler.bundle.table_files import read_table, write_table
-from profiler.bundle.tables import EDGE_OPS, LAYER_OPS, SCOPES, TABLES, BundleError, empty_table
+from profiler.bundle.tables import TABLES, BundleError, empty_table
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.model import ModelSpec
+from profiler.facts.ops import ROW_OPS
 from profiler.storage.files import make_folders, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.storage.paths import data_dir
@@ -30,10 +31,7 @@ from profiler.storage.plain_yaml import dump_yaml, read_mapping
 from profiler.storage.strict import STRICT, SpecError, parse
 
 __all__ = [
-    "EDGE_OPS",
     "FORMAT_VERSION",
-    "LAYER_OPS",
-    "SCOPES",
     "TABLES",
     "Bundle",
     "BundleError",
@@ -253,7 +251,7 @@ def _content_sha256(path: Path) -> str:
 
 def _check_complete(bundle: Bundle, path: Path) -> None:
     present = set(bundle.linear["op"])
-    for op in LAYER_OPS + EDGE_OPS:
+    for op in ROW_OPS:
         if op not in present:
             raise BundleError(f"{path / 'linear.csv'}: op {op!r} has no rows")
     if bundle.meta.tp > 1 and bundle.all_reduce.empty:

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-#: Per-token ops of one layer; ``others`` is all norms, activation, residuals and rotary together.
-LAYER_OPS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2", "others")
-#: Whole ops: ``embedding`` by tokens, ``lm_head`` by the token rows whose logits are needed.
-EDGE_OPS = ("embedding", "lm_head")
-SCOPES = ("inter_node", "intra_node")
+from profiler.facts.ops import ROW_OPS, SCOPES
+
 #: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
 #: one CUDA graph; what the device takes to run them. A CPU has the first (its dispatch) and last.
 OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
@@ -59,7 +56,7 @@ TABLES: dict[str, Table] = {
     "linear": Table(
         columns=("op", "num_tokens", "time_us"),
         key=("op", "num_tokens"),
-        labels={"op": LAYER_OPS + EDGE_OPS},
+        labels={"op": ROW_OPS},
     ),
     # One sequence's chunk; context_tokens are cached before the chunk.
     "attn_prefill": Table(
@@ -138,6 +135,9 @@ TABLES: dict[str, Table] = {
         columns=("what", "time_us"), key=("what",), labels={"what": OVERHEADS}, optional=True
     ),
 }
+
+#: Tables whose rows are the points of one op (or of whole layers); the others have labels.
+UNLABELLED = tuple(name for name, table in TABLES.items() if not table.labels)
 
 
 def empty_table(table: Table) -> pd.DataFrame:

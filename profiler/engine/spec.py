@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import LAYER_GEMMS
 
 if TYPE_CHECKING:
     from profiler.engine.stage import StageShape
@@ -62,7 +63,7 @@ class EngineSpec:
         hidden = self.model.hidden_size
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
         inside = [gemms[op] for op in LAYER_GEMMS]
-        layer = sum(shape.n * shape.k for shape in inside)
+        layer = self.model.layer_weights(self.tp)
         layer += 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
         numbers = self.layers[stage] * layer
         if stage == 0:

@@ -13,20 +13,13 @@ import numpy.typing as npt
 
 from policies.batch import Batch
 from policies.request import Request, Sequence
+from profiler.facts.ops import names
 from profiler.planning.profile_error import ProfileError
 
 Words = npt.NDArray[np.int32]
 
-#: What a stage times within its layers, summed over them; the rest of a layer is ``others``.
-TIMED_OPS = (
-    "preproj",
-    "attn_prefill",
-    "attn_decode",
-    "postproj",
-    "ffn_ln1",
-    "ffn_ln2",
-    "all_reduce",
-)
+#: What a stage times within its layers, summed over them.
+TIMED_OPS = names(lambda op: op.part == "layer" and not op.rest)
 
 
 class EngineError(ProfileError):

@@ -8,13 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from profiler.facts.hf_config import model_fields, read_json
 from profiler.facts.hf_keys import short
+from profiler.facts.ops import GEMMS, LAYER_GEMMS, OPS, GemmShape, Shard
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
-
-#: The GEMMs of one decoder layer, in the order they run.
-LAYER_GEMMS = ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
-
 
 #: Bounds on a model's sizes, several times what any model has.
 LARGEST = {
@@ -27,14 +24,6 @@ LARGEST = {
     "vocab_size": 2**23,
     "max_position_embeddings": 2**24,
 }
-
-
-@dataclass(frozen=True)
-class GemmShape:
-    """``out[m, n] = activations[m, k] x weights[k, n]``; m is the number of tokens."""
-
-    n: int
-    k: int
 
 
 @dataclass(frozen=True)
@@ -83,21 +72,16 @@ class ModelSpec:
     @property
     def layer_parameters(self) -> int:
         """Parameters of one decoder layer: projections, biases, and its two norms."""
-        weights = sum(shape.n * shape.k for shape in self._layer_gemms(tp=1).values())
+        gemms = self.gemms(tp=1)
+        biases = sum(gemms[op].n for op in self.biased_gemms)
         norms = 2 * self.hidden_size * (2 if self.norm_bias else 1)
-        return weights + self._layer_biases + norms
+        return self.layer_weights(tp=1) + biases + norms
 
     @property
-    def _layer_biases(self) -> int:
-        gemms = self._layer_gemms(tp=1)
-        biased: tuple[str, ...] = ()
-        if self.attention_bias != "none":
-            biased += ("preproj",)
-        if self.attention_bias == "all":
-            biased += ("postproj",)
-        if self.ffn_bias:
-            biased += ("ffn_ln1", "ffn_ln2")
-        return sum(gemms[op].n for op in biased)
+    def biased_gemms(self) -> frozenset[str]:
+        """The GEMMs that add a bias."""
+        shard = self.shard(1)
+        return frozenset(op for op in GEMMS if OPS[op].biased(shard))
 
     @property
     def num_parameters(self) -> int:
@@ -135,31 +119,41 @@ class ModelSpec:
         return self.num_heads // tp, max(1, self.num_kv_heads // tp)
 
     def gemms(self, tp: int) -> dict[str, GemmShape]:
-        """Every GEMM of one rank: the four of a layer, and ``lm_head``.
+        """Every GEMM of one rank: those of a layer, and the LM head.
 
         The LM head's vocabulary is padded so that each rank holds a multiple of 64 columns, as
         engines do to stay on fast kernels. Raises ValueError where ``tp`` does not fit the model.
         """
-        layer = self._layer_gemms(tp)
-        head = GemmShape(n=-(-self.vocab_size // (64 * tp)) * 64, k=self.hidden_size)
-        return {**layer, "lm_head": head}
+        shard = self.shard(tp)
+        return {name: op.shape(shard) for name, op in OPS.items() if op.shape is not None}
 
-    def _layer_gemms(self, tp: int) -> dict[str, GemmShape]:
-        hidden, (heads, kv_heads) = self.hidden_size, self.heads_per_rank(tp)
-        ffn = self.ffn_hidden_size // tp
-        return {
-            "preproj": GemmShape(n=(heads + 2 * kv_heads) * self.head_dim, k=hidden),
-            "postproj": GemmShape(n=hidden, k=heads * self.head_dim),
-            "ffn_ln1": GemmShape(n=ffn * (2 if self.gated_ffn else 1), k=hidden),
-            "ffn_ln2": GemmShape(n=hidden, k=ffn),
-        }
+    def shard(self, tp: int) -> Shard:
+        """What one of ``tp`` ranks holds. Raises ValueError where ``tp`` does not fit the model."""
+        heads, kv_heads = self.heads_per_rank(tp)
+        return Shard(
+            hidden=self.hidden_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=self.head_dim,
+            ffn=self.ffn_hidden_size // tp,
+            vocab_columns=-(-self.vocab_size // (64 * tp)) * 64,
+            gated_ffn=self.gated_ffn,
+            attention_bias=self.attention_bias,
+            ffn_bias=self.ffn_bias,
+            norm_bias=self.norm_bias,
+            learned_positions=self.learned_positions,
+        )
+
+    def layer_weights(self, tp: int) -> int:
+        """Numbers in the matrices of one layer on one of ``tp`` ranks."""
+        gemms = self.gemms(tp)
+        return sum(gemms[op].n * gemms[op].k for op in LAYER_GEMMS)
 
     # Floating-point operations, for utilisation -----------------------------------------------
 
     def linear_flops_per_token(self) -> int:
         """FLOPs of all layers' GEMMs for one token (2 per weight), without LM head."""
-        weights = sum(shape.n * shape.k for shape in self._layer_gemms(tp=1).values())
-        return 2 * self.num_layers * weights
+        return 2 * self.num_layers * self.layer_weights(tp=1)
 
     def lm_head_flops_per_token(self) -> int:
         """FLOPs of the LM head for one token whose logits are needed."""

@@ -9,10 +9,11 @@ from typing import Literal
 
 import pandas as pd
 
-from profiler.bundle.schema import EDGE_OPS, LAYER_OPS, TABLES, Bundle, BundleError, BundleMeta
+from profiler.bundle.schema import TABLES, Bundle, BundleError, BundleMeta
 from profiler.facts.device import DeviceSpec, device_sha256
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
-from profiler.importers.part import ATTENTION, SEND_RECV, Part, listed
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
+from profiler.importers.part import Part, listed
 from profiler.physics.modelled import make_bundle, rounded_us
 from profiler.physics.study import Origin
 from profiler.storage.strict import SpecError
@@ -88,7 +89,7 @@ def assemble(
 def wanted_ops(tp: int) -> list[str]:
     """Every op of a whole bundle, in the order of its tables."""
     reduce = ["all_reduce"] if tp > 1 else []
-    return [*LAYER_OPS, *EDGE_OPS, *ATTENTION, *reduce, *sorted(SEND_RECV)]
+    return [*ROW_OPS, *ATTENTION, *reduce, *sorted(SENDS)]
 
 
 def _modelled(
@@ -97,7 +98,7 @@ def _modelled(
     try:
         modelled = make_bundle(device.name, model, tp)
     except (SpecError, ValueError) as error:
-        needed = [op for op in missing if op not in SEND_RECV]
+        needed = [op for op in missing if op not in SENDS]
         if not needed:
             return {}  # send_recv may be absent; runs with pipeline stages will say so
         raise BundleError(
@@ -108,8 +109,8 @@ def _modelled(
     origin = f"the calibrated device file of {device.name} ({source.name} has none that fits)"
     found = {}
     for op in missing:
-        if op in SEND_RECV:
-            rows = modelled.send_recv[modelled.send_recv["scope"] == SEND_RECV[op]].drop(
+        if op in SENDS:
+            rows = modelled.send_recv[modelled.send_recv["scope"] == SENDS[op]].drop(
                 columns="scope"
             )
         elif op in TABLES:
@@ -121,10 +122,8 @@ def _modelled(
 
 
 def _tables(parts: Mapping[str, Part]) -> dict[str, pd.DataFrame]:
-    linear = [parts[op].rows.assign(op=op) for op in (*LAYER_OPS, *EDGE_OPS)]
-    messages = [
-        parts[op].rows.assign(scope=scope) for op, scope in SEND_RECV.items() if op in parts
-    ]
+    linear = [parts[op].rows.assign(op=op) for op in ROW_OPS]
+    messages = [parts[op].rows.assign(scope=scope) for op, scope in SENDS.items() if op in parts]
     found = {
         "linear": pd.concat(linear, ignore_index=True),
         **{op: parts[op].rows for op in ATTENTION},

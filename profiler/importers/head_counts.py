@@ -8,15 +8,10 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.model import ModelSpec
+from profiler.facts.ops import OPS
 from profiler.facts.roofline import HALF, Array
 from profiler.importers.part import Part
 from profiler.physics.op_times import DeviceModel
-
-#: Columns of the measurements, and of the bundle.
-_KEYS = {
-    "attn_prefill": ("chunk", "context", "chunk_tokens", "context_tokens"),
-    "attn_decode": ("batch", "context", "batch_size", "context_tokens"),
-}
 
 
 def head_counts(rows: pd.DataFrame) -> list[tuple[int, int]]:
@@ -41,10 +36,13 @@ def attention_part(
         return None
     wanted = model.heads_per_rank(tp)
     nearest = min(head_counts(rows), key=lambda have: _distance(wanted, have))
-    if op == "attn_decode" and _distance(wanted, nearest)[0]:
+    decoding = OPS[op].family == "decode"
+    if decoding and _distance(wanted, nearest)[0]:
         return None
     rows = rows[(rows["heads"] == nearest[0]) & (rows["kv_heads"] == nearest[1])]
-    first, second, first_out, second_out = _KEYS[op]
+    # Measurements have columns by the sizes' names.
+    first, second = (size.name for size in OPS[op].sizes)
+    first_out, second_out = OPS[op].columns
     size, context = (rows[c].to_numpy(np.float64) for c in (first, second))
     time = rows["time_us"].to_numpy(np.float64)
     heads = f"{nearest[0]} query and {nearest[1]} KV heads"
@@ -56,7 +54,7 @@ def attention_part(
     )
     if nearest == wanted:
         return Part(frame, "measured", f"{source}, {heads}")
-    if op == "attn_decode":
+    if decoding:
         kv_bytes = 2 * HALF * model.head_dim * wanted[1] * size * context
         frame = frame[1e6 * kv_bytes / time <= device.spec.memory_bandwidth]
     less = len(time) - len(frame)
@@ -91,7 +89,7 @@ def _predict(
 ) -> Array:
     # One rank of h heads looks like a whole model of h heads to the device.
     rank = dataclasses.replace(model, num_heads=h[0], num_kv_heads=h[1])
-    call = device.attn_prefill if op == "attn_prefill" else device.attn_decode
+    call = device.attn_decode if OPS[op].family == "decode" else device.attn_prefill
     return call(size, context, rank, 1)
 
 

@@ -9,13 +9,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.tables import SCOPES
-
 #: How a part came about, from the most to the least direct.
 Kind = Literal["measured", "combined", "interpolated", "scaled", "modelled"]
-#: The parts that are tables of their own; all others are ops of ``linear.csv``.
-ATTENTION = ("attn_prefill", "attn_decode")
-SEND_RECV = {f"send_recv_{scope}": scope for scope in SCOPES}
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.device import DeviceSpec
-from profiler.facts.model import GemmShape
+from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import Array, gemm_us
 from profiler.importers.part import Part, listed
 from profiler.physics.op_times import DeviceModel

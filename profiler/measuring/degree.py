@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from profiler.bundle.tables import OVERHEADS
+from profiler.facts.ops import LOCAL, OPS
 from profiler.measuring.collectives import message_sizes, time_collectives
 from profiler.measuring.to_bundle import Facts, measured, skipped
 from profiler.planning.designed import DESIGNED, designed_points
 from profiler.planning.grid import Grid, Key
 from profiler.planning.journal import Journal, Timing
 from profiler.planning.profile_error import ProfileError
-from profiler.planning.settings import OPS, Settings, coarse_grid, make_grid
+from profiler.planning.settings import Settings, coarse_grid, make_grid
 
 if TYPE_CHECKING:
     from profiler.measuring.shard_ops import ShardOps
@@ -40,7 +41,7 @@ class DegreeSession:
     ) -> None:
         self.settings, self.tp, self.journal, self.ops = settings, tp, journal, ops
         self.say, self.progress = say, progress
-        self.coarse = {op: coarse_grid(op, settings.limits) for op in OPS}
+        self.coarse = {op: coarse_grid(op, settings.limits) for op in LOCAL}
         self.designed = {op: designed_points(op, settings.limits) for op in DESIGNED}
         self.budget_s, self.spent_s = budget_s, 0.0
         self._expected: dict[tuple[str, Key], float] = {}
@@ -95,7 +96,7 @@ class DegreeSession:
                 self.progress(f"tp {self.tp}: coarse points, s", round(done), max(1, round(total)))
         limits, resolution = self.settings.limits, _RESOLUTION[self.settings.device]
         grids = {}
-        for op in OPS:
+        for op in LOCAL:
             points = {k: t.time_us or 0.0 for k, t in measured(self.journal, op).items()}
             coarse = {k: v for k, v in points.items() if k in set(self.coarse[op])}
             if not coarse:
@@ -122,7 +123,7 @@ class DegreeSession:
         before, room = self.spent_s, max(0.0, self.budget_s - self.spent_s)
         what = f"tp {self.tp}: adaptive points, s"
         while self.spent_s < self.budget_s:
-            proposals = {op: proposal for op in OPS if (proposal := grids[op].propose())}
+            proposals = {op: proposal for op in LOCAL if (proposal := grids[op].propose())}
             if not proposals:
                 break
             op = max(proposals, key=lambda op: proposals[op].score)
@@ -192,12 +193,11 @@ class DegreeSession:
 
 def _work(op: str, key: Sequence[int]) -> float:
     """What an op's time is roughly proportional to."""
-    if op == "attn_prefill":
-        return float(key[0] * (key[0] + key[1]))
-    if op == "attn_decode":
-        return float(key[0] * (key[1] + 1))
     if op == "attn_decode_skew":
         return float(key[0] * (key[2] + 1))
     if op == "mixed":  # the linear ops weigh most
         return float(key[0] + key[2])
-    return float(key[0])
+    family = OPS[op].family
+    if family == "prefill":
+        return float(key[0] * (key[0] + key[1]))
+    return float(key[0] * (key[1] + 1) if family == "decode" else key[0])

@@ -18,6 +18,7 @@ from profiler.bundle.tables import TABLES
 from profiler.engine.processes import Floats, StageLog
 from profiler.engine.spec import EngineSpec
 from profiler.engine.work import TIMED_OPS
+from profiler.facts.ops import LAYER_GEMMS, OPS
 from profiler.planning.designed import skewed_contexts
 
 GridWork = tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]
@@ -81,8 +82,7 @@ def in_situ_bundle(
     rows = [(sum(c[1] for c in chunks) + len(decodes)) for chunks, decodes in works]
     outputs = [len(chunks) + len(decodes) for chunks, decodes in works]
     linear = [
-        _table(rows, per_layer[:, TIMED_OPS.index(op)], "num_tokens", op)
-        for op in ("preproj", "postproj", "ffn_ln1", "ffn_ln2")
+        _table(rows, per_layer[:, TIMED_OPS.index(op)], "num_tokens", op) for op in LAYER_GEMMS
     ]
     linear += [
         _table(rows, others, "num_tokens", "others"),
@@ -94,8 +94,8 @@ def in_situ_bundle(
     if spec.tp > 1:
         size = 4 if spec.dtype == "float32" else 2
         reduced = [count * spec.model.hidden_size * size for count in rows]
-        # There are two a layer.
-        reduce = _table(reduced, per_layer[:, TIMED_OPS.index("all_reduce")] / 2, "num_bytes")
+        one = per_layer[:, TIMED_OPS.index("all_reduce")] / OPS["all_reduce"].calls
+        reduce = _table(reduced, one, "num_bytes")
     send = pd.DataFrame(
         {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
     )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import LAYER_GEMMS
 from profiler.measuring.fused import fused_layer, slots_of
 from profiler.planning.designed import skewed_contexts
 from profiler.planning.grid import Key
@@ -219,7 +220,7 @@ def weight_copies(model: ModelSpec, tp: int, size: int, device: str) -> int:
     """Sets of layer weights to rotate over."""
     if device == "cuda":
         return 1
-    one = sum(model.gemms(tp)[op].n * model.gemms(tp)[op].k for op in LAYER_GEMMS) * size
+    one = model.layer_weights(tp) * size
     return max(1, min(_MOST_COPIES, -(-_COLD_BYTES // one)))
 
 
@@ -228,7 +229,7 @@ def memory_needs(
 ) -> dict[str, int]:
     """Bytes a profile takes on one device: weights, tables, KV cache, largest input."""
     gemms, kv_heads = model.gemms(tp), model.heads_per_rank(tp)[1]
-    one = sum(gemms[op].n * gemms[op].k for op in LAYER_GEMMS)
+    one = model.layer_weights(tp)
     positions = model.max_position_embeddings if model.learned_positions else 0
     tables = (gemms["lm_head"].n + model.vocab_size + positions) * model.hidden_size
     widest = max(shape.n + shape.k for shape in gemms.values())

@@ -12,23 +12,21 @@ from typing import Any, Literal
 import pandas as pd
 
 from profiler.bundle.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
-from profiler.bundle.tables import EDGE_OPS, LAYER_OPS, OVERHEADS, TABLES, Table
+from profiler.bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
 from profiler.facts.device import DeviceSpec, Link
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import LAYER_GEMMS, LOCAL, MESSAGES, ROW_OPS
 from profiler.planning.designed import DESIGNED
 from profiler.planning.grid import Key
 from profiler.planning.journal import Journal, Timing
 from profiler.planning.profile_error import ProfileError
-from profiler.planning.settings import OPS, TILE
+from profiler.planning.settings import TILE
 from profiler.storage.manifest import NotOursError, replace_files
 from profiler.storage.plain_yaml import dump_yaml
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]
 DEVICES_KIND = "sarathi-sim devices 1"
-
-#: Tables whose rows are the points of one op; the others have labels.
-_KEYED = ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed", "all_reduce")
 
 
 def measured_bundle(
@@ -46,11 +44,9 @@ def measured_bundle(
 
     ``inter_node`` are sends by bytes, ``backend`` is what computed the attention.
     """
-    points: dict[str, Mapping[Any, Timing]] = {name: measured(journal, name) for name in _KEYED}
+    points: dict[str, Mapping[Any, Timing]] = {name: measured(journal, name) for name in UNLABELLED}
     points["linear"] = {
-        (op, *key): timing
-        for op in LAYER_OPS + EDGE_OPS
-        for key, timing in measured(journal, op).items()
+        (op, *key): timing for op in ROW_OPS for key, timing in measured(journal, op).items()
     }
     points["send_recv"] = {
         (*key, "intra_node"): timing for key, timing in measured(journal, "send_recv").items()
@@ -125,12 +121,12 @@ def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataF
 def spreads(journal: Journal) -> Facts:
     """Facts in percent: each op's median relative interquartile range; samples preempted."""
     found: Facts = {}
-    for op in (*OPS, *DESIGNED, "all_reduce", "send_recv"):
+    for op in (*LOCAL, *DESIGNED, *MESSAGES):
         points = measured(journal, op).values()
         if points:
             median = statistics.median(timing.spread for timing in points)
             found[f"spread_pct_{op}"] = round(100 * median, 2)
-    timings = [timing for op in (*OPS, *DESIGNED) for timing in measured(journal, op).values()]
+    timings = [timing for op in (*LOCAL, *DESIGNED) for timing in measured(journal, op).values()]
     samples = sum(timing.samples for timing in timings)
     preempted = sum(timing.preempted for timing in timings)
     found["preempted_samples_pct"] = round(100 * preempted / max(1, samples), 1)
@@ -141,7 +137,7 @@ def skipped(journal: Journal) -> list[str]:
     """A line for each point that did not fit."""
     return [
         f"{op} {key if len(key) > 1 else key[0]}: {timing.note}"
-        for op in (*OPS, *DESIGNED)
+        for op in (*LOCAL, *DESIGNED)
         for key, timing in sorted(journal.points(op).items())
         if timing.time_us is None
     ]

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import SCOPES, Bundle, BundleMeta
+from profiler.bundle.schema import Bundle, BundleMeta
 from profiler.facts.device import device_sha256
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import OPS, ROW_OPS, SCOPES
 from profiler.facts.roofline import Array
 from profiler.physics.op_times import DeviceModel
 
@@ -86,16 +87,11 @@ def rounded_us(times_us: Array) -> Array:
 
 
 def _linear(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
-    tokens, gemms = token_grid(most), model.gemms(tp)
-    logit_rows = token_grid(min(most, _MAX_LOGIT_ROWS))
-    found = {op: (tokens, times.gemm(tokens, gemms[op])) for op in LAYER_GEMMS}
-    found["others"] = (tokens, times.others(tokens, model, tp))
-    found["embedding"] = (tokens, times.embedding(tokens, model))
-    found["lm_head"] = (logit_rows, times.gemm(logit_rows, gemms["lm_head"]))
-    parts = [
-        pd.DataFrame({"op": op, "num_tokens": count.astype(int), "time_us": rounded_us(time)})
-        for op, (count, time) in sorted(found.items())
-    ]
+    parts = []
+    for op in sorted(ROW_OPS):
+        rows = token_grid(min(most, _MAX_LOGIT_ROWS) if OPS[op].outputs else most)
+        time_us = rounded_us(times.by_rows(op, rows, model, tp))
+        parts.append(pd.DataFrame({"op": op, "num_tokens": rows.astype(int), "time_us": time_us}))
     return pd.concat(parts, ignore_index=True)
 
 

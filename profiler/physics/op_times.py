@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.facts.device import DeviceSpec, device_files, load_device
-from profiler.facts.model import GemmShape, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import OPS, GemmShape
 from profiler.facts.roofline import Array
 from profiler.physics.fit import OpModel
 from profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, LINK, STREAM, Form, decode_form
@@ -68,25 +69,17 @@ class DeviceModel:
             op = f"attn_decode_{kind}"
         return self._predict(op, batch=batch, context=context, **heads)
 
-    def others(self, tokens: Array, model: ModelSpec, tp: int) -> Array:
-        """Norms, activation, residual additions and rotary of one layer together."""
-        hidden, (heads, kv_heads) = model.hidden_size, model.heads_per_rank(tp)
-        ffn = model.ffn_hidden_size // tp
-        norm = "layer_norm" if model.norm_bias else "norm"
-        total = 2 * self._stream(norm, tokens, 2 * hidden)
-        total += 2 * self._stream("add", tokens, 3 * hidden)
-        if model.gated_ffn:
-            total += self._stream("act", tokens, 3 * ffn)
-        else:
-            total += self._stream("act_plain", tokens, 2 * ffn)
-        if not model.learned_positions:
-            total += self._stream("rope", tokens, 2 * (heads + kv_heads) * model.head_dim)
-        return total
-
-    def embedding(self, tokens: Array, model: ModelSpec) -> Array:
-        """The token embedding of the whole model; learned positions cost a second look-up."""
-        times = 2 if model.learned_positions else 1
-        return times * self._stream("embedding", tokens, 2 * model.hidden_size)
+    def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
+        """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
+        found, shard = OPS[op], model.shard(tp)
+        if found.shape is not None:
+            return self.gemm(tokens, found.shape(shard))
+        if found.streams is None:
+            raise SpecError(f"op {op}: the registry says neither its shape nor what it moves")
+        return sum(
+            (s.times * self._stream(s.kernel, tokens, s.numbers) for s in found.streams(shard)),
+            np.zeros(np.shape(tokens)),
+        )
 
     def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
         """One all-reduce of ``num_bytes`` on each of ``gpus`` ranks."""

@@ -8,12 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from profiler.bundle.tables import EDGE_OPS, LAYER_OPS
 from profiler.facts.model import ModelSpec
+from profiler.facts.ops import OPS
 from profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
-#: Ops that the timer can run on one device; the collectives have a launcher of their own.
-OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill", "attn_decode")
 TILE = 128
 #: What computes attention: xformers where it works, else SDPA; or one of the two and nothing else.
 AttentionChoice = Literal["auto", "xformers", "sdpa"]
@@ -39,7 +37,7 @@ class Settings:
     ``target`` is the held-out error (a fraction) at which the adaptive grid stops, ``budget_s`` the
     seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
     measured whole). ``inter_node`` is a file of :mod:`profiler.measuring.ranks`.
-    ``collectives`` is a bundle (or the folder of its tp<k>) to take all_reduce and send_recv from.
+    ``collectives`` is a bundle (or the folder of its tp<k>) to take the collectives from.
     ``force`` replaces bundles that were measured already.
     """
 
@@ -69,30 +67,36 @@ def default_limits(device: str, max_position: int) -> Limits:
 
 def coarse_grid(op: str, limits: Limits) -> list[Key]:
     """The points to start from, ascending; every op's largest one is among them."""
-    if op == "attn_prefill":
+    if OPS[op].family == "prefill":
         half = limits.max_context // 2  # so that long chunks have a long context too
         chunks = _upto([16, 64, 128, 256, 512, half, *_doubling(1024)], limits.max_context)
         contexts = [0, *_upto([128, 512, half, *_doubling(1024)], limits.max_context)]
         grid = [(n, c) for n in chunks for c in contexts]
         return [key for key in grid if allowed(op, key, limits)]
-    if op == "attn_decode":
+    if OPS[op].family == "decode":
         batches = _upto([1, 2, 4, 8, 16, *_doubling(32)], limits.max_batch)
         contexts = _upto([16, 128, 512, *_doubling(1024)], limits.max_context - 1)
         return [(batch, context) for batch in batches for context in contexts]
-    most = limits.max_batch if op == "lm_head" else limits.max_tokens
     # The first sizes one by one: small matrices take anything but monotone times on a CPU.
     sizes = [*range(1, 9), 12, 16, 24, 32, 48, 64, 96]
     edges = [k * TILE for k in range(1, 17)] + _doubling(32 * TILE)
-    return [(m,) for m in _upto(sizes + edges + [edge + 1 for edge in edges], most)]
+    return [
+        (m,) for m in _upto(sizes + edges + [edge + 1 for edge in edges], _most_rows(op, limits))
+    ]
 
 
 def allowed(op: str, key: Key, limits: Limits) -> bool:
     """Whether the point lies within the limits."""
-    if op == "attn_prefill":
+    family = OPS[op].family
+    if family == "prefill":
         return sum(key) <= limits.max_context
-    if op == "attn_decode":
+    if family == "decode":
         return key[0] <= limits.max_batch and key[1] < limits.max_context
-    return key[0] <= (limits.max_batch if op == "lm_head" else limits.max_tokens)
+    return key[0] <= _most_rows(op, limits)
+
+
+def _most_rows(op: str, limits: Limits) -> int:
+    return limits.max_batch if OPS[op].outputs else limits.max_tokens
 
 
 def _doubling(first: int) -> list[int]:
@@ -107,9 +111,10 @@ def make_grid(
     op: str, coarse: dict[Key, float], target: float, limits: Limits, resolution: float
 ) -> Grid:
     """The adaptive grid of one op over its measured coarse points."""
-    if op == "attn_prefill":
+    family = OPS[op].family
+    if family == "prefill":
         return Surface(coarse, target, _prefill_terms, lambda key: allowed(op, key, limits))
-    if op == "attn_decode":
+    if family == "decode":
         return Surface(coarse, target, _decode_terms, lambda key: allowed(op, key, limits))
     return SizeGrid(coarse, target, resolution)
 

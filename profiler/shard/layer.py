@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import LAYER_GEMMS
 
 _EPSILON = 1e-5
 
@@ -60,14 +61,11 @@ class ShardLayer:
     def _weights(self) -> Weights:
         model = self.model
         matrix = {
-            op: self.random(shape.n, shape.k, scale=shape.k**-0.5)
-            for op, shape in self.shapes.items()
-            if op in LAYER_GEMMS
+            op: self.random(self.shapes[op].n, self.shapes[op].k, scale=self.shapes[op].k ** -0.5)
+            for op in LAYER_GEMMS
         }
-        biased = {"preproj": model.attention_bias != "none", "postproj": False}
-        biased["postproj"] = model.attention_bias == "all"
-        biased["ffn_ln1"] = biased["ffn_ln2"] = model.ffn_bias
-        bias = {op: self.random(self.shapes[op].n) if biased[op] else None for op in LAYER_GEMMS}
+        biased = model.biased_gemms
+        bias = {op: self.random(self.shapes[op].n) if op in biased else None for op in LAYER_GEMMS}
         gains = tuple(1 + self.random(model.hidden_size, scale=0.1) for _ in range(2))
         shift = self.random(model.hidden_size, scale=0.1) if model.norm_bias else None
         return Weights(matrix, bias, (gains[0], gains[1]), shift)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from profiler.facts.model import LAYER_GEMMS, ModelSpec
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import LAYER_GEMMS, OPS
 from profiler.shard.layer import Weights
 
 
@@ -34,24 +35,18 @@ class RandomWeights:
         return drawn.mul_(scale).to(self.dtype)
 
     def layer(self, index: int) -> Weights:
-        """One decoder layer: column-parallel preproj and ffn_ln1, row-parallel the other two.
+        """One decoder layer.
 
         The bias of a row-parallel GEMM is added once, hence kept by rank 0 alone.
         """
         model = self.model
         whole = model.gemms(1)
         matrix, bias = {}, {}
-        biased = {
-            "preproj": model.attention_bias != "none",
-            "postproj": model.attention_bias == "all",
-            "ffn_ln1": model.ffn_bias,
-            "ffn_ln2": model.ffn_bias,
-        }
         for part, op in enumerate(LAYER_GEMMS):
             shape = whole[op]
             full = self._draw(index, part, shape.n, shape.k, scale=shape.k**-0.5)
-            shift = self._draw(index, 10 + part, shape.n) if biased[op] else None
-            if op in ("preproj", "ffn_ln1"):
+            shift = self._draw(index, 10 + part, shape.n) if op in model.biased_gemms else None
+            if OPS[op].split == "columns":
                 rows = self._fused_rows(op)
                 matrix[op] = full[rows]
                 bias[op] = None if shift is None else shift[rows]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from profiler.facts.ops import op_of
 from simulator.confidence.held_out import OpTable
 from simulator.confidence.hull import Hull
 from simulator.loop.records import Floats
@@ -14,8 +15,6 @@ from simulator.op_times.breakdown import OpUse, distinct_sizes
 
 FEW = 3
 """Points that are proposed for an op."""
-
-_NAMES = {"attn_prefill": ("chunk", "context"), "attn_decode": ("batch", "context")}
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Outside:
     def __str__(self) -> str:
         far = f", up to {self.beyond:.1f} times" if self.beyond > 1.05 else ""
         where = "beyond" if self.beyond > 1.05 else "beside or below"
-        names = _NAMES.get(self.op, ("size",))
+        names = [size.name for size in op_of(self.op).sizes]
         points = "; ".join(
             " with ".join(f"{name} {value}" for name, value in zip(names, point, strict=True))
             for point in self.profile

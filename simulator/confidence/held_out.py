@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import EDGE_OPS, LAYER_OPS, Bundle
-from profiler.facts.model import LAYER_GEMMS
+from profiler.bundle.schema import Bundle
+from profiler.facts.ops import ATTENTION, BATCH, GEMMS, LOCAL, OPS
 from profiler.physics.hold_out import Bools, Folds, Rows, leave_one_group_out, median_p95_worst
 from simulator.loop.records import Floats
 from simulator.op_times.linear import PiecewiseLinear, Shape
@@ -31,8 +31,9 @@ Model = Callable[[Floats], Floats]
 Fit = Callable[[Floats, Floats], Model]
 
 FOLDS = 5
-TOKEN_OPS = (*LAYER_OPS, *EDGE_OPS, "attn_prefill")
+TOKEN_OPS = tuple(op for op in LOCAL if BATCH not in OPS[op].sizes)
 """Ops by tokens, whose times step at the edges of a tile."""
+_SURFACES = {"prefill": prefill_surface, "decode": decode_surface}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     tile = bundle.meta.tile
     shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
     by_op = {str(op): _columns(rows, "num_tokens") for op, rows in bundle.linear.groupby("op")}
-    gemms = {op: Shape(shapes[op].n, shapes[op].k) for op in (*LAYER_GEMMS, "lm_head")}
+    gemms = {op: Shape(shapes[op].n, shapes[op].k) for op in GEMMS}
     found = []
     for op, (points, time) in by_op.items():
         far: Fit = linear_fit
@@ -75,12 +76,9 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
             others = {o: (gemms[o], by_op[o][0][:, 0], by_op[o][1]) for o in gemms if o != op}
             far = far_gemm(gemms[op], others)
         found.append(OpTable(op, points, time, linear_fit, far, tile, gemms.get(op)))
-    for op, sizes, make in (
-        ("attn_prefill", ("chunk_tokens", "context_tokens"), prefill_surface),
-        ("attn_decode", ("batch_size", "context_tokens"), decode_surface),
-    ):
-        points, time = _columns(getattr(bundle, op), *sizes)
-        fit = surface_fit(make)
+    for op in ATTENTION:
+        points, time = _columns(bundle.tables()[op], *OPS[op].columns)
+        fit = surface_fit(_SURFACES[OPS[op].family])
         found.append(OpTable(op, points, time, fit, fit, tile if op in TOKEN_OPS else None))
     if len(bundle.all_reduce):
         found.append(

@@ -24,6 +24,7 @@ import numpy as np
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.device import FittedOp, load_device
+from profiler.facts.ops import op_of
 from profiler.storage.strict import SpecError
 from simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
 from simulator.confidence.held_out import OpTable, op_tables
@@ -42,13 +43,6 @@ NORMAL_90, NORMAL_95 = 1.645, 1.96
 """Half-widths of a normal's central 90 and 95 % in standard deviations."""
 
 OCTAVES = 48
-_MODEL_OPS = {
-    **dict.fromkeys(("preproj", "postproj", "ffn_ln1", "ffn_ln2", "lm_head"), ("gemm",)),
-    "others": ("norm", "add", "act", "rope"),
-    "attn_prefill": ("attn_prefill", "attn_context"),
-    "attn_decode": ("attn_decode", "attn_decode_mha", "attn_decode_gqa"),
-}
-"""The ops of a device model behind an op of a bundle; others have the same name."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +107,8 @@ def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[fl
     mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
     if mark not in ("modelled", "scaled", "interpolated"):
         return 0.0, 0.0
-    name = f"all_reduce_{bundle.meta.tp}" if op == "all_reduce" else op
-    behind = [fits[part] for part in _MODEL_OPS.get(op, (name,)) if part in fits]
+    names = [name.format(tp=bundle.meta.tp) for name in op_of(op).fitted or (op,)]
+    behind = [fits[name] for name in names if name in fits]
     if not behind:
         return _split(UNKNOWN / NORMAL_90)
     # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones

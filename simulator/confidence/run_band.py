@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from profiler.facts.ops import OPS, PARTS
 from simulator.confidence.op_errors import OCTAVES, LayerError, OpError, standard_normals
 from simulator.confidence.retime import retimed_finish
 from simulator.loop.records import Floats, Ints, Records
@@ -22,8 +23,8 @@ SAMPLES = 64
 STAGES_AT_ONCE = 512
 """Stages, over all replicas, whose durations are laid out together: about 0.3 GB."""
 
-LAYER, FIRST, LAST, SEND = range(4)
-_PARTS = {"embedding": FIRST, "lm_head": LAST, "send_recv": SEND}
+WHOLE_LAYER = "whole_layer"
+"""The name of what a layer takes beyond its ops, among their errors."""
 
 
 class _Perturbed:
@@ -34,22 +35,24 @@ class _Perturbed:
     """
 
     def __init__(self, uses: Mapping[str, OpUse], errors: Errors, key: str) -> None:
-        self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in range(4)]
-        tables: list[list[Floats]] = [[] for _ in range(4)]
+        self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in PARTS]
+        tables: list[list[Floats]] = [[] for _ in PARTS]
         for op, use in uses.items():
             used = use.time_s > 0
             if op not in errors or not used.any():
                 continue
             distinct, which = distinct_sizes(use.size[used])
             seconds = np.bincount(which, use.time_s[used])
-            size = distinct.prod(axis=1) if op == "attn_decode" else distinct[:, 0]
+            known = OPS.get(op)  # None: a whole layer
+            decoding = known is not None and known.family == "decode"
+            size = distinct.prod(axis=1) if decoding else distinct[:, 0]
             octaves = np.minimum(np.log2(np.maximum(size, 1)).astype(np.int64), OCTAVES - 1)
             present, index = np.unique(octaves, return_inverse=True)
             # One deviation an octave: that of its sizes, weighted by the time spent in each.
             weighted = np.bincount(index, seconds * errors[op].sigmas(distinct))
             sigma = weighted / np.bincount(index, seconds)
             normal = standard_normals(f"{key} {op}", SAMPLES)
-            part = _PARTS.get(op, LAYER)
+            part = PARTS.index(known.part if known else "layer")
             column = np.zeros(len(used), np.int64)
             column[used] = len(tables[part]) + index[which]
             error = errors[op].common * normal[0] + sigma[:, None] * normal[1 + present]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from profiler.facts.ops import OPS
 from simulator.loop.records import Floats, Ints, ReplicaLog
 from simulator.op_times.predictor import BundlePredictor
 
@@ -37,7 +38,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     tokens = columns["prefill_tokens"] + decodes
     used: dict[str, OpUse] = {}
     for op, times in ops.linear.items():
-        extra_s = layer.extra_s if op == "others" else 0.0
+        extra_s = layer.extra_s if OPS[op].rest else 0.0
         time_s = layer.scale * _by_token(times, tokens) + extra_s
         used[op] = OpUse(time_s, tokens[:, None])
     num_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from profiler.bundle.schema import LAYER_OPS, Bundle
-from profiler.facts.model import LAYER_GEMMS
+from profiler.bundle.schema import Bundle
+from profiler.facts.ops import GEMMS, LAYER_OPS
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import WholeLayer, fit_skew, fit_whole_layer
@@ -58,7 +58,7 @@ class OpTimes:
             for op, rows in bundle.linear.groupby("op")
         }
         shapes = {op: Shape(s.n, s.k) for op, s in self.model.gemms(self.tp).items()}
-        gemms = {op: (shapes[op], *points[op]) for op in (*LAYER_GEMMS, "lm_head")}
+        gemms = {op: (shapes[op], *points[op]) for op in GEMMS}
         self._gemms = gemms
         by_op = {op: PiecewiseLinear(*xy) for op, xy in points.items()}
         for op in gemms:

@@ -22,6 +22,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from profiler.facts.ops import with_account
 from simulator.loop.quantum import QUANTUM_S
 from simulator.loop.records import Floats, Ints, ReplicaLog
 from simulator.op_times.breakdown import breakdown
@@ -105,7 +106,7 @@ def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Int
     columns, layer = log.iterations, predict.layer
     used = {op: use.time_s for op, use in breakdown(log, predict).items()}
     reduce_s = used.get("all_reduce", np.zeros(log.num_iterations))
-    linear_s = sum((used[op] for op in predict.ops.linear), np.zeros(log.num_iterations))
+    linear_s = sum((used[op] for op in with_account("linear")), np.zeros(log.num_iterations))
     with_chunks = columns["prefill_tokens"] > 0
     mixed = with_chunks & (columns["decodes"] > 0)
     # layer = alone + both * (alone - beside) + decode * decode_attention, solved for alone.

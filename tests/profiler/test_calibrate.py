@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from profiler.facts.device import load_device
-from profiler.facts.model import GemmShape
+from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import gemm_us
 from profiler.physics.calibrate import (
     CalibrationResult,

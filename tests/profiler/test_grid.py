@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from profiler.facts.ops import LOCAL
 from profiler.planning.grid import Grid, SizeGrid, Surface
-from profiler.planning.settings import OPS, Limits, allowed, coarse_grid, default_limits
+from profiler.planning.settings import Limits, allowed, coarse_grid, default_limits
 
 
 def refine(grid: Grid, time: object, most: int = 200) -> list[tuple[int, ...]]:
@@ -119,7 +120,7 @@ def test_a_surface_on_one_line_proposes_nothing() -> None:
     assert Surface({(1, 5): 1.0, (2, 5): 2.0}, 0.1, terms, lambda _: True).propose() is None
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", LOCAL)
 def test_coarse_grids(op: str) -> None:
     limits = Limits(max_tokens=1000, max_context=700, max_batch=20)
     grid = coarse_grid(op, limits)

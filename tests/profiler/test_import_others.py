@@ -12,7 +12,7 @@ import pytest
 from profiler.bundle.check import check_folder
 from profiler.bundle.schema import Bundle, BundleError, write_bundle
 from profiler.facts.device import load_device
-from profiler.facts.model import GemmShape
+from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import wave_fill
 from profiler.importers.shapes import ShapePool
 from profiler.importers.sources import import_bundle

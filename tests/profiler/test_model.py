@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.facts.model import GemmShape, list_models, load_model
+from profiler.facts.model import list_models, load_model
+from profiler.facts.ops import GemmShape
 from profiler.storage.strict import SpecError
 
 # Hugging Face model cards (safetensors totals without rotary buffers), and for LLaMA 13B and 33B

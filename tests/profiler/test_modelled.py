@@ -9,7 +9,8 @@ import pytest
 
 from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle, write_bundle
 from profiler.facts.device import device_files, device_sha256
-from profiler.facts.model import LAYER_GEMMS, load_model
+from profiler.facts.model import load_model
+from profiler.facts.ops import LAYER_GEMMS
 from profiler.physics.modelled import make_bundle, token_grid
 from profiler.storage.paths import data_dir
 from profiler.storage.strict import SpecError

@@ -14,9 +14,9 @@ from profiler.bundle.schema import Bundle, load_bundle, write_bundle
 from profiler.bundle.tables import OVERHEADS, TABLES
 from profiler.facts.device import load_device
 from profiler.facts.model import load_model
+from profiler.facts.ops import LOCAL
 from profiler.measuring.to_bundle import measured_bundle, skipped
 from profiler.planning.journal import Journal, Timing
-from profiler.planning.settings import OPS
 
 A100 = load_device("a100-80g-sxm")
 SDPA, XFORMERS = "torch SDPA, mask", "xformers 0.0.35 memory_efficient_attention"
@@ -26,7 +26,7 @@ SDPA, XFORMERS = "torch SDPA, mask", "xformers 0.0.35 memory_efficient_attention
 def bundle(tmp_path: Path) -> Bundle:
     """A bundle of two points an op, by way of a journal."""
     journal = Journal(tmp_path / "work", {})
-    for op in OPS:
+    for op in LOCAL:
         keys = [(64, 0), (64, 32)] if op.startswith("attn") else [(1,), (64,)]
         for key in keys:
             journal.add(op, key, Timing(1000.0 + key[-1], 0.01, 5))

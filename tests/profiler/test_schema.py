@@ -9,8 +9,6 @@ import pandas as pd
 import pytest
 
 from profiler.bundle.schema import (
-    EDGE_OPS,
-    LAYER_OPS,
     TABLES,
     Bundle,
     BundleError,
@@ -20,6 +18,7 @@ from profiler.bundle.schema import (
     write_bundle,
 )
 from profiler.facts.model import load_model
+from profiler.facts.ops import ROW_OPS
 from profiler.storage.paths import data_dir
 
 
@@ -33,7 +32,7 @@ def make(tp: int = 2) -> Bundle:
         created="2025-01-31",
         generator="test",
     )
-    rows = [(op, m, 0.1 * m + 1 / 3) for op in LAYER_OPS + EDGE_OPS for m in (1, 128, 129)]
+    rows = [(op, m, 0.1 * m + 1 / 3) for op in ROW_OPS for m in (1, 128, 129)]
     return Bundle(
         meta=meta,
         linear=pd.DataFrame(rows, columns=["op", "num_tokens", "time_us"]),

@@ -8,9 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.facts.model import LAYER_GEMMS, ModelSpec, load_model  # noqa: E402
+from profiler.facts.model import ModelSpec, load_model  # noqa: E402
+from profiler.facts.ops import LAYER_GEMMS, LOCAL  # noqa: E402
 from profiler.measuring.shard_ops import ShardOps  # noqa: E402
-from profiler.planning.settings import OPS, Limits  # noqa: E402
+from profiler.planning.settings import Limits  # noqa: E402
 from profiler.shard.attention import (  # noqa: E402
     KVCache,
     choose_attention,
@@ -113,7 +114,7 @@ def test_every_op_runs_at_its_smallest_and_largest(model: ModelSpec) -> None:
     ops = ShardOps(model, 2, CPU, torch.float32, limits, timer, 1e9, SDPA)
     largest = {"attn_prefill": (32, 32), "attn_decode": (4, 63), "lm_head": (4,)}
     with no_garbage_collection():
-        for op in OPS:
+        for op in LOCAL:
             for key in ((1, 0) if op.startswith("attn") else (1,), largest.get(op, (40,))):
                 timing = ops.measure(op, key)
                 assert timing.time_us is not None

@@ -26,7 +26,7 @@ from experiments.paper.claims import load_claims
 from experiments.paper.decode_speedup import MAX_BATCH, decode_speedup
 from experiments.paper.variants import Lab
 from experiments.run.machine import Machine
-from profiler.facts.model import GemmShape
+from profiler.facts.ops import GemmShape
 
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""

@@ -1,0 +1,235 @@
+"""Every op of a transformer on one tensor-parallel rank: the one list of them.
+
+A new op is an entry of :data:`OPS` and what measures it (``profiler/measuring/shard_ops.py``, and
+``profiler/engine/stage.py`` where the engine runs it). The profiler's plan, the bundle format, the
+device models, regressions, the predictor, breakdown, explanation, error bands and figures read the
+entry. An op with a CSV of its own is a change of the bundle format too (``profiler/bundle/``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+SCOPES = ("inter_node", "intra_node")
+
+Part = Literal["layer", "first", "last", "transfer"]
+#: Where an op runs: in each layer, on the first or the last stage, between two stages.
+PARTS: tuple[Part, ...] = ("layer", "first", "last", "transfer")
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """``out[m, n] = activations[m, k] x weights[k, n]``; m is the number of tokens."""
+
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one tensor-parallel rank holds; ``vocab_columns`` are those of its LM head, padded."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab_columns: int
+    gated_ffn: bool
+    attention_bias: str
+    ffn_bias: bool
+    norm_bias: bool
+    learned_positions: bool
+
+
+@dataclass(frozen=True)
+class Stream:
+    """``times`` elementwise kernels that move ``numbers`` values a token each.
+
+    ``kernel`` is its name in a device file.
+    """
+
+    kernel: str
+    numbers: int
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Size:
+    """What an op's time depends on: a bundle's column, its name in messages and on an axis."""
+
+    column: str
+    name: str
+    axis: str
+
+
+TOKENS = Size("num_tokens", "size", "tokens")
+BYTES = Size("num_bytes", "size", "bytes")
+CHUNK = Size("chunk_tokens", "chunk", "chunk (tokens)")
+CACHED = Size("context_tokens", "context", "cached")
+BATCH = Size("batch_size", "batch", "batch (sequences)")
+CONTEXT = Size("context_tokens", "context", "context")
+
+Family = Literal["gemm", "line", "prefill", "decode"]
+
+
+def _never(shard: Shard) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of one rank.
+
+    ``part``      where it runs; the layer's run in each layer
+    ``sizes``     what its time depends on, as columns of its table
+    ``family``    its regression: a line, with a roofline beyond it (``gemm``) or not (``line``);
+                  or a surface over two sizes (``prefill``, ``decode``)
+    ``account``   its place in an explanation of where the time went
+    ``table``     the CSV of a bundle with its times: one for all ops by token rows, or its own
+    ``outputs``   its rows are those that yield a token, not all of a batch
+    ``calls``     how often a layer runs it
+    ``rest``      it is whatever of its part is not another op
+    ``shape``     of a GEMM
+    ``split``     which side of a layer's GEMM is divided among the ranks
+    ``biased``    whether the GEMM has a bias
+    ``streams``   of elementwise ops: what they move
+    ``fitted``    the fits of a device file behind it, ``{tp}`` being the ranks; empty: its name
+    """
+
+    name: str
+    part: Part
+    sizes: tuple[Size, ...]
+    family: Family
+    account: str
+    table: str = "linear"
+    outputs: bool = False
+    calls: int = 1
+    rest: bool = False
+    shape: Callable[[Shard], GemmShape] | None = None
+    split: Literal["columns", "rows"] | None = None
+    biased: Callable[[Shard], bool] = _never
+    streams: Callable[[Shard], tuple[Stream, ...]] | None = None
+    fitted: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The key columns of its times in a bundle."""
+        return tuple(size.column for size in self.sizes)
+
+
+def _elementwise(shard: Shard) -> tuple[Stream, ...]:
+    """Norms, residual additions, activation and rotary of one layer."""
+    norm = Stream("layer_norm" if shard.norm_bias else "norm", 2 * shard.hidden, times=2)
+    act = Stream("act", 3 * shard.ffn) if shard.gated_ffn else Stream("act_plain", 2 * shard.ffn)
+    found = (norm, Stream("add", 3 * shard.hidden, times=2), act)
+    if shard.learned_positions:
+        return found
+    return (*found, Stream("rope", 2 * (shard.heads + shard.kv_heads) * shard.head_dim))
+
+
+def _embedding(shard: Shard) -> tuple[Stream, ...]:
+    """The token table; learned positions cost a second look-up."""
+    return (Stream("embedding", 2 * shard.hidden, times=2 if shard.learned_positions else 1),)
+
+
+def _gemm(
+    name: str,
+    shape: Callable[[Shard], GemmShape],
+    split: Literal["columns", "rows"],
+    biased: Callable[[Shard], bool],
+) -> Op:
+    """One of a layer's."""
+    return Op(
+        name, "layer", (TOKENS,), "gemm", "linear",
+        shape=shape, split=split, biased=biased, fitted=("gemm",),
+    )  # fmt: skip
+
+
+_LIST = (
+    # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
+    _gemm(
+        "preproj",
+        lambda s: GemmShape(n=(s.heads + 2 * s.kv_heads) * s.head_dim, k=s.hidden),
+        "columns",
+        lambda s: s.attention_bias != "none",
+    ),
+    Op(
+        "attn_prefill", "layer", (CHUNK, CACHED), "prefill", "prefill_attention",
+        table="attn_prefill", fitted=("attn_prefill", "attn_context"),
+    ),
+    Op(
+        "attn_decode", "layer", (BATCH, CONTEXT), "decode", "decode_attention",
+        table="attn_decode", fitted=("attn_decode", "attn_decode_mha", "attn_decode_gqa"),
+    ),
+    _gemm(
+        "postproj",
+        lambda s: GemmShape(n=s.hidden, k=s.heads * s.head_dim),
+        "rows",
+        lambda s: s.attention_bias == "all",
+    ),
+    _gemm(
+        "ffn_ln1",
+        lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden),
+        "columns",
+        lambda s: s.ffn_bias,
+    ),
+    _gemm("ffn_ln2", lambda s: GemmShape(n=s.hidden, k=s.ffn), "rows", lambda s: s.ffn_bias),
+    # All norms, activation, residual additions and rotary together; with several ranks, no more.
+    Op(
+        "others", "layer", (TOKENS,), "line", "linear",
+        rest=True, streams=_elementwise, fitted=("norm", "add", "act", "rope"),
+    ),
+    # After each GEMM that is split by rows, with tp > 1: one call over all ranks.
+    Op(
+        "all_reduce", "layer", (BYTES,), "line", "all_reduce",
+        table="all_reduce", calls=2, fitted=("all_reduce_{tp}",),
+    ),
+    # Beside the layers; whole ops.
+    Op(
+        "embedding", "first", (TOKENS,), "line", "embedding_and_head", streams=_embedding,
+    ),
+    Op(
+        "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
+        outputs=True, shape=lambda s: GemmShape(n=s.vocab_columns, k=s.hidden), fitted=("gemm",),
+    ),
+    Op("send_recv", "transfer", (BYTES,), "line", "transfers", table="send_recv"),
+)  # fmt: skip
+
+OPS: dict[str, Op] = {op.name: op for op in _LIST}
+
+
+def names(where: Callable[[Op], bool]) -> tuple[str, ...]:
+    """The ops for which ``where`` holds, in the registry's order."""
+    return tuple(op.name for op in _LIST if where(op))
+
+
+#: The ops of ``linear.csv``: those of one layer, then whole ones.
+LAYER_OPS = names(lambda op: op.table == "linear" and op.part == "layer")
+EDGE_OPS = names(lambda op: op.table == "linear" and op.part != "layer")
+ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
+#: The GEMMs of one layer in the order they run, and all of a model.
+LAYER_GEMMS = names(lambda op: op.shape is not None and op.part == "layer")
+GEMMS = names(lambda op: op.shape is not None)
+ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
+MESSAGES = names(lambda op: op.sizes == (BYTES,))
+#: What one rank computes alone.
+LOCAL = (*ROW_OPS, *ATTENTION)
+#: Transfers between two stages as ops of their own, and whom they reach.
+SENDS = {
+    f"{op}_{scope}": scope
+    for op in names(lambda op: op.part == "transfer")
+    for scope in SCOPES
+}  # fmt: skip
+
+
+def op_of(name: str) -> Op:
+    """The op called ``name``, or ``<op>_<scope>``; raises KeyError."""
+    return OPS[name.removesuffix(f"_{SENDS[name]}") if name in SENDS else name]
+
+
+def with_account(account: str) -> tuple[str, ...]:
+    """The ops of one account of an explanation."""
+    return names(lambda op: op.account == account)
