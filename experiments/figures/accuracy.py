@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.device import load_device
+from profiler.facts.ops import LAYER_GEMMS
 from profiler.physics.fit import held_out
 from profiler.physics.forms import GEMM
 from profiler.physics.hold_out import Folds, median_p95_worst
@@ -80,7 +81,7 @@ def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
     largest = int(size[-1])
     row: dict[Key, int] = {(int(m),): number for number, m in enumerate(size)}
     limits = Limits(max_tokens=largest, max_context=largest, max_batch=1)
-    chosen = [key for key in coarse_grid("preproj", limits) if key in row]
+    chosen = [key for key in coarse_grid(LAYER_GEMMS[0], limits) if key in row]
     grid = SizeGrid({key: float(time[row[key]]) for key in chosen}, target=0.01)
     while len(chosen) < points and (proposal := grid.propose()) is not None:
         chosen.append(proposal.key)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import load_experiment
 from experiments.paper.variants import Lab
-from experiments.run.machine import mixing, with_attention
+from experiments.run.machine import with_attention
 from simulator.loop.records import Floats, Records
 from simulator.op_times.regression import OpTimes
 from simulator.views.ledger import gaps, iteration_bubbles
@@ -77,10 +77,11 @@ def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
         attend,
         f"{assumed.padded} {assumed.factors} {longest}",
     )
-    new.linear = {
+    scaled = {
         op: _times(time, by("others" if op == "others" else "linear", 1.0))
         for op, time in ops.linear.items()
     }
+    new.by_rows = {**ops.by_rows, **scaled}
     new.send = {scope: _times(time, by("send", 1.0)) for scope, time in ops.send.items()}
     if ops.all_reduce is not None:
         new.all_reduce = _times(ops.all_reduce, by("all_reduce", 1.0))
@@ -93,9 +94,7 @@ def _times(time: Callable[[ArrayLike], Floats], factor: float) -> Any:
 
 def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records:
     """Simulate one scenario."""
-    found = deployment(lab, scenario, assumed, seed)
-    mixed_s = lab.machine(DEVICE, MODEL, TP).mixed_s
-    return found.simulate(predictor=mixing(found.predictor, mixed_s))
+    return deployment(lab, scenario, assumed, seed).simulate()
 
 
 def request_bubbles(records: Records) -> Floats:

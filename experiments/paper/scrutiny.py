@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from experiments.paper.claims import Claim, ClaimResult, load_claims, readings
 from experiments.paper.variants import Lab, with_rows
 from experiments.run.machine import with_attention
-from profiler.facts.ops import LAYER_GEMMS
+from profiler.facts.ops import GEMMS, LAYER_OPS
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from simulator.loop.records import Floats
@@ -45,9 +45,8 @@ def _scaled(op: str, factor: float, ops: OpTimes) -> OpTimes:
     if op == "decode":
         return with_attention(ops, ops.prefill, _times(ops.decode, factor), f"{op} x {factor:g}")
     if op == "others":
-        return with_rows(ops, {op: _times(ops.linear[op], factor)}, ops.lm_head)
-    gemms = {name: _times(ops.linear[name], factor) for name in LAYER_GEMMS}
-    return with_rows(ops, gemms, _times(ops.lm_head, factor))
+        return with_rows(ops, {op: _times(ops.by_rows[op], factor)})
+    return with_rows(ops, {name: _times(ops.by_rows[name], factor) for name in GEMMS})
 
 
 def _times(time: Callable[..., Floats], factor: float) -> Callable[..., Floats]:
@@ -79,8 +78,8 @@ def _rows_are_free(ops: OpTimes) -> OpTimes:
 
 
 def _by_rows(shape: Callable[[TimeBySize, ArrayLike], Floats], ops: OpTimes) -> OpTimes:
-    linear = {op: partial(shape, time) for op, time in ops.linear.items()}
-    return with_rows(ops, linear, partial(shape, ops.lm_head))
+    changed = (*LAYER_OPS, *GEMMS)
+    return with_rows(ops, {op: partial(shape, ops.by_rows[op]) for op in changed})
 
 
 NO_GAIN = "nothing saved"

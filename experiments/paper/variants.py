@@ -29,8 +29,6 @@ from simulator.op_times.regression import OpTimes, TimeBySize
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")
 
-"""Seconds of an op in one layer, by token rows."""
-
 TILE = 128
 _LARGE = 4096  # tokens at which a GEMM runs at its full rate
 
@@ -114,13 +112,13 @@ class Lab:
         """One tensor-parallel group of ``tp`` GPUs that holds all of a model's layers."""
         key = (device, model, tp)
         if key not in self._machines:
-            ops, mixed_s = _op_times(*key), 0.0
+            ops = _op_times(*key)
             constants = self._constants.get(device)
             if constants is not None:
-                ops, mixed_s = calibrated(ops, constants), constants.mixed_us * 1e-6
+                ops = calibrated(ops, constants)
             if self._change is not None:
                 ops = self._change(ops)
-            self._machines[key] = Machine(ops, device, mixed_s)
+            self._machines[key] = Machine(ops, device)
         return self._machines[key]
 
     @cached_property
@@ -147,12 +145,14 @@ def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
             here = linear["op"] == op
             rows, times = linear.loc[here, ["num_tokens", "time_us"]].to_numpy(np.float64).T
             linear.loc[here, "time_us"] = _gemm_us(rows, times, constants, constants.p)
-    return with_attention(
+    new = with_attention(
         OpTimes(dataclasses.replace(ops.bundle, linear=linear)),
         lambda chunk, context: constants.attn_prefill * ops.prefill(chunk, context),
         lambda batch, context: constants.attn_decode * ops.decode(batch, context),
         repr(constants),
     )
+    new.whole_layer = dataclasses.replace(new.whole_layer, both_s=constants.mixed_us * 1e-6)
+    return new
 
 
 def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
@@ -171,14 +171,14 @@ def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
 def untiled(ops: OpTimes) -> OpTimes:
     """Op times whose GEMMs grow evenly from one whole tile to the next, without its step."""
     gemms = {op: partial(_between_tiles, ops.linear[op]) for op in LAYER_GEMMS}
-    return with_rows(ops, gemms, ops.lm_head)
+    return with_rows(ops, gemms)
 
 
-def with_rows(ops: OpTimes, linear: Mapping[str, TimeBySize], lm_head: TimeBySize) -> OpTimes:
-    """The op times with other times by rows for the ops of ``linear`` and for the LM head."""
+def with_rows(ops: OpTimes, by_rows: Mapping[str, TimeBySize]) -> OpTimes:
+    """The op times with other times by rows for the ops of ``by_rows``."""
     new = copy.copy(ops)
     # Attention and its kept tables stay those of ``ops``, and so does what these depend on.
-    new.linear, new.lm_head = {**ops.linear, **linear}, lm_head
+    new.by_rows = {**ops.by_rows, **by_rows}
     new.whole_layer = ops.whole_layer
     return new
 

@@ -161,11 +161,17 @@ def _steady(
     m.attentions([*chunks, (prompt, 0), (size, prompt)])  # asked for at once, which is faster
     attention = m.attentions(chunks)
     rows = [tokens + piggybacked for tokens, _ in chunks]
-    linear = sum(_linear(m, r) for r in rows)
+    linear_s = [_linear(m, r) for r in rows]
+    linear = sum(linear_s)
     decoding = m.iteration(decodes=batch, context=context)
     each = decoding.attention_s / batch
-    mixed_s = count * m.layers * m.mixed_s if piggybacked else 0.0
-    seconds = linear + attention + mixed_s + count * piggybacked * each + alone * decoding.total_s
+    mixing = 0.0
+    if piggybacked:
+        mixing = sum(
+            m.mixing_s(of_rows, m.attention(*part), piggybacked * each)
+            for of_rows, part in zip(linear_s, chunks, strict=True)
+        )
+    seconds = linear + attention + mixing + count * piggybacked * each + alone * decoding.total_s
 
     whole = TILE * max(8, ceil(length / TILE))
     best_rate = _linear(m, whole) / whole

@@ -15,19 +15,17 @@ from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
+from profiler.facts.ops import ACCOUNTS
 from simulator.views.explain import Explanation
 from simulator.views.explain import explain as explanation
 from simulator.views.metrics import Analysis
 
 _LABELS = {
+    **ACCOUNTS,
     "queueing": "queueing",
-    "linear": "linear ops",
     "prefill_attention": "attention of prompts, as if whole",
     "chunking": "chunking: attention beyond that",
-    "decode_attention": "attention of decodes",
     "mixing": "chunk and decodes in one batch",
-    "all_reduce": "all-reduce",
-    "embedding_and_head": "embedding and LM head",
     "jitter": "jitter",
     "sending": "sending (blocking)",
     "pb1": "PB1: prefills of different length",
@@ -39,7 +37,6 @@ _LABELS = {
     "fill": "pipeline fill",
     "drain": "pipeline drain",
     "no_work": "no work to be had",
-    "transfers": "transfers between stages",
     "waiting_for_stages": "waiting for a busy stage",
     "between_iterations": "until the next micro-batch",
 }

@@ -9,19 +9,17 @@ from functools import cached_property
 
 import numpy as np
 
-from policies.batch import Batch
 from policies.policy import Policy
 from policies.scheduler import Scheduler
 from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.ops import ATTENTION, OPS
 from simulator.load.workload import at_once, make_requests
-from simulator.loop.quantum import quantize
 from simulator.loop.records import Ints, Records
-from simulator.loop.replica import Predictor
 from simulator.loop.simulation import simulate
+from simulator.op_times.breakdown import breakdown, mixing_s
+from simulator.op_times.iteration import MIXING, IterationCost
 from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes, TimeByPair
-
-"""Seconds of one layer's attention, by its two sizes."""
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
@@ -63,14 +61,14 @@ class Throughput:
 class Machine:
     """A model on one tensor-parallel group of GPUs, timed by a bundle's regressions.
 
-    ``mixed_s`` is what each layer takes longer where prefill and decodes share an iteration.
+    Its iterations cost what the predictor's do, without tables between.
     """
 
-    def __init__(self, ops: OpTimes, device: str, mixed_s: float = 0.0) -> None:
+    def __init__(self, ops: OpTimes, device: str) -> None:
         self.ops = ops
+        self.cost = IterationCost(ops, ops.whole_layer)
         self.device: DeviceSpec = load_device(device)
         self.layers = ops.model.num_layers
-        self.mixed_s = mixed_s
         self._attention: dict[tuple[float, float], float] = {}
         self._decode: dict[tuple[int, float], float] = {}
 
@@ -79,15 +77,14 @@ class Machine:
     ) -> Iteration:
         """One iteration of chunks ``(tokens, cached tokens)`` and decodes of a mean ``context``."""
         rows = sum(tokens for tokens, _ in chunks) + decodes
-        block = self.block(rows)
-        linear = self.layers * sum(block.values())
-        linear += float(self.ops.embedding(rows) + self.ops.lm_head(len(chunks) + decodes))
-        attention = self.attentions(chunks)
-        if decodes:
-            attention += self.decode_attention(decodes, context)
-        if chunks and decodes:
-            linear += self.layers * self.mixed_s
-        return Iteration(linear, attention)
+        prefill_s = self.attentions(chunks)
+        decode_s = self.decode_attention(decodes, context) if decodes else 0.0
+        parts = self.cost.layer_parts(
+            rows, prefill_s / self.layers, decode_s / self.layers, bool(chunks and decodes)
+        )
+        linear = self.layers * sum(float(t) for op, t in parts.items() if op not in ATTENTION)
+        linear += float(self.cost.first_s(rows) + self.cost.last_s(len(chunks) + decodes))
+        return Iteration(linear, prefill_s + decode_s)
 
     def attention(self, tokens: float, cached: float = 0) -> float:
         """Seconds of one chunk's attention in all layers."""
@@ -102,7 +99,7 @@ class Machine:
         wanted = list(chunks)
         if missing := list(dict.fromkeys(c for c in wanted if c not in self._attention)):
             tokens, cached = np.array(missing, np.float64).T
-            times = self.layers * self.ops.prefill(tokens, cached)
+            times = self.layers * self.cost.prefill_s(tokens, cached)
             self._attention.update(zip(missing, times.tolist(), strict=True))
         return sum(self._attention[chunk] for chunk in wanted)
 
@@ -110,16 +107,21 @@ class Machine:
         """Seconds of a batch of decodes' attention in all layers, at a mean ``context``."""
         key = (batch, context)
         if key not in self._decode:
-            self._decode[key] = self.layers * float(self.ops.decode(batch, context))
+            self._decode[key] = self.layers * float(self.cost.decode_s(batch, context))
         return self._decode[key]
 
     def block(self, rows: float) -> dict[str, float]:
         """Seconds of one layer's ops on ``rows`` fused token rows, attention left out."""
-        times = {op: float(time(rows)) for op, time in self.ops.linear.items()}
-        if self.ops.all_reduce is not None:
-            size = rows * self.ops.model.hidden_size * self.ops.dtype_bytes
-            times["all_reduce"] = 2 * float(self.ops.all_reduce(size))
-        return times
+        parts = self.cost.layer_parts(rows)
+        return {op: float(t) for op, t in parts.items() if op not in (*ATTENTION, MIXING)}
+
+    def mixing_s(self, linear_s: float, prefill_s: float, decode_s: float) -> float:
+        """Seconds that a chunk and decodes in one iteration add, in all layers.
+
+        The arguments are those of all layers: linear ops, attention of chunks and of decodes.
+        """
+        ops_s = (linear_s + prefill_s + decode_s) / self.layers
+        return self.layers * self.cost.layer.mixing_s(ops_s, decode_s / self.layers)
 
     def prefill(self, tokens: int, chunk: int | None = None, prompts: int = 1) -> Iteration:
         """Whole prompts in one iteration; with ``chunk``, one prompt in chunks of that size."""
@@ -163,21 +165,21 @@ class Machine:
         return simulate(requests, [scheduler], self.predictor, (self.layers,))
 
     @cached_property
-    def predictor(self) -> Predictor:
+    def predictor(self) -> BundlePredictor:
         """Times of batches of up to 256 sequences of up to 8192 tokens."""
-        times = BundlePredictor(
+        return BundlePredictor(
             self.ops, max_tokens=_MOST_ROWS, max_length=_LONGEST, max_batch=_MOST_DECODES
         )
-        return mixing(times, self.mixed_s)
 
     def _by_op(self, records: Records) -> dict[str, float]:
         """Seconds in each op over the run; what is left of a layer's time is attention."""
-        columns = records.replicas[0].iterations
-        rows = columns["prefill_tokens"] + columns["decodes"]
-        ops = {op: self.layers * float(time(rows).sum()) for op, time in self.ops.linear.items()}
-        mixed = (columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)
-        ops["mixing"] = self.layers * self.mixed_s * float(mixed.sum())
-        layers = self.layers * float(columns["layer_s"].sum())
+        log = records.replicas[0]
+        used = breakdown(log, self.predictor)
+        times = {op: use.time_s for op, use in used.items() if OPS[op].part == "layer"}
+        times = {op: time_s for op, time_s in times.items() if op not in ATTENTION}
+        times[MIXING] = mixing_s(log, self.predictor, used)
+        ops = {op: self.layers * float(time_s.sum()) for op, time_s in times.items()}
+        layers = self.layers * float(log.iterations["layer_s"].sum())
         ops["attention"] = layers - sum(ops.values())
         return ops
 
@@ -188,18 +190,3 @@ def with_attention(ops: OpTimes, prefill: TimeByPair, decode: TimeByPair, mark: 
     new.prefill, new.decode = prefill, decode
     new.key = f"{ops.key} {mark}"
     return new
-
-
-def mixing(times: Predictor, mixed_s: float) -> Predictor:
-    """``times`` with ``mixed_s`` more a layer for batches of both prefill and decodes."""
-    extra_s = float(quantize(mixed_s))
-    if not extra_s:
-        return times
-
-    def timed(batch: Batch) -> tuple[float, float, float, float]:
-        layer_s, first_s, last_s, send_s = times(batch)
-        if batch.chunks and batch.num_decodes:
-            layer_s += extra_s
-        return layer_s, first_s, last_s, send_s
-
-    return timed

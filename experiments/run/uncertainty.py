@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from experiments.config.deployment import Deployment
+from profiler.facts.ops import SEND_RECV
 from simulator.confidence.coverage import Outside, queries_outside
 from simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
 from simulator.confidence.run_band import WHOLE_LAYER, Errors, makespan_samples
 from simulator.loop.records import Floats
 from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
-from simulator.op_times.interaction import SUM
+from simulator.op_times.iteration import SUM
 from simulator.op_times.regression import OpTimes
 from simulator.views.metrics import Analysis
 
@@ -63,9 +64,9 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
         for log in records.replicas
     ]
     errors = dict(_errors(ops))
-    scoped = errors.get(f"send_recv_{deployment.scope}")
+    scoped = errors.get(f"{SEND_RECV}_{deployment.scope}")
     if scoped is not None:
-        errors["send_recv"] = scoped
+        errors[SEND_RECV] = scoped
     key = ops.bundle.meta.content_sha256
     tables = {op: error.table for op, error in errors.items()}
     outside = queries_outside([use for use in uses if use], tables)

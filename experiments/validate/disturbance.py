@@ -19,6 +19,7 @@ from policies.scheduler import Scheduler
 from profiler.engine.processes import EngineRun, StageLog
 from profiler.engine.spec import EngineSpec
 from profiler.engine.work import TIMED_OPS
+from profiler.facts.ops import ALL_REDUCE
 from simulator.loop.records import Floats
 
 TARGETS = {
@@ -61,7 +62,7 @@ class LostTime:
 
 def lost_seconds(log: StageLog) -> Floats:
     """Lost time of each stage's work on each micro-batch."""
-    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index("all_reduce")]
+    wall = log.finish - log.start - log.ops[:, :, TIMED_OPS.index(ALL_REDUCE)]
     return np.asarray(np.maximum(0.0, wall - log.cpu))
 
 

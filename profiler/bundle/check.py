@@ -14,7 +14,7 @@ from profiler.bundle.limits import too_fast
 from profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
 from profiler.bundle.tables import UNLABELLED, Table
 from profiler.facts.device import DeviceSpec, list_devices, load_device
-from profiler.facts.ops import LAYER_GEMMS
+from profiler.facts.ops import LAYER_GEMMS, SEND_RECV
 from profiler.facts.roofline import Array
 
 #: A time may drop by this share from one size to the next before it is worth a word.
@@ -206,7 +206,7 @@ def _scatter(table: Table, name: str, rows: pd.DataFrame) -> Iterator[Finding]:
     for row in wide.to_dict("records"):
         label = "".join(f"{row[key]}" for key in table.labels)
         at = " ".join(f"{key}={row[key]}" for key in table.key if key not in table.labels)
-        where = {"linear": label, "send_recv": f"send_recv {label}"}.get(name, name)
+        where = {"linear": label, SEND_RECV: f"{SEND_RECV} {label}"}.get(name, name)
         text = f"samples scatter by {row['spread_pct']:.3g} % of the median at {at or label}"
         yield Finding("warning", where, text)
 

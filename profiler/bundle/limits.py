@@ -9,7 +9,7 @@ import pandas as pd
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.device import DeviceSpec
-from profiler.facts.ops import ATTENTION, OPS
+from profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS
 from profiler.facts.roofline import HALF, Array
 
 #: Clocks above the data sheet's, and rounding, are forgiven.
@@ -51,7 +51,7 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     yield from _flops("mixed", bundle.mixed, "chunk_tokens", flops, device)
     sizes = bundle.all_reduce["num_bytes"].to_numpy(np.float64)
     # Every rank sends and receives 2 (tp - 1) / tp of the tensor in a ring; switches may halve it.
-    yield from _link("all_reduce", bundle.all_reduce, sizes * (tp - 1) / tp, device, "intra_node")
+    yield from _link(ALL_REDUCE, bundle.all_reduce, sizes * (tp - 1) / tp, device, "intra_node")
     for scope, rows in bundle.send_recv.groupby("scope"):
         sizes = rows["num_bytes"].to_numpy(np.float64)
         yield from _link(f"send_recv {scope}", rows, sizes, device, str(scope))

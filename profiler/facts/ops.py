@@ -214,20 +214,29 @@ ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
 LAYER_GEMMS = names(lambda op: op.shape is not None and op.part == "layer")
 GEMMS = names(lambda op: op.shape is not None)
 ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
+PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
+ALL_REDUCE, SEND_RECV = MESSAGES
 #: What one rank computes alone.
 LOCAL = (*ROW_OPS, *ATTENTION)
 #: Transfers between two stages as ops of their own, and whom they reach.
-SENDS = {
-    f"{op}_{scope}": scope
-    for op in names(lambda op: op.part == "transfer")
-    for scope in SCOPES
-}  # fmt: skip
+SENDS = {f"{SEND_RECV}_{scope}": scope for scope in SCOPES}  # fmt: skip
 
 
 def op_of(name: str) -> Op:
     """The op called ``name``, or ``<op>_<scope>``; raises KeyError."""
     return OPS[name.removesuffix(f"_{SENDS[name]}") if name in SENDS else name]
+
+
+#: What the accounts are called in tables.
+ACCOUNTS = {
+    "linear": "linear ops",
+    "prefill_attention": "attention of prompts",
+    "decode_attention": "attention of decodes",
+    "all_reduce": "all-reduce",
+    "embedding_and_head": "embedding and LM head",
+    "transfers": "transfers between stages",
+}
 
 
 def with_account(account: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.bundle.schema import Bundle
-from profiler.facts.ops import ATTENTION, BATCH, GEMMS, LOCAL, OPS
+from profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, GEMMS, LOCAL, OPS
 from profiler.physics.hold_out import Bools, Folds, Rows, leave_one_group_out, median_p95_worst
 from simulator.loop.records import Floats
 from simulator.op_times.linear import PiecewiseLinear, Shape
@@ -81,9 +81,8 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
         fit = surface_fit(_SURFACES[OPS[op].family])
         found.append(OpTable(op, points, time, fit, fit, tile if op in TOKEN_OPS else None))
     if len(bundle.all_reduce):
-        found.append(
-            OpTable("all_reduce", *_columns(bundle.all_reduce, "num_bytes"), linear_fit, linear_fit)
-        )
+        points, time = _columns(bundle.all_reduce, "num_bytes")
+        found.append(OpTable(ALL_REDUCE, points, time, linear_fit, linear_fit))
     for scope, rows in bundle.send_recv.groupby("scope"):
         points, time = _columns(rows, "num_bytes")
         found.append(OpTable(f"send_recv_{scope}", points, time, linear_fit, linear_fit))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.facts.ops import OPS
+from profiler.facts.ops import ALL_REDUCE, DECODE, LAYER_OPS, PREFILL, SEND_RECV
 from simulator.loop.records import Floats, Ints, ReplicaLog
+from simulator.op_times.iteration import FIRST, LAST, IterationCost
 from simulator.op_times.predictor import BundlePredictor
 
 
@@ -26,45 +26,67 @@ class OpUse:
 
 
 def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
-    """Every op's use, by name. The layer's ops add up to ``layer_s`` (``others`` once a layer).
+    """Every op's use, by name. The layer's ops add up to ``layer_s`` (the rest once a layer).
 
     Linear ops and all-reduces are known from the token rows, decode attention from the decodes and
     their mean context. What remains of a layer is prefill attention where there are chunks (whose
     sizes are the *mean* chunk and its mean context), with what mixing adds; else decode attention
-    (unequal contexts). What a whole layer takes beyond its ops is in ``others``.
+    (unequal contexts). What a whole layer takes beyond its ops is in
+    the op that is the rest of a layer.
     """
-    ops, layer, columns = predict.ops, predict.layer, log.iterations
+    cost, columns = predict.cost, log.iterations
     decodes, chunks = columns["decodes"], columns["chunks"]
     tokens = columns["prefill_tokens"] + decodes
-    used: dict[str, OpUse] = {}
-    for op, times in ops.linear.items():
-        extra_s = layer.extra_s if OPS[op].rest else 0.0
-        time_s = layer.scale * _by_token(times, tokens) + extra_s
-        used[op] = OpUse(time_s, tokens[:, None])
-    num_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
-    if ops.all_reduce is not None:
-        used["all_reduce"] = OpUse(2 * _by_token(ops.all_reduce, num_bytes), num_bytes[:, None])
+    num_bytes = cost.num_bytes(tokens)
+    distinct, which = np.unique(tokens, return_inverse=True)
+    used = {
+        op: OpUse(time_s[which], (num_bytes if op == ALL_REDUCE else tokens)[:, None])
+        for op, time_s in cost.layer_parts(distinct).items()
+        if op in (*LAYER_OPS, ALL_REDUCE)
+    }
     mean_context = columns["decode_context"] / np.maximum(decodes, 1)
     attention = predict.decode_s(decodes, mean_context)
     known = sum((use.time_s for use in used.values()), attention)
     rest = np.maximum(columns["layer_s"] - known, 0)
     attention = attention + np.where((chunks == 0) & (decodes > 0), rest, 0)
-    used["attn_decode"] = OpUse(attention, np.stack([decodes, mean_context], axis=1))
+    used[DECODE] = OpUse(attention, np.stack([decodes, mean_context], axis=1))
     size = np.stack([columns["prefill_tokens"], columns["prefill_context"]], axis=1)
-    used["attn_prefill"] = OpUse(
-        np.where(chunks > 0, rest, 0), size / np.maximum(chunks, 1)[:, None]
-    )
-    used["embedding"] = OpUse(columns["first_s"], tokens[:, None])
+    used[PREFILL] = OpUse(np.where(chunks > 0, rest, 0), size / np.maximum(chunks, 1)[:, None])
     # The prompts that end in a batch are not recorded apart from the chunks.
-    used["lm_head"] = OpUse(columns["last_s"], (decodes + chunks)[:, None])
-    used["send_recv"] = OpUse(columns["send_s"], (num_bytes / ops.tp)[:, None])
+    outputs = decodes + chunks
+    used |= _divided(columns["first_s"], FIRST, tokens, cost)
+    used |= _divided(columns["last_s"], LAST, outputs, cost)
+    used[SEND_RECV] = OpUse(columns["send_s"], (num_bytes / cost.ops.tp)[:, None])
     return used
+
+
+def _divided(
+    time_s: Floats, ops: tuple[str, ...], rows: Floats, cost: IterationCost
+) -> dict[str, OpUse]:
+    """The recorded time beside the layers of one stage, by op."""
+    if len(ops) == 1:
+        return {ops[0]: OpUse(time_s, rows[:, None])}
+    alone = {op: cost.ops.by_rows[op](rows) for op in ops}
+    share = time_s / sum(alone.values(), np.zeros(len(rows)))
+    return {op: OpUse(share * own, rows[:, None]) for op, own in alone.items()}
+
+
+def mixing_s(log: ReplicaLog, predict: BundlePredictor, used: dict[str, OpUse]) -> Floats:
+    """Seconds of a layer that a chunk and decodes in one batch added; ``used`` is its breakdown.
+
+    They are part of the prefill attention there.
+    """
+    columns = log.iterations
+    mixed = (columns["prefill_tokens"] > 0) & (columns["decodes"] > 0)
+    tokens = columns["prefill_tokens"] + columns["decodes"]
+    ops_s = columns["layer_s"] - predict.cost.beside_s(tokens)
+    return np.where(mixed, predict.layer.mixing_within_s(ops_s, used[DECODE].time_s), 0.0)
 
 
 def whole_layer(log: ReplicaLog, used: dict[str, OpUse]) -> OpUse:
     """A layer without its all-reduces, as bundles time whole ones; ``used`` is its breakdown."""
     columns = log.iterations
-    reduce_s = used["all_reduce"].time_s if "all_reduce" in used else 0.0
+    reduce_s = used[ALL_REDUCE].time_s if ALL_REDUCE in used else 0.0
     tokens = columns["prefill_tokens"] + columns["decodes"]
     return OpUse(columns["layer_s"] - reduce_s, tokens[:, None])
 
@@ -77,8 +99,3 @@ def distinct_sizes(sizes: Floats) -> tuple[Floats, Ints]:
     key = whole[:, 0] * span + whole[:, -1]
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
     return whole[first].astype(np.float64), which.astype(np.int64)
-
-
-def _by_token(times: Callable[[Floats], Floats], sizes: Floats) -> Floats:
-    distinct, which = np.unique(sizes, return_inverse=True)
-    return np.asarray(times(distinct)[which], np.float64)

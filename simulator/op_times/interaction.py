@@ -24,8 +24,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from profiler.bundle.schema import Bundle
+from profiler.facts.ops import LAYER_OPS
 from profiler.physics.hold_out import Bools, Rows, leave_one_group_out
 from simulator.loop.records import Floats
+from simulator.op_times.iteration import SUM, IterationCost, WholeLayer, counted_context
 
 if TYPE_CHECKING:
     from simulator.op_times.regression import OpTimes
@@ -33,19 +35,6 @@ if TYPE_CHECKING:
 #: Weight of "there is no such effect" in units of measured points.
 _PRIOR = 0.05
 _MICRO = 1e-6
-
-
-@dataclass(frozen=True)
-class WholeLayer:
-    """``seconds = scale * (ops + (both * ops + decode * decode_attention, if both)) + extra_s``."""
-
-    scale: float = 1.0
-    extra_s: float = 0.0
-    both: float = 0.0
-    decode: float = 0.0
-
-
-SUM = WholeLayer()
 
 
 def fit_whole_layer(ops: OpTimes, mixed: pd.DataFrame) -> WholeLayer:
@@ -89,9 +78,11 @@ class _Layers:
     def of(cls, ops: OpTimes, mixed: pd.DataFrame) -> _Layers:
         names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
         chunk, context, batch, held = (mixed[name].to_numpy(np.int64) for name in names)
-        total = sum((op(chunk + batch) for op in ops.linear.values()), np.zeros(len(mixed)))
-        prefill = np.where(chunk > 0, ops.prefill(np.maximum(chunk, 1), context), 0.0)
-        decode = np.where(batch > 0, ops.decode(np.maximum(batch, 1), held), 0.0)
+        cost = IterationCost(ops)
+        prefill = np.where(chunk > 0, cost.prefill_s(np.maximum(chunk, 1), context), 0.0)
+        decode = np.where(batch > 0, cost.decode_s(np.maximum(batch, 1), held), 0.0)
+        parts = cost.layer_parts(chunk + batch)  # whole layers are timed without all-reduces
+        total = sum((parts[op] for op in LAYER_OPS), np.zeros(len(mixed)))
         time = mixed["time_us"].to_numpy(np.float64) * _MICRO
         both = (chunk > 0) & (batch > 0)
         return cls(chunk + batch, time, total + prefill + decode, decode, both)
@@ -102,8 +93,8 @@ class _Layers:
         )
 
     def predict(self, terms: WholeLayer) -> Floats:
-        more = np.where(self.both, terms.both * self.ops + terms.decode * self.decode, 0.0)
-        return terms.scale * (self.ops + more) + terms.extra_s
+        ops, decode = terms.scale * self.ops, terms.scale * self.decode
+        return ops + np.where(self.both, terms.mixing_s(ops, decode), 0.0) + terms.extra_s
 
 
 def _fit_layer(layers: _Layers) -> WholeLayer:
@@ -169,7 +160,7 @@ def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     for seen, scored in leave_one_group_out(sizes):
         share[scored] = _skew(mean[seen], longest[seen], time[seen])
     context, most = (rows[c].to_numpy(np.float64) for c in ("context_tokens", "max_context_tokens"))
-    fitted = ops.decode(sizes.astype(np.float64), context + share * (most - context))
+    fitted = ops.decode(sizes.astype(np.float64), counted_context(context, most, share))
     return pd.DataFrame(
         {"mean": _off(mean, time), "longest": _off(longest, time), "skew": _off(fitted, time)}
     )

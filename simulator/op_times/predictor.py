@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from policies.batch import Batch
 from simulator.loop.quantum import QUANTUM_S, ROUNDER, quantize
 from simulator.loop.records import Floats, Ints
-from simulator.op_times.interaction import SUM
+from simulator.op_times.iteration import SUM, IterationCost, counted_context
 from simulator.op_times.regression import OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
@@ -66,11 +66,12 @@ class TableSizes:
 class BundlePredictor:
     """Times a :class:`~policies.batch.Batch` from a bundle's regressions.
 
-    One layer of a batch with M token rows takes the linear ops (fused over chunks and decodes) and
-    ``others`` of M tokens, two all-reduces of M * hidden numbers (TP > 1), the attention of each
-    chunk, and one attention of all decodes. The first stage adds the embedding of M tokens, the
-    last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP
-    numbers per rank (each rank sends its slice).
+    What an iteration costs is :class:`~simulator.op_times.iteration.IterationCost`; this tabulates
+    it. One layer of a batch with M token rows takes the linear ops and elementwise ones of M tokens
+    (fused over chunks and decodes), two all-reduces of M * hidden numbers (TP > 1), the attention
+    of each chunk, and one attention of all decodes. The first stage adds the embedding of M tokens,
+    the last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP
+    numbers per rank.
 
     Where the bundle timed whole layers, ``layer_time`` "measured" corrects that sum by them, also
     for what a chunk and decodes do to each other (:mod:`simulator.op_times.interaction`); "sum"
@@ -95,14 +96,12 @@ class BundlePredictor:
         layer_time: str = "measured",
     ) -> None:
         self.ops = ops
-        layer = self.layer = ops.whole_layer if layer_time == "measured" else SUM
+        layer = ops.whole_layer if layer_time == "measured" else SUM
+        self.layer = layer = replace(layer, both_s=float(quantize(layer.both_s)))
+        self.cost = IterationCost(ops, layer, scope if num_stages > 1 else None, include_head)
         self._skew = ops.skew
-        # What a chunk and decodes add in one batch, as shares of all ops and of the decodes'.
-        self._mixing = (layer.both, layer.decode) if layer.both or layer.decode else None
+        self._mixes = layer.mixes
         self._max_length = max_length
-        self._scope = scope
-        self._num_stages = num_stages
-        self._include_head = include_head
         size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
         self._per_step = 1.0 / size.step
         # The first time is that of one cached token: none at all may be a faster kernel, and is
@@ -142,13 +141,13 @@ class BundlePredictor:
             row = self._decode_rows[decodes]
             position = batch.decode_context / decodes * self._per_step
             if self._skew:
-                position += self._skew * (batch.longest_context * self._per_step - position)
+                longest = batch.longest_context * self._per_step
+                position = counted_context(position, longest, self._skew)
             low = int(position)
             decode_s = row[low] + (row[low + 1] - row[low]) * (position - low)
             layer_s += decode_s
-            if self._mixing and batch.chunks:
-                of_all, of_decodes = self._mixing
-                layer_s += of_all * (layer_s - self._beside_ops[tokens]) + of_decodes * decode_s
+            if self._mixes and batch.chunks:
+                layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
     def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
@@ -177,25 +176,15 @@ class BundlePredictor:
         decode = self.layer.scale * ops.decode_table(sizes, self._context_grid)
         self._decode_table = np.vstack([np.zeros(len(self._context_grid)), decode])
         self._decode_rows = self._decode_table.tolist()
-        head = quantize(ops.lm_head(sizes)) if self._include_head else np.zeros(most)
-        self._head = [0.0, *head.tolist()]
+        self._head = [0.0, *quantize(self.cost.last_s(sizes)).tolist()]
 
     def _tabulate_tokens(self, max_tokens: int) -> None:
         """Fill what depends on the number of token rows alone: layer, embedding, transfer."""
-        ops = self.ops
-        tokens = np.arange(1, max_tokens + 1)
-        layer = sum((op(tokens) for op in ops.linear.values()), np.zeros(max_tokens))
-        activation_bytes = tokens * ops.model.hidden_size * ops.dtype_bytes
-        beside = np.full(max_tokens, self.layer.extra_s)
-        if ops.all_reduce is not None:
-            beside += 2 * ops.all_reduce(activation_bytes)
-        layer = self.layer.scale * layer + beside
-        send = np.zeros(max_tokens)
-        if self._num_stages > 1:
-            send = ops.send[self._scope](activation_bytes / ops.tp)
-        first = ops.embedding(tokens) if self._include_head else np.zeros(max_tokens)
-        table = np.stack([np.maximum(layer, QUANTUM_S), quantize(first), quantize(send)])
-        self._beside_ops = [0.0, *beside.tolist()]
+        cost, tokens = self.cost, np.arange(1, max_tokens + 1)
+        layer = sum(cost.layer_parts(tokens).values(), np.zeros(max_tokens))
+        first, send = quantize(cost.first_s(tokens)), quantize(cost.transfer_s(tokens))
+        table = np.stack([np.maximum(layer, QUANTUM_S), first, send])
+        self._beside_ops = [0.0, *cost.beside_s(tokens).tolist()]
         self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]
 
 

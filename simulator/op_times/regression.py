@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import cached_property, partial
 from importlib.metadata import version
 
@@ -22,7 +21,8 @@ from profiler.bundle.schema import Bundle
 from profiler.facts.ops import GEMMS, LAYER_OPS
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
-from simulator.op_times.interaction import WholeLayer, fit_skew, fit_whole_layer
+from simulator.op_times.interaction import fit_skew, fit_whole_layer
+from simulator.op_times.iteration import WholeLayer
 from simulator.op_times.linear import PiecewiseLinear, PooledRoofline, Shape
 from simulator.op_times.surface import (
     LEAVES,
@@ -42,8 +42,8 @@ TimeByPair = Callable[[ArrayLike, ArrayLike], Floats]
 class OpTimes:
     """Every op's time in seconds, for one layer on one tensor-parallel rank, as functions.
 
-    ``linear[op](tokens)``, ``embedding(tokens)``, ``lm_head(rows)``, ``prefill(chunk, context)``,
-    ``decode(batch, mean_context)``, ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
+    ``by_rows[op](rows)``, ``prefill(chunk, context)``, ``decode(batch, mean_context)``,
+    ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
     ``dtype_bytes`` is what a number takes in the dtype that was timed. ``whole_layer`` and ``skew``
     are what the ops one by one, with equal contexts, miss.
     """
@@ -60,12 +60,11 @@ class OpTimes:
         shapes = {op: Shape(s.n, s.k) for op, s in self.model.gemms(self.tp).items()}
         gemms = {op: (shapes[op], *points[op]) for op in GEMMS}
         self._gemms = gemms
-        by_op = {op: PiecewiseLinear(*xy) for op, xy in points.items()}
+        self.by_rows: dict[str, TimeBySize] = {
+            op: PiecewiseLinear(*xy) for op, xy in points.items()
+        }
         for op in gemms:
-            by_op[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
-        self.linear: dict[str, TimeBySize] = {op: by_op[op] for op in LAYER_OPS}
-        self.embedding = by_op["embedding"]
-        self.lm_head: TimeBySize = by_op["lm_head"]
+            self.by_rows[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
         self.all_reduce = (
             PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
             if self.tp > 1
@@ -75,6 +74,11 @@ class OpTimes:
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
         }
+
+    @property
+    def linear(self) -> dict[str, TimeBySize]:
+        """The ops of one layer by token rows."""
+        return {op: self.by_rows[op] for op in LAYER_OPS}
 
     @cached_property
     def key(self) -> str:
@@ -117,8 +121,13 @@ class OpTimes:
         rows = self.bundle.mixed
         if rows.empty:
             return WholeLayer()
-        terms = self.kept("layer", lambda: np.array(astuple(fit_whole_layer(self, rows))))
-        return WholeLayer(*map(float, terms))
+        names = ("scale", "extra_s", "both", "decode")
+
+        def fitted() -> Floats:
+            found = fit_whole_layer(self, rows)
+            return np.array([getattr(found, name) for name in names])
+
+        return WholeLayer(**dict(zip(names, self.kept("layer", fitted).tolist(), strict=True)))
 
     @cached_property
     def prefill(self) -> TimeByPair:

@@ -22,23 +22,28 @@ from fractions import Fraction
 
 import numpy as np
 
-from profiler.facts.ops import with_account
+from profiler.facts.ops import ATTENTION, OPS, with_account
 from simulator.loop.quantum import QUANTUM_S
 from simulator.loop.records import Floats, Ints, ReplicaLog
-from simulator.op_times.breakdown import breakdown
+from simulator.op_times.breakdown import breakdown, mixing_s
+from simulator.op_times.iteration import MIXING
 from simulator.op_times.predictor import BundlePredictor
 from simulator.views.ledger import ACCOUNTS, WAITS
 from simulator.views.metrics import Analysis
 from simulator.views.spans import Spans
 
-OPS = (
-    *("linear", "prefill_attention", "decode_attention", "mixing", "all_reduce"),
+# A layer's accounts that are known from its rows, then decodes; prefill attention is what is left.
+_ROWS = [op.account for op in OPS.values() if op.part == "layer" and op.name not in ATTENTION]
+_KNOWN = tuple(dict.fromkeys([*_ROWS, "decode_attention"]))
+_LINEAR, *_BESIDE = (name for name in _KNOWN if name != "decode_attention")
+OP_ACCOUNTS = (
+    *(_LINEAR, "prefill_attention", "decode_attention", MIXING, *_BESIDE),
     "embedding_and_head",
 )
-STAGE_PARTS = (*OPS, "chunking", "jitter", "sending", *WAITS, "fill", "drain", "no_work")
+STAGE_PARTS = (*OP_ACCOUNTS, "chunking", "jitter", "sending", *WAITS, "fill", "drain", "no_work")
 LATENCY_PARTS = (
     "queueing",
-    *OPS,
+    *OP_ACCOUNTS,
     "jitter",
     "transfers",
     "waiting_for_stages",
@@ -71,7 +76,7 @@ def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
             continue
         parts = _iteration_parts(log, predict)
         busy = _quanta(log.stage_durations()).sum(axis=1)
-        parts["jitter"] = busy - sum(parts[name] for name in OPS)
+        parts["jitter"] = busy - sum(parts[name] for name in OP_ACCOUNTS)
         for name, per_iteration in parts.items():
             totals[name] += int(per_iteration.sum())
         totals["chunking"] += _chunking(parts, analysis, spans, log, predict)
@@ -103,27 +108,15 @@ def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
 
 def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Ints]:
     """The predicted time of every micro-batch by op, over all stages, in quanta."""
-    columns, layer = log.iterations, predict.layer
-    used = {op: use.time_s for op, use in breakdown(log, predict).items()}
-    reduce_s = used.get("all_reduce", np.zeros(log.num_iterations))
-    linear_s = sum((used[op] for op in with_account("linear")), np.zeros(log.num_iterations))
+    columns, used = log.iterations, breakdown(log, predict)
     with_chunks = columns["prefill_tokens"] > 0
-    mixed = with_chunks & (columns["decodes"] > 0)
-    # layer = alone + both * (alone - beside) + decode * decode_attention, solved for alone.
-    decode_s, layer_s = used["attn_decode"], columns["layer_s"]
-    beside_s = layer.extra_s + reduce_s
-    alone_s = (layer_s + layer.both * beside_s - layer.decode * decode_s) / (1 + layer.both)
-    left = _quanta(layer_s)
-    parts: dict[str, Ints] = {}
-    for name, seconds in (
-        ("mixing", np.where(mixed, layer_s - alone_s, 0.0)),
-        ("linear", linear_s),
-        ("all_reduce", reduce_s),
-        ("decode_attention", decode_s),
-    ):
-        quanta = _quanta(seconds)
+    left = _quanta(columns["layer_s"])
+    parts: dict[str, Ints] = {MIXING: _quanta(mixing_s(log, predict, used))}
+    left = left - parts[MIXING]
+    for name in _KNOWN:
+        times = (used[op].time_s for op in with_account(name) if op in used)
         # What is rounded apart may exceed the whole by a quantum.
-        parts[name] = quanta if name == "mixing" else np.minimum(quanta, left)
+        parts[name] = np.minimum(_quanta(sum(times, np.zeros(log.num_iterations))), left)
         left = left - parts[name]
     parts["decode_attention"] += np.where(with_chunks, 0, left)
     parts["prefill_attention"] = np.where(with_chunks, left, 0)

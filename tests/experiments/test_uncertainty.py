@@ -17,7 +17,7 @@ from experiments.config.loading import load_experiment
 from experiments.run.experiment import simulate_all
 from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
 from profiler.storage.paths import data_dir
-from simulator.op_times.interaction import WholeLayer
+from simulator.op_times.iteration import WholeLayer
 from tests.simulator.test_interaction import layers
 
 Write = Callable[..., Path]

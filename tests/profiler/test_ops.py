@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from profiler.facts.model import load_model
@@ -15,6 +18,22 @@ from profiler.facts.ops import (
     PARTS,
     SENDS,
     op_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Who may name an op: what measures it, the bundle's own tables, readers of foreign files, and what
+#: the paper says of one. Everything else asks the registry.
+MAY_NAME = (
+    "profiler/facts/ops.py",
+    "profiler/measuring/",
+    "profiler/engine/",
+    "profiler/shard/",
+    "profiler/bundle/tables.py",
+    "profiler/bundle/schema.py",
+    "profiler/physics/",
+    "profiler/public/",
+    "profiler/importers/",
+    "experiments/paper/",
 )
 
 
@@ -53,3 +72,15 @@ def test_shapes_of_one_rank() -> None:
 def test_an_all_reduce_follows_every_gemm_that_is_split_by_rows() -> None:
     by_rows = [op for op in LAYER_GEMMS if OPS[op].split == "rows"]
     assert OPS["all_reduce"].calls == len(by_rows)
+
+
+def test_no_other_file_names_an_op() -> None:
+    found = []
+    for package in ("profiler", "simulator", "experiments", "policies"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            file = str(path.relative_to(ROOT))
+            if not file.startswith(MAY_NAME):
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+                found += [f"{file}: {text}" for text in texts if text in OPS]
+    assert not found, f"ask profiler/facts/ops.py instead: {found}"

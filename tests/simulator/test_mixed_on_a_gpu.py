@@ -15,7 +15,8 @@ import pandas as pd
 import pytest
 
 from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
-from simulator.op_times.interaction import SUM, WholeLayer, _fit_layer, _Layers
+from simulator.op_times.interaction import _fit_layer, _Layers
+from simulator.op_times.iteration import SUM, WholeLayer
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "act_fn", "rotary_emb")
 

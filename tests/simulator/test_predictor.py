@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import cache
 
@@ -17,6 +18,7 @@ from profiler.bundle.schema import Bundle, BundleMeta, find_bundle, list_bundles
 from profiler.facts.model import load_model
 from profiler.storage.paths import data_dir
 from simulator.loop.quantum import QUANTUM_S
+from simulator.op_times.iteration import WholeLayer, counted_context
 from simulator.op_times.linear import PiecewiseLinear
 from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes
@@ -185,7 +187,7 @@ def test_tables_agree_with_the_regressions(device: str, model: str, tp: int, lon
 def test_regressions_go_through_the_points_of_the_bundle(device: str, model: str, tp: int) -> None:
     bundle, ops = shipped(device, model, tp)
     for op, rows in bundle.linear.groupby("op"):
-        found = (ops.linear | {"embedding": ops.embedding, "lm_head": ops.lm_head})[str(op)]
+        found = ops.by_rows[str(op)]
         assert np.allclose(found(rows["num_tokens"]), rows["time_us"] * 1e-6)
     prefill, decode = bundle.attn_prefill, bundle.attn_decode
     surface = ops.prefill(prefill["chunk_tokens"], prefill["context_tokens"])
@@ -217,3 +219,38 @@ def test_a_surface_recovers_what_it_is_made_of() -> None:
     # All points on one line: no triangulation, and still the fitted terms.
     line = PhysicalSurface(a[:5], b[:5], 2 + 0.5 * a[:5], kind)
     assert line([3.0], [1.0]) == pytest.approx([3.5])
+
+
+@pytest.mark.parametrize("layer_time", ["measured", "sum"])
+@pytest.mark.parametrize("skew", [0.0, 0.25])
+def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> None:
+    """The predictor's tables say what the one function of costs says, term by term."""
+    _, ops = shipped("a100-80g-sxm", "gpt3-175b", 8)
+    changed = copy.copy(ops)
+    changed.whole_layer = WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5)
+    changed.skew = skew
+    predict = BundlePredictor(
+        changed, max_tokens=512, max_length=1024, max_batch=8, num_stages=8, layer_time=layer_time
+    )
+    for chunks, decodes, mean, longest in (
+        ([(128, 0), (64, 256)], 4, 512, 1024),  # contexts on the tables' grid: nothing to round
+        ([(128, 64)], 0, 0, 0),
+        ([], 4, 512, 1024),
+    ):
+        held = batch(
+            *((2048, chunk, context) for chunk, context in chunks),
+            decodes=decodes,
+            context=decodes * mean,
+            longest=longest,
+        )
+        cost = predict.cost
+        prefill = sum(float(cost.prefill_s(*chunk)) for chunk in chunks)
+        decode = 0.0
+        if decodes:
+            decode = float(cost.decode_s(decodes, counted_context(mean, longest, skew)))
+        tokens = sum(chunk for chunk, _ in chunks) + decodes
+        parts = cost.layer_parts([tokens], prefill, decode, bool(chunks and decodes))
+        layer_s, first_s, _, send_s = predict(held)
+        assert sum(parts.values())[0] == pytest.approx(layer_s, abs=2 * QUANTUM_S)
+        assert float(cost.first_s(tokens)) == pytest.approx(first_s, abs=QUANTUM_S)
+        assert float(cost.transfer_s(tokens)) == pytest.approx(send_s, abs=QUANTUM_S)

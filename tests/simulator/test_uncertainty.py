@@ -10,7 +10,7 @@ import pytest
 from profiler.bundle.schema import Bundle
 from simulator.confidence.bands import UNKNOWN
 from simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
-from simulator.op_times.interaction import WholeLayer
+from simulator.op_times.iteration import WholeLayer
 from simulator.op_times.regression import OpTimes
 from tests.simulator.test_interaction import attention_bundle, layers
 from tests.simulator.test_predictor import simple_bundle

@@ -29,20 +29,24 @@ from experiments.paper.throughput import BASELINE, balanced, sarathi, split
 from experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from experiments.run.advise import candidate
 from experiments.run.demand import Demand
-from experiments.run.machine import Machine, mixing
+from experiments.run.machine import Machine
 from policies.orca import Orca
 from profiler.facts.model import load_model
+from profiler.facts.ops import ROW_OPS
+from simulator.op_times.iteration import WholeLayer
 
 LAYERS = 40
 
 
-def plain_ops() -> Any:
+def plain_ops(mixing_s: float = 0.0) -> Any:
     """Times one can compute by hand: 1 ms a layer, 2 us a row, 3 us a cached token of a decode."""
     return SimpleNamespace(
-        linear={"preproj": lambda n: 1e-3 + 2e-6 * np.asarray(n), "others": lambda n: 0.0 * n},
+        by_rows={
+            **dict.fromkeys(ROW_OPS, lambda n: 0.0 * np.asarray(n)),
+            "preproj": lambda n: 1e-3 + 2e-6 * np.asarray(n),
+        },
+        whole_layer=WholeLayer(both_s=mixing_s),
         all_reduce=None,
-        embedding=lambda n: 0.0 * np.asarray(n),
-        lm_head=lambda n: 0.0 * np.asarray(n),
         prefill=lambda chunk, context: 1e-9 * np.asarray(chunk) * (np.asarray(context) + 1),
         decode=lambda batch, context: 3e-9 * np.asarray(batch) * np.asarray(context),
         model=load_model("llama-13b"),
@@ -53,7 +57,7 @@ def plain_ops() -> Any:
 
 
 def test_an_iteration_is_the_sum_of_its_ops() -> None:
-    machine = Machine(plain_ops(), "a6000", mixed_s=1e-4)
+    machine = Machine(plain_ops(mixing_s=1e-4), "a6000")
     mixed = machine.iteration([(100, 50)], decodes=4, context=1000)
     assert mixed.linear_s == pytest.approx(LAYERS * (1e-3 + 2e-6 * 104 + 1e-4))
     assert mixed.attention_s == pytest.approx(LAYERS * (1e-9 * 100 * 51 + 3e-9 * 4 * 1000))
@@ -142,13 +146,6 @@ def test_rounds_of_the_baseline_are_alike() -> None:
     machine = Lab("predicted").a6000
     once, thrice = (machine.serve(BASELINE, 6, 300, 9, rounds) for rounds in (1, 3))
     assert thrice.seconds == pytest.approx(3 * once.seconds)
-
-
-def test_mixing_adds_to_mixed_batches_only() -> None:
-    times = mixing(lambda _: (1.0, 2.0, 3.0, 4.0), 0.5)
-    for chunks, decodes, expected in (((1,), 1, 1.5), ((1,), 0, 1.0), ((), 1, 1.0)):
-        batch: Any = SimpleNamespace(chunks=chunks, num_decodes=decodes)
-        assert times(batch) == (expected, 2.0, 3.0, 4.0)
 
 
 def test_a_calibrated_gemm() -> None:

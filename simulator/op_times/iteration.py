@@ -1,0 +1,146 @@
+"""What an iteration costs: the one place where the times of ops add up, numbers and arrays alike.
+
+The predictor tabulates it. The breakdown and the explanation take recorded iterations apart with
+it. A machine (``experiments/run/machine.py``) asks it for single ones. Terms of whole layers are
+fitted to it (``interaction.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.facts.ops import ALL_REDUCE, DECODE, LAYER_OPS, OPS, PREFILL, names
+from simulator.loop.records import Floats
+
+if TYPE_CHECKING:
+    from simulator.op_times.regression import OpTimes
+
+MIXING = "mixing"
+"""Of a layer's parts, the one that is no op: what a chunk and decodes in one batch add."""
+FIRST = names(lambda op: op.part == "first")
+LAST = names(lambda op: op.part == "last")
+
+Seconds = TypeVar("Seconds", float, Floats)
+
+
+@dataclass(frozen=True)
+class WholeLayer:
+    """What a layer takes beyond its ops.
+
+    It takes ``scale`` times their sum, and ``extra_s``. One that holds both a chunk and decodes
+    takes on top ``both`` of all its scaled ops, ``decode`` of the scaled decode attention, and
+    ``both_s``.
+    """
+
+    scale: float = 1.0
+    extra_s: float = 0.0
+    both: float = 0.0
+    decode: float = 0.0
+    both_s: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a chunk and decodes in one batch add anything."""
+        return bool(self.both or self.decode or self.both_s)
+
+    def mixing_s(self, ops_s: Seconds, decode_s: Seconds) -> Seconds:
+        """What mixing adds to scaled ops of ``ops_s``, with ``decode_s`` of decode attention."""
+        return self.both * ops_s + self.decode * decode_s + self.both_s
+
+    def mixing_within_s(self, mixed_s: Seconds, decode_s: Seconds) -> Seconds:
+        """The same, from the ``mixed_s`` that the ops take with it."""
+        return mixed_s - (mixed_s - self.decode * decode_s - self.both_s) / (1 + self.both)
+
+
+SUM = WholeLayer()
+
+
+def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> Seconds:
+    """The context as which a batch of decodes counts, all of them equal."""
+    return mean + skew * (longest - mean)
+
+
+@dataclass(frozen=True, eq=False)
+class IterationCost:
+    """The times of an iteration's parts in seconds, by its sizes.
+
+    ``scope`` is how far the next stage is (None: there is none). Without ``include_head`` the first
+    and the last stage do their layers only.
+    """
+
+    ops: OpTimes
+    layer: WholeLayer = SUM
+    scope: str | None = None
+    include_head: bool = True
+
+    def layer_parts(
+        self,
+        tokens: npt.ArrayLike,
+        prefill_s: npt.ArrayLike = 0.0,
+        decode_s: npt.ArrayLike = 0.0,
+        mixed: npt.ArrayLike = False,
+    ) -> dict[str, Floats]:
+        """One layer of ``tokens`` rows, by op and :data:`MIXING`; they add up to the layer.
+
+        ``prefill_s`` and ``decode_s`` are its attention (:meth:`prefill_s`, :meth:`decode_s`), and
+        ``mixed`` says where there are both.
+        """
+        rows = np.asarray(tokens)
+        found = {op: self.layer.scale * self.ops.by_rows[op](rows) for op in LAYER_OPS}
+        prefill, decode = np.asarray(prefill_s, np.float64), np.asarray(decode_s, np.float64)
+        if self.layer.mixes:
+            ops_s = sum(found.values(), prefill + decode)
+            found[MIXING] = np.where(mixed, self.layer.mixing_s(ops_s, decode), 0.0)
+        for op in LAYER_OPS:
+            if OPS[op].rest:
+                found[op] = found[op] + self.layer.extra_s
+        found |= {PREFILL: prefill, DECODE: decode}
+        if self.ops.all_reduce is not None:
+            found[ALL_REDUCE] = OPS[ALL_REDUCE].calls * self.ops.all_reduce(self.num_bytes(rows))
+        return found
+
+    def beside_s(self, tokens: npt.ArrayLike) -> Floats:
+        """What a layer takes that neither scale nor mixing concerns: the extra, and all-reduces."""
+        rows = np.asarray(tokens)
+        found = np.full(rows.shape, self.layer.extra_s)
+        if self.ops.all_reduce is not None:
+            found += OPS[ALL_REDUCE].calls * self.ops.all_reduce(self.num_bytes(rows))
+        return found
+
+    def prefill_s(self, chunk: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
+        """One layer's attention of a chunk."""
+        return self.layer.scale * self.ops.prefill(chunk, context)
+
+    def decode_s(self, batch: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
+        """One layer's attention of decodes that hold ``context`` tokens each."""
+        return self.layer.scale * self.ops.decode(batch, context)
+
+    def first_s(self, tokens: npt.ArrayLike) -> Floats:
+        """What comes on top on the first stage."""
+        return self._edges(FIRST, tokens)
+
+    def last_s(self, outputs: npt.ArrayLike) -> Floats:
+        """What comes on top on the last stage, for the rows that yield a token."""
+        return self._edges(LAST, outputs)
+
+    def transfer_s(self, tokens: npt.ArrayLike) -> Floats:
+        """To the next stage: each rank sends its slice."""
+        rows = np.asarray(tokens)
+        if self.scope is None:
+            return np.zeros(rows.shape)
+        return self.ops.send[self.scope](self.num_bytes(rows) / self.ops.tp)
+
+    def num_bytes(self, tokens: npt.ArrayLike) -> Floats:
+        """Of the activations of ``tokens`` rows."""
+        rows = np.asarray(tokens, np.float64)
+        return rows * self.ops.model.hidden_size * self.ops.dtype_bytes
+
+    def _edges(self, ops: tuple[str, ...], rows: npt.ArrayLike) -> Floats:
+        nothing = np.zeros(np.shape(rows))
+        if not self.include_head:
+            return nothing
+        return sum((self.ops.by_rows[op](rows) for op in ops), nothing)
