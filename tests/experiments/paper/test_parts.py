@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,9 @@ from experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from experiments.run.advise import candidate
 from experiments.run.demand import Demand
 from experiments.run.machine import Machine
+from policies.batch import Batch
 from policies.orca import Orca
+from policies.request import Sequence
 from profiler.facts.model import load_model
 from profiler.facts.ops import ROW_OPS
 from simulator.op_times.iteration import WholeLayer
@@ -63,6 +66,27 @@ def test_an_iteration_is_the_sum_of_its_ops() -> None:
     assert mixed.attention_s == pytest.approx(LAYERS * (1e-9 * 100 * 51 + 3e-9 * 4 * 1000))
     alone = machine.iteration(decodes=4, context=1000)
     assert alone.linear_s == pytest.approx(LAYERS * (1e-3 + 2e-6 * 4))  # nothing to mix
+
+
+def test_a_machine_counts_whole_layers_as_the_predictor_does() -> None:
+    """Every term, in an iteration of a chunk with decodes; contexts lie on the tables' grid."""
+    ops = copy.copy(_op_times("a6000", "llama-13b", 1))
+    ops.whole_layer = WholeLayer(scale=1.2, extra_s=3e-5, both=0.1, decode=0.3, both_s=2e-5)
+    machine = Machine(ops, "a6000")
+    made = Batch(0, ((Sequence(0, 512, 1, 1), 256, 256),), 256, 4, 4 * 1024, 1024)
+    layer_s, first_s, last_s, _ = machine.predictor(made)
+    found = machine.iteration([(256, 256)], decodes=4, context=1024)
+    assert found.total_s == pytest.approx(LAYERS * layer_s + first_s + last_s, rel=1e-6)
+    parts = machine.iteration([(256, 256)]), machine.iteration(decodes=4, context=1024)
+    assert found.attention_s == pytest.approx(sum(part.attention_s for part in parts))
+    mixing = machine.mixing_s(
+        machine.layers * sum(machine.block(260).values()) - machine.layers * 3e-5,
+        parts[0].attention_s,
+        parts[1].attention_s,
+    )
+    edges = float(machine.cost.first_s(260) + machine.cost.last_s(5))
+    rows = machine.layers * sum(machine.block(260).values())
+    assert found.linear_s == pytest.approx(rows + mixing + edges)
 
 
 def test_decode_speedup_by_hand() -> None:
