@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from profiler.bundle.csv_cells import check_end, numbers, read_cells, refuse, whole_numbers
 from profiler.bundle.tables import (
-    LARGEST,
     LONGEST_US,
     REAL,
     SHORTEST_US,
@@ -19,7 +18,7 @@ from profiler.bundle.tables import (
     Table,
     empty_table,
 )
-from profiler.storage.strict import did_you_mean, one_line
+from profiler.storage.strict import did_you_mean
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:
@@ -45,8 +44,11 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
         )
     short = np.asarray(raw.fillna("") == "").any(axis=1)
     if short.any():
-        raise BundleError(f"{path}: row {_row(short)} is truncated: it lacks a cell")
-    frame = pd.DataFrame({c: _typed(raw[c], c, path, table) for c in allowed if c in raw.columns})
+        raise BundleError(
+            f"{path}: row {raw.index[int(np.argmax(short))]} is truncated: it lacks a cell"
+        )
+    typed = {c: _typed(raw[c], c, path, table) for c in allowed if c in raw.columns}
+    frame = pd.DataFrame(typed, index=raw.index).reset_index(drop=True)
     _check_keys(frame, path, table)
     for fault, broken in table.rules:
         rows = broken(frame).to_numpy()
@@ -57,33 +59,18 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
 
 
 def _read_text_cells(path: Path) -> pd.DataFrame:
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        last = content.count(b"\n") + 1
-        raise BundleError(f"{path}: row {last} is truncated: the file does not end with a newline")
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    check_end(path)
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if line.count(b'"') % 2:  # no cell has more than one line
             raise BundleError(f"{path}: row {number} is truncated: a quoted cell does not end")
-    try:
-        with warnings.catch_warnings():
-            # pandas only warns where a row has more cells than the header, and drops them.
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
-    except pd.errors.ParserWarning:
-        raise BundleError(
-            f"{path}: not a valid CSV: a row has more cells than the header"
-        ) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path}: not a valid CSV: {one_line(error)}") from error
+    return read_cells(path, dtype=str, keep_default_na=False)
 
 
 def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
     """One column's values. Labels are checked against the allowed ones, numbers against range."""
     if column in TEXT:
-        wrong = np.array([not cell.isprintable() or cell != cell.strip() for cell in cells], bool)
-        if wrong.any():
-            value = cells[wrong].iloc[0]
-            raise BundleError(f"{path}: row {_row(wrong)}: {column} must be text, got {value!r}")
+        unprintable = [not cell.isprintable() or cell != cell.strip() for cell in cells]
+        refuse(unprintable, cells, path, f"{column} must be text")
         return cells
     if column in table.labels:
         allowed = table.labels[column]
@@ -91,42 +78,20 @@ def _typed(cells: pd.Series[str], column: str, path: Path, table: Table) -> Any:
         if wrong.any():
             value = str(cells[wrong].iloc[0])
             raise BundleError(
-                f"{path}: row {_row(wrong)}: unknown {column} {value!r}"
+                f"{path}: row {cells.index[wrong][0]}: unknown {column} {value!r}"
                 f"{did_you_mean(value, allowed)}; allowed: {', '.join(allowed)}"
             )
         return cells
-    numbers = pd.to_numeric(cells, errors="coerce").to_numpy(dtype=float)
-    is_real = column in REAL
-    wrong = ~np.isfinite(numbers)
-    if not is_real:
-        wrong |= numbers != np.floor(np.where(wrong, 0.5, numbers))
-    if wrong.any():
-        kind = "a finite number" if is_real else "an integer"
-        raise BundleError(
-            f"{path}: row {_row(wrong)}: {column} must be {kind}, got {cells[wrong].iloc[0]!r}"
-        )
-    least = 0 if REAL.get(column) else table.minimum.get(column, 1)
-    positive = is_real and not REAL[column]
-    low = numbers <= 0 if positive else numbers < least
-    if low.any():
-        bound = "positive" if positive else f"at least {least}"
-        raise BundleError(
-            f"{path}: row {_row(low)}: {column} must be {bound}, got {cells[low].iloc[0]!r}"
-        )
-    if positive:
-        absurd = (numbers < SHORTEST_US) | (numbers > LONGEST_US)
-        if absurd.any():
-            raise BundleError(
-                f"{path}: row {_row(absurd)}: {column} must be from {SHORTEST_US:g} to "
-                f"{LONGEST_US:g}, got {cells[absurd].iloc[0]!r}"
-            )
-    if is_real:
-        return numbers
-    vast = numbers > LARGEST
-    if vast.any():
-        value = cells[vast].iloc[0]
-        raise BundleError(f"{path}: row {_row(vast)}: {column} must be below 2^53, got {value!r}")
-    return numbers.astype(np.int64)
+    if column not in REAL:
+        return whole_numbers(cells, path, table.minimum.get(column, 1))
+    found, zero_allowed = numbers(cells, path), REAL[column]
+    if zero_allowed:
+        refuse(found < 0, cells, path, f"{column} must be at least 0")
+        return found
+    refuse(found <= 0, cells, path, f"{column} must be positive")
+    absurd = (found < SHORTEST_US) | (found > LONGEST_US)
+    refuse(absurd, cells, path, f"{column} must be from {SHORTEST_US:g} to {LONGEST_US:g}")
+    return found
 
 
 def _check_keys(frame: pd.DataFrame, path: Path, table: Table) -> None:
@@ -158,8 +123,3 @@ def write_table(frame: pd.DataFrame, path: Path, table: Table) -> None:
     columns = [*table.columns, *(c for c in table.extras if c in frame.columns)]
     ordered = frame[columns].sort_values(list(table.key), kind="stable")
     ordered.to_csv(path, index=False, lineterminator="\n")
-
-
-def _row(mask: Any) -> int:
-    """Line number of the first true entry; the header is row 1."""
-    return int(np.argmax(mask)) + 2

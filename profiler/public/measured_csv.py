@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from profiler.bundle.tables import LARGEST, BundleError
+from profiler.bundle.csv_cells import numbers, read_cells, refuse, whole_numbers
+from profiler.bundle.tables import BundleError
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
 _REPEAT_FACTOR = 2.0
@@ -43,27 +43,27 @@ def read_measurements(
     number in the file as index. Raises FileNotFoundError, or MeasurementError naming file, row (the
     header is row 1) and value.
     """
-    raw = _read_whole(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file among the public measurements")
+    raw = read_cells(path, MeasurementError, low_memory=False)
     times = [*times, *(column for column in optional_times if column in raw.columns)]
     wanted = [*labels, *counts, *from_zero, *times]
     for column in [*wanted, *([keep[0]] if keep else [])]:
         if column not in raw.columns:
             raise MeasurementError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
-    raw.index = raw.index + 2
     if keep is not None:
         raw = raw[_chosen(raw, path, *keep)]
-    found = {column: raw[column] for column in labels}
+    found: dict[str, Any] = {column: raw[column] for column in labels}
     for column in labels:
-        _refuse(raw[column].isna(), raw[column], path, f"{column} is missing")
+        refuse(raw[column].isna(), raw[column], path, f"{column} is missing", MeasurementError)
     for column in counts:
-        found[column] = _counts(raw[column], path, 1)
+        found[column] = whole_numbers(raw[column], path, 1, MeasurementError)
     for column in from_zero:
-        found[column] = _counts(raw[column], path, 0)
+        found[column] = whole_numbers(raw[column], path, 0, MeasurementError)
     for column in times:
-        numbers = pd.to_numeric(raw[column], errors="coerce")
-        _refuse(~np.isfinite(numbers), raw[column], path, f"{column} must be a finite number")
-        _refuse(numbers <= 0, raw[column], path, f"{column} must be positive")
-        found[column] = numbers
+        found[column] = times_us = numbers(raw[column], path, MeasurementError)
+        problem = f"{column} must be positive"
+        refuse(times_us <= 0, raw[column], path, problem, MeasurementError)
     frame = pd.DataFrame(found, index=raw.index)
     _check_repeats(frame, [*labels, *counts, *from_zero], times, path)
     return frame
@@ -75,47 +75,16 @@ def merged(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.groupby(inputs, sort=True)[["time_us"]].median().reset_index()
 
 
-def _read_whole(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file among the public measurements")
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        if file.tell():
-            file.seek(-1, 2)
-            if file.read(1) != b"\n":
-                raise MeasurementError(
-                    f"{path}: the last row is truncated: the file does not end with a newline"
-                )
-    try:
-        return pd.read_csv(path, index_col=False, low_memory=False)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise MeasurementError(f"{path}: not a valid CSV: {error}") from error
-
-
 def _chosen(raw: pd.DataFrame, path: Path, column: str, value: Any) -> pd.Series[bool]:
     cells = raw[column]
     if isinstance(value, bool):
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
         known = cells.astype(str).str.lower()
-        _refuse(~known.isin(["true", "false"]), cells, path, f"{column} must be True or False")
+        wrong = ~known.isin(["true", "false"])
+        refuse(wrong, cells, path, f"{column} must be True or False", MeasurementError)
         return known == str(value).lower()
     chosen: pd.Series[bool] = cells == value
     return chosen
-
-
-def _counts(cells: pd.Series[Any], path: Path, least: int) -> pd.Series[int]:
-    numbers = pd.to_numeric(cells, errors="coerce")
-    whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
-    _refuse(~whole, cells, path, f"{cells.name} must be an integer")
-    _refuse(numbers < least, cells, path, f"{cells.name} must be at least {least}")
-    _refuse(numbers > LARGEST, cells, path, f"{cells.name} must be below 2^53")
-    return numbers.astype(np.int64)
-
-
-def _refuse(wrong: pd.Series[bool], cells: pd.Series[Any], path: Path, problem: str) -> None:
-    if wrong.any():
-        at = int(np.argmax(wrong.to_numpy()))
-        raise MeasurementError(f"{path}: row {wrong.index[at]}: {problem}, got {cells.iloc[at]!r}")
 
 
 def _check_repeats(frame: pd.DataFrame, key: list[str], times: list[str], path: Path) -> None:
