@@ -209,11 +209,14 @@ KNOWN: dict[str, Known] = {
         Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn"),
     ),
     "a measured bundle": _measured,
-    "reproduce --json over a file": _added(
+    "reproduce --out over a file": _added(
         "keep.json",
         Command(
-            ["reproduce", "tile_257", "--variant", "predicted", "--json", "keep.json"], "keep.json"
+            ["reproduce", "tile_257", "--variant", "predicted", "--out", "keep.json"], "keep.json"
         ),
+    ),
+    "reproduce --out in a folder of the user's": lambda box: Command(
+        ["reproduce", "tile_257", "--variant", "predicted", "--out", "mine"], "mine"
     ),
     "a deep sweep file": _file(
         "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])
