@@ -23,9 +23,12 @@ class View:
     ``max_batch``   most sequences one micro-batch may hold
     ``free_slots``  how many more it may take now
     ``free_kv``     KV tokens that are not reserved; admitting ``s`` takes ``s.kv_tokens``
+    ``cost``        ``cost(s, n)``: seconds that the slowest stage would take for ``n`` prompt
+                    tokens of ``s`` and all decodes; None in a real engine, which does not know
     """
 
     __slots__ = (
+        "cost",
         "decoding",
         "free_kv",
         "free_slots",
@@ -49,6 +52,7 @@ class View:
         self.num_decodes = 0
         self.free_slots = 0
         self.free_kv = 0
+        self.cost: Callable[[Sequence, int], float] | None = None
 
     def next_waiting(self) -> Sequence | None:
         """The oldest waiting sequence if it can be admitted now, else None.
@@ -149,6 +153,11 @@ class PoolPolicy(Protocol):
 def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
     """Whether a policy acts on a :class:`~policies.pool.Pool`, not on one micro-batch."""
     return bool(getattr(policy, "pooled", False))
+
+
+def needs_costs(policy: Policy | PoolPolicy) -> bool:
+    """Whether a policy asks what an iteration takes (``View.cost``): attribute ``needs_costs``."""
+    return bool(getattr(policy, "needs_costs", False))
 
 
 def of_micro_batches(policy: Policy | PoolPolicy) -> Policy:

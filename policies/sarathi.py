@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Literal
 
 from policies.policy import DECODES, Chunking, Plan, View, named
+from policies.request import Sequence
 
-ChunkRule = Literal["fill", "reserve", "fixed"]
+ChunkRule = Literal["fill", "reserve", "fixed", "equal_time"]
 
 
 @named("sarathi")
@@ -19,23 +21,38 @@ class Sarathi:
     ``fill``     ``C - d``: chunk and decodes together make C tokens
     ``reserve``  ``C - (B - 1)``: room for the most decodes that may ever piggyback (section 4.4)
     ``fixed``    ``C``: the decodes come on top, and may spill into one more tile
+    ``equal_time``  as ``fill``, less what makes the iteration take more than ``iteration_s``
+                 seconds on the slowest stage, as the simulator predicts it: chunks shrink as the
+                 context grows, so that the micro-batches of a pipeline take equally long
 
-    For the first two, C is rounded down to a multiple of T (if it is at least T); when the decodes
-    alone fill C, to the next multiple of T above them, so that prefills always make progress. The
-    rows of the fused operations are then a multiple of T too: always under ``fill``, and under
-    ``reserve`` when as many decodes piggyback as may. The last chunk of a prompt is what is left
-    of it.
+    For all but ``fixed``, C is rounded down to a multiple of T (if it is at least T); when the
+    decodes alone fill C, to the next multiple of T above them, so that prefills always make
+    progress. The rows of the fused operations are then a multiple of T too: always under ``fill``
+    and ``equal_time``, and under ``reserve`` when as many decodes piggyback as may. The last chunk
+    of a prompt is what is left of it.
     """
 
     holds_finished = False
 
     def __init__(
-        self, chunk_size: int = 256, tile: int = 128, chunk_rule: ChunkRule = "fill"
+        self,
+        chunk_size: int = 256,
+        tile: int = 128,
+        chunk_rule: ChunkRule = "fill",
+        iteration_s: float | None = None,
     ) -> None:
         if chunk_size < 1 or tile < 1:
             raise ValueError(f"chunk_size and tile must be at least 1, not {chunk_size} and {tile}")
-        if chunk_rule not in ("fill", "reserve", "fixed"):
-            raise ValueError(f"chunk_rule must be fill, reserve or fixed, not {chunk_rule!r}")
+        if chunk_rule not in ("fill", "reserve", "fixed", "equal_time"):
+            raise ValueError(
+                f"chunk_rule must be fill, reserve, fixed or equal_time, not {chunk_rule!r}"
+            )
+        self.needs_costs = chunk_rule == "equal_time"
+        if self.needs_costs != (iteration_s is not None):
+            raise ValueError("iteration_s must be given with chunk_rule equal_time, and only then")
+        if iteration_s is not None and not iteration_s > 0:
+            raise ValueError(f"iteration_s must be more than 0, not {iteration_s}")
+        self.iteration_s = iteration_s
         self.chunk_size = chunk_size
         self.tile = tile
         self.chunk_rule = chunk_rule
@@ -43,11 +60,11 @@ class Sarathi:
         self._tokens: dict[tuple[int, int], int] = {}  # chunk_tokens, by its arguments
 
     def chunk_tokens(self, decodes: int, max_batch: int) -> int:
-        """Prompt tokens that may go with ``decodes`` decodes; at least 1."""
+        """Prompt tokens that may go with ``decodes`` decodes, whatever they take; at least 1."""
         if self.chunk_rule == "fixed":
             return self.chunk_size
         tile = self.tile if self.chunk_size >= self.tile else 1
-        piggybacked = decodes if self.chunk_rule == "fill" else max(decodes, max_batch - 1)
+        piggybacked = max(decodes, max_batch - 1) if self.chunk_rule == "reserve" else decodes
         total = self.chunk_size // tile * tile
         if piggybacked >= total:
             total = (piggybacked // self.tile + 1) * self.tile
@@ -62,4 +79,18 @@ class Sarathi:
         if tokens is None:
             tokens = self._tokens[key] = self.chunk_tokens(*key)
         left = sequence.prompt_tokens - sequence.prefilled
+        if self.needs_costs:
+            tokens = self._in_time(view, sequence, tokens, left)
         return Plan(((sequence, tokens if tokens < left else left),))
+
+    def _in_time(self, view: View, sequence: Sequence, most: int, left: int) -> int:
+        """The largest chunk, a whole number of tiles below ``most``, that takes no more than
+        ``iteration_s``; the smallest one if all take more. ``left`` is what is left of the prompt.
+        """
+        cost, limit = view.cost, self.iteration_s
+        if cost is None or limit is None:
+            raise ValueError("chunk_rule equal_time needs times, which only the simulator predicts")
+        tile = self.tile if self.chunk_size >= self.tile else 1
+        sizes = range(most, 0, -tile)
+        first = bisect_left(sizes, True, key=lambda size: cost(sequence, min(size, left)) <= limit)
+        return sizes[min(first, len(sizes) - 1)]

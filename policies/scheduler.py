@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 from policies.batch import Batch, Chunk
 from policies.group import Group
@@ -81,6 +83,23 @@ class Scheduler:
         # request in order. An array, because a long run has millions of them.
         self.spans: array[int] = array("q")
         self._output_tokens: dict[int, int] = {}
+
+    def tell_costs(self, iteration_s: Callable[[Batch], float]) -> None:
+        """Let policies know what an iteration takes (``View.cost``): the seconds of a batch."""
+        for group in self.groups:
+            group.view.cost = partial(self._cost, group, iteration_s)
+
+    def _cost(
+        self, group: Group, iteration_s: Callable[[Batch], float], sequence: Sequence, tokens: int
+    ) -> float:
+        chunks = ((sequence, tokens, sequence.prefilled),)
+        longest = group.offsets[-1] + group.iteration if group.offsets else 0
+        return iteration_s(
+            Batch(
+                group.index, chunks, tokens, group.num_decodes, group.context,
+                max(longest, group.held_longest), len(group.held), (), group.members,
+            )
+        )  # fmt: skip
 
     def refusal(self, request: Request) -> str | None:
         """Why the request could never be served, or None if it can."""

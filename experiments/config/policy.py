@@ -90,6 +90,7 @@ _BOUNDED: dict[Any, Any] = {
     int: Tokens,
     int | None: Tokens | None,
     float: Annotated[float, Field(ge=0, le=1e12)],
+    float | None: Annotated[float, Field(ge=0, le=1e12)] | None,
 }
 """What numbers a policy takes: counts are at least 1, all others at least 0."""
 _FILE_KEYS = ("name", "file", "sha256", "code")

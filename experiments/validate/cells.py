@@ -10,7 +10,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment, Source
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Engine, Scenario
-from policies.policy import chunking_of, is_pooled, of_micro_batches
+from policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.spec import EngineSpec
@@ -114,7 +114,11 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     if batching.formation != "lazy":
         problem = "must be lazy: the engine forms a batch when its first stage is free"
         raise source.error("batching.formation", batching.formation, problem)
-    if is_pooled(scenario.policy.build()):
+    policy = scenario.policy.build()
+    if needs_costs(policy):
+        problem = "asks what an iteration takes, which only the simulator predicts"
+        raise source.error("policy.name", scenario.policy.name, problem)
+    if is_pooled(policy):
         problem = "acts on a pool with paged memory, which this engine does not have"
         raise source.error("policy.name", scenario.policy.name, problem)
     if batching.max_batch is None:

@@ -89,6 +89,11 @@ class Pipeline:
         return finish
 
 
+def slowest_stage_s(layers: tuple[int, ...], nominal: tuple[float, float, float, float]) -> float:
+    """Seconds of the stage that takes longest, of a batch's nominal times."""
+    return max(nominal_times(layers, *nominal)[0])
+
+
 def nominal_times(
     layers: tuple[int, ...], layer_s: float, first_s: float, last_s: float, send_s: float
 ) -> tuple[list[float], list[float]]:

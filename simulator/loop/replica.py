@@ -20,7 +20,7 @@ from policies.pool import Pool
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
 from simulator.loop.moment import DISPATCH, RETURN, Moment
-from simulator.loop.pipeline import Pipeline
+from simulator.loop.pipeline import Pipeline, slowest_stage_s
 from simulator.loop.quantum import quantize
 from simulator.loop.records import Columns, PoolLog, ReplicaLog
 from simulator.loop.switches import DEFAULT, Switches
@@ -80,6 +80,8 @@ class Replica:
         self.service = service
         self._turnaround_s = self.switches.turnaround_s
         self._pass = self.pipeline.launch
+        if isinstance(scheduler, Scheduler):
+            scheduler.tell_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
         self._rows: list[tuple[float, ...]] = []

@@ -111,6 +111,7 @@ class TextbookReplica(TextbookPipeline):
         view.num_decodes = len(decoding)
         view.free_slots = self.max_batch - len(members)
         view.free_kv = self.free_kv
+        view.cost = partial(self._cost, slot, decoding)
         plan = self.policy.plan(view)
         if plan is None:
             return None
@@ -132,6 +133,25 @@ class TextbookReplica(TextbookPipeline):
             members=lambda: [m.sequence for m in running],
         )
         return self._micro(batch, chunks, running, list(self.held[slot]))
+
+    def _cost(self, slot: int, decoding: list[Member], sequence: Sequence, tokens: int) -> float:
+        """Seconds of the slowest stage for a chunk and all decodes."""
+        contexts = [member.context for member in decoding]
+        layer_s, first_s, last_s, _ = self.predict(
+            Batch(
+                slot=slot,
+                chunks=((sequence, tokens, sequence.prefilled),),
+                prefill_tokens=tokens,
+                num_decodes=len(decoding),
+                decode_context=sum(contexts),
+                longest_context=max(contexts, default=0),
+                padding=len(self.held[slot]),
+            )
+        )
+        stages = [count * layer_s for count in self.layers]
+        stages[0] += first_s
+        stages[-1] += last_s
+        return max(stages)
 
     def _book(self, micro: Micro, now: float) -> None:
         slot = micro.slot

@@ -52,7 +52,7 @@ def test_the_shipped_policies_are_found() -> None:
 
 def test_what_builds_a_policy_says_its_keys() -> None:
     fields = POLICIES["sarathi"].model_fields
-    assert list(fields) == ["name", "chunk_size", "tile", "chunk_rule"]
+    assert list(fields) == ["name", "chunk_size", "tile", "chunk_rule", "iteration_s"]
     assert fields["chunk_size"].default == 256
     assert POLICIES["orca"].model_fields["case"].default == "best"
 

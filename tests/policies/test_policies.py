@@ -111,7 +111,7 @@ def test_sarathi_always_makes_progress(chunk: int, tile: int, decodes: int, rule
     [
         ({"chunk_size": 0}, "at least 1"),
         ({"tile": -1}, "at least 1"),
-        ({"chunk_rule": "most"}, "fill, reserve or fixed"),
+        ({"chunk_rule": "most"}, "fill, reserve, fixed or equal_time"),
     ],
 )
 def test_sarathi_refuses_nonsense(arguments: dict[str, object], message: str) -> None:
@@ -135,3 +135,44 @@ def test_orca_refuses_nonsense() -> None:
 def test_requests_are_checked(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Request(*arguments)  # type: ignore[arg-type]
+
+
+def test_equal_time_takes_the_largest_chunk_in_time() -> None:
+    """A token costs 1 s, a cached token 0.01 s, a decode 2 s. Tiles of 4; at most 32 rows."""
+
+    def costing(decodes: int, sequence: Sequence) -> View:
+        seen = view(deque(), decodes=decodes, prefilling=(sequence,), max_batch=100)
+        seen.cost = lambda each, tokens: tokens + 0.01 * each.prefilled + 2 * decodes
+        return seen
+
+    sarathi = Sarathi(chunk_size=32, tile=4, chunk_rule="equal_time", iteration_s=20.0)
+    sequence = Sequence(0, 5000, 10, 10)
+    # No decodes: 20 tokens take 20 s. After 100 tokens 19 would, of which 16 are whole tiles.
+    # After 1,700 tokens, which take 17 s, not even a tile fits: one goes all the same.
+    # Two decodes take 4 s: 16 would fit, and with them 14 + 2 rows are whole tiles.
+    for decodes, done, tokens in ((0, 0, 20), (0, 100, 16), (0, 1700, 4), (2, 0, 14)):
+        sequence.prefilled = done
+        assert chunks(sarathi.plan(costing(decodes, sequence))) == [(0, tokens)]
+    sequence.prefilled = 4997  # what is left of the prompt, although it takes longer
+    assert chunks(sarathi.plan(costing(0, sequence))) == [(0, 3)]
+    # With all the time in the world it is `fill`.
+    patient = Sarathi(chunk_size=32, tile=4, chunk_rule="equal_time", iteration_s=1e6)
+    sequence.prefilled = 0
+    for decodes in (0, 3, 33):
+        found = patient.plan(costing(decodes, sequence))
+        assert chunks(found) == chunks(Sarathi(32, 4).plan(costing(decodes, sequence)))
+    with pytest.raises(ValueError, match="only the simulator predicts"):
+        sarathi.plan(view(waiting(7)))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"chunk_rule": "equal_time"},
+        {"iteration_s": 0.1},
+        {"chunk_rule": "equal_time", "iteration_s": 0.0},
+    ],
+)
+def test_equal_time_needs_a_time(keys: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="iteration_s must be"):
+        Sarathi(**keys)  # type: ignore[arg-type]

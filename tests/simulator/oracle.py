@@ -28,6 +28,7 @@ POLICIES: dict[str, Policy] = {
     "orca_worst": OrcaWorstCase(),
     "sarathi_fill": Sarathi(chunk_size=32, tile=8),
     "sarathi_reserve": Sarathi(chunk_size=16, tile=4, chunk_rule="reserve"),
+    "sarathi_equal_time": Sarathi(32, tile=4, chunk_rule="equal_time", iteration_s=1.5e-3),
     "sarathi_fixed": Sarathi(chunk_size=24, tile=8, chunk_rule="fixed"),
 }
 MAX_LENGTH = 128
