@@ -236,6 +236,10 @@ class Pool:
         self._decodes = None
         return self.num_decodes
 
+    def decoding(self) -> list[Sequence]:
+        """Those who decode in this iteration, as far as it has been put together."""
+        return list(self._ready if self._decodes is None else self._decodes)
+
     def eligible(self) -> list[Sequence]:
         """All running sequences that have something to compute, in the order of admission."""
         return sorted([*self._ready, *self.partials], key=_order)

@@ -6,7 +6,6 @@ are reproduced call by call (``sarathi-sim lockstep``).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -142,7 +141,7 @@ class Vllm:
     def _admit(self, pool: Pool, most: int, budget: int) -> None:
         """From the head of the queue; who does not fit is not overtaken."""
         blocks = pool.blocks
-        for sequence in _in_turn(pool.waiting):
+        for sequence in self.in_turn(pool):
             if not budget or len(pool.running) >= self.max_num_seqs:
                 return
             if sequence.stale:
@@ -163,12 +162,12 @@ class Vllm:
             pool.admit(sequence, tokens, hits)
             budget -= tokens
 
-
-def _in_turn(waiting: deque[Sequence] | list[Sequence]) -> Iterator[Sequence]:
-    """Those who wait, in order, while they are admitted and thereby taken out of the queue."""
-    index = 0
-    while index < len(waiting):
-        sequence = waiting[index]
-        yield sequence
-        if index < len(waiting) and waiting[index] is sequence:
-            index += 1
+    def in_turn(self, pool: Pool) -> Iterator[Sequence]:
+        """Those who wait, in order, while they are admitted and thereby taken out of the queue."""
+        waiting = pool.waiting
+        index = 0
+        while index < len(waiting):
+            sequence = waiting[index]
+            yield sequence
+            if index < len(waiting) and waiting[index] is sequence:
+                index += 1

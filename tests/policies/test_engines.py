@@ -14,6 +14,7 @@ from policies.request import Request
 from tests.policies.by_hand import schedule
 
 POLICIES = {
+    "fair": {"max_num_batched_tokens": 16, "max_num_seqs": 4},
     "sarathi_serve": {"chunk_size": 16, "max_num_seqs": 4},
     "sarathi_serve dynamic": {
         "max_num_seqs": 6,

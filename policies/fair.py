@@ -1,0 +1,90 @@
+"""Fairness between users: the virtual token counter, on vLLM's continuous batching.
+
+Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2: each
+user has a counter of the service received, weighted tokens; whoever has least is admitted next; who
+comes back after a pause starts no lower than those who wait, so that no credit is saved up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+
+from policies.policy import named
+from policies.pool import Pool
+from policies.request import Sequence
+from policies.vllm import Vllm
+
+
+@named("fair")
+class Fair(Vllm):
+    """The next request is the oldest of the user who has been served least; else as ``vllm``.
+
+    Served are ``input_weight`` for each prompt token, at admission, and ``output_weight`` for each
+    token generated. A request names its user by ``user``. Nobody is overtaken by his own requests,
+    and a request that does not fit stops all behind it.
+    """
+
+    def __init__(
+        self,
+        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int = 256,
+        input_weight: float = 1.0,
+        output_weight: float = 2.0,
+        enable_chunked_prefill: bool = True,
+        watermark: float = 0.0,
+        scheduler_reserve_full_isl: bool = True,
+    ) -> None:
+        super().__init__(
+            max_num_batched_tokens,
+            max_num_seqs,
+            enable_chunked_prefill=enable_chunked_prefill,
+            watermark=watermark,
+            scheduler_reserve_full_isl=scheduler_reserve_full_isl,
+        )
+        self.input_weight = input_weight
+        self.output_weight = output_weight
+
+    def plan(self, pool: Pool) -> None:
+        """Count what was served, let in who came, and go on as vLLM does."""
+        state = pool.state
+        served: dict[int, float] = state.setdefault("served", {})
+        self._lift(pool, served)
+        super().plan(pool)
+        for sequence in pool.decoding():
+            served[sequence.user] += self.output_weight
+        state["queued"] = {each.user for each in pool.waiting}
+
+    def _lift(self, pool: Pool, served: dict[int, float]) -> None:
+        """Users who had nobody waiting start no lower than the least of those who had, or than the
+        one who was the last to have somebody."""
+        queued: set[int] = pool.state.setdefault("queued", set())
+        for sequence in pool.waiting:
+            user = sequence.user
+            if user not in queued:
+                others = queued or {pool.state.get("last", user)}
+                least = min(served.get(each, 0.0) for each in others)
+                served[user] = max(served.get(user, 0.0), least)
+                queued.add(user)
+
+    def in_turn(self, pool: Pool) -> Iterator[Sequence]:
+        """Always the oldest request of the user with the smallest counter."""
+        served = pool.state["served"]
+        queues: dict[int, deque[Sequence]] = {}
+        for sequence in pool.waiting:
+            queues.setdefault(sequence.user, deque()).append(sequence)
+        turns = [(served[user], user) for user in queues]
+        heapify(turns)
+        while turns:
+            _, user = turns[0]
+            sequence = queues[user].popleft()
+            first = sequence.order < 0  # what is computed again is not charged again
+            yield sequence
+            if first and sequence in pool.running:
+                served[user] += self.input_weight * sequence.prompt_tokens
+            if queues[user]:
+                heapreplace(turns, (served[user], user))
+            else:
+                heappop(turns)
+                pool.state["last"] = user
