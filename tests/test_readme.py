@@ -12,6 +12,7 @@ import yaml
 
 from experiments.config.loading import load_experiment, shipped_configs
 from experiments.run.experiment import simulate_all
+from tests.policies import by_hand
 from tests.simulator import oracle
 from tests.simulator.test_textbook import assert_bitwise_equal
 from tests.test_architecture import imports, within
@@ -62,13 +63,39 @@ def test_the_example_policy_in_a_file_of_ones_own(tmp_path: Path) -> None:
     assert simulate_all(experiment).runs["mine"].summary["finished"] == 50
 
 
+def test_the_example_policy_that_preempts(tmp_path: Path) -> None:
+    """Beside the configuration, with so few blocks that requests are preempted; all are served."""
+    names: dict[str, Any] = {}
+    exec(blocks("python")[1], names)
+    arrivals = {0: [by_hand.request(0, 5, 5), by_hand.request(1, 6, 3), by_hand.request(2, 1, 1)]}
+    steps = by_hand.schedule(names["NewestWaits"](), arrivals, blocks=4)
+    # Blocks of 4. Prompts of 5 and 6 tokens take all 4, so request 2 waits. 1 to 2: they grow to 7
+    # and 8, and request 1 has its 3 tokens. 3: request 2 joins request 0.
+    assert by_hand.chunks(steps) == [[(0, 5), (1, 6)], [], [], [(2, 1)], []]
+    arrivals = {0: [by_hand.request(0, 5, 6), by_hand.request(1, 6, 5)]}
+    steps = by_hand.schedule(names["NewestWaits"](), arrivals, blocks=4)
+    # 3: request 1, with 8 tokens, needs a third block: it waits. 4: so does request 0, and gets it.
+    #    Request 1 needs 3 for its 6 + 3 tokens, of 1, until request 0 has left with iteration 5.
+    assert [step.preempted for step in steps] == [[], [], [], [1], [], [], [], []]
+    assert by_hand.chunks(steps)[6:] == [[(1, 9)], []]
+
+    (tmp_path / "newest_waits.py").write_text(blocks("python")[1], encoding="utf-8")
+    first, fragment = blocks("yaml")[0], blocks("yaml")[2]
+    config = first[: first.index("scenarios:")] + fragment
+    (tmp_path / "mine.yaml").write_text(config, encoding="utf-8")
+    experiment = load_experiment(tmp_path / "mine.yaml", ["workload.requests=50"])
+    (run,) = simulate_all(experiment).runs.values()
+    assert run.summary["finished"] == 50
+    assert run.summary["preemptions"] > 0
+
+
 def test_the_example_policy_may_stand_in_the_package(tmp_path: Path) -> None:
     """``make test`` goes on passing: the file says what it is for, and imports what it may."""
-    file = tmp_path / "policies" / "prefill_first.py"
-    file.parent.mkdir()
-    file.write_text(blocks("python")[0], encoding="utf-8")
-    assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-    assert all(within(name, "policies") for name in imports(file))
+    for number, name in enumerate(("prefill_first", "newest_waits")):
+        file = tmp_path / f"{name}.py"
+        file.write_text(blocks("python")[number], encoding="utf-8")
+        assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+        assert all(within(name, "policies") for name in imports(file))
 
 
 def test_no_count_of_tests_goes_stale() -> None:

@@ -240,3 +240,19 @@ def test_the_azure_trace_loads_as_it_is() -> None:
     assert trace.arrival_s[0] == 0
     assert trace.arrival_s[-1] == pytest.approx(3501.721937)
     assert (trace.prompt[0], trace.output[0]) == (374, 44)
+
+
+def test_a_trace_may_name_users(tmp_path: Path) -> None:
+    """A column ``user`` beside any of the formats; requests carry it, without one they are 0's."""
+    path = tmp_path / "trace.csv"
+    path.write_text("prompt,decode,user\n374,44,7\n396,109,0\n")
+    trace = read_trace(path)
+    assert trace.user is not None
+    assert trace.user.tolist() == [7, 0]
+    columns = at_once(2), trace.prompt, trace.output
+    for user, found in ((trace.user, [7, 0]), (None, [0, 0])):
+        requests = make_requests(*columns, max_length=1000, user=user)
+        assert [request.user for request in requests] == found
+    path.write_text("prompt,decode,user\n374,44,7\n396,109,Ada\n")
+    with pytest.raises(WorkloadError, match="row 3: user is 'Ada': must be a whole number from 0"):
+        read_trace(path)

@@ -123,6 +123,8 @@ class Deployment:
         longest = max(fitting, default=1)
         chunking = chunking_of(scenario.policy.build())
         if chunking is None:
+            if scenario.kv_cache is not None:
+                longest = length  # a prompt computed again, with all that was generated
             return TableSizes(longest + sequences, length, sequences, longest)
         if scenario.kv_cache is not None:
             # Any chunk may occur; what is computed again may be longer than a prompt.

@@ -74,6 +74,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
         output,
         max_length=max_length,
         declare_exact=workload.declared == "exact",
+        user=None if trace is None else trace.user,
     )
 
 

@@ -18,6 +18,7 @@ from simulator.loop.records import Floats, Ints
 
 PROMPT = ("prompt_tokens", "prompt", "ContextTokens", "num_prefill_tokens", "input_toks")
 OUTPUT = ("output_tokens", "decode", "GeneratedTokens", "num_decode_tokens", "output_toks")
+USER = "user"
 # Column -> seconds per unit; None is a date and time.
 ARRIVAL: dict[str, float | None] = {
     "arrival_s": 1.0,
@@ -34,27 +35,31 @@ _MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enou
 
 @dataclass(frozen=True)
 class Trace:
-    """Prompt and output tokens, and arrivals in seconds after the first (None: not recorded)."""
+    """Prompt and output tokens, arrivals in seconds after the first, and users by number (None:
+    not recorded)."""
 
     prompt: Ints
     output: Ints
     arrival_s: Floats | None
+    user: Ints | None = None
 
 
 def read_trace(path: Path, limit: int | None = None) -> Trace:
     """The first ``limit`` requests of a CSV file (all: None), in order of arrival.
 
     Knows the columns of the Azure LLM inference traces, of the processed traces of Vidur and of
-    LLMServingSim, and the plain ``arrival,prompt,decode``. Raises WorkloadError, naming file and
-    row (the header is row 1), for a missing column, a truncated row, a value that is not a number
-    or that is out of range, and for arrivals that are not in order.
+    LLMServingSim, and the plain ``arrival,prompt,decode``; beside any of them, ``user``. Raises
+    WorkloadError, naming file and row (the header is row 1), for a missing column, a truncated
+    row, a value that is not a number or that is out of range, and for arrivals that are not in
+    order.
     """
     rows = _rows(path, limit)
     header = rows[0]
     prompt = _tokens(path, header, rows, PROMPT)
     output = _tokens(path, header, rows, OUTPUT)
     arrival_s = _arrivals(path, header, rows)
-    return Trace(prompt, output, arrival_s)
+    user = _numbers(path, header, rows, USER, least=0) if USER in header else None
+    return Trace(prompt, output, arrival_s, user)
 
 
 def _rows(path: Path, limit: int | None) -> list[list[str]]:
@@ -123,18 +128,25 @@ def _column(path: Path, header: list[str], names: tuple[str, ...]) -> int:
 
 
 def _tokens(path: Path, header: list[str], rows: list[list[str]], names: tuple[str, ...]) -> Ints:
-    column = _column(path, header, names)
+    return _numbers(path, header, rows, header[_column(path, header, names)], least=1)
+
+
+def _numbers(
+    path: Path, header: list[str], rows: list[list[str]], name: str, *, least: int
+) -> Ints:
+    column = header.index(name)
     values = np.empty(len(rows) - 1, np.int64)
     for i, row in enumerate(rows[1:]):
         text = row[column].strip()
         # isdecimal alone accepts digits of other scripts; int() reads those too, so that is fine.
         digits = text.lstrip("0")  # any number of them; int() refuses very long texts
-        if not text.isdecimal() or len(digits) > 12 or not 1 <= int(digits or 0) <= _MOST_TOKENS:
+        number = int(digits or 0) if text.isdecimal() and len(digits) <= 12 else -1
+        if not least <= number <= _MOST_TOKENS:
             raise WorkloadError(
-                f"{path}: row {i + 2}: {header[column]} is {text[:40]!r}: "
-                f"must be a whole number from 1 to {_MOST_TOKENS}"
+                f"{path}: row {i + 2}: {name} is {text[:40]!r}: "
+                f"must be a whole number from {least} to {_MOST_TOKENS}"
             )
-        values[i] = int(digits)
+        values[i] = number
     return values
 
 

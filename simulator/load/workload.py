@@ -91,14 +91,24 @@ def poisson_arrivals(count: int, rate: float, rng: np.random.Generator) -> Float
 
 
 def make_requests(
-    arrival_s: Floats, prompt: Ints, output: Ints, *, max_length: int, declare_exact: bool = False
+    arrival_s: Floats,
+    prompt: Ints,
+    output: Ints,
+    *,
+    max_length: int,
+    declare_exact: bool = False,
+    user: Ints | None = None,
 ) -> list[Request]:
     """Requests 0, 1, ... in the order of the arrays.
 
     A request declares that it may fill ``max_length``, or its true output length
     (``declare_exact``). One that is longer than ``max_length`` declares what it needs, so that
-    the scheduler rejects it.
+    the scheduler rejects it. Without ``user`` they are all of user 0.
     """
     declared = output if declare_exact else np.maximum(output, max_length - prompt)
     columns = (arrival_s.tolist(), prompt.tolist(), output.tolist(), declared.tolist())
-    return [Request(i, *row) for i, row in enumerate(zip(*columns, strict=True))]
+    requests = enumerate(zip(*columns, strict=True))
+    if user is None:
+        return [Request(i, *row) for i, row in requests]
+    users = user.tolist()
+    return [Request(i, *row, user=users[i]) for i, row in requests]

@@ -95,9 +95,7 @@ def test_it_is_vllm_for_a_single_user() -> None:
 
     arrivals = {at: [request(at, 5 + at, 7, 9)] for at in range(0, 12, 2)}
     keys = {"max_num_batched_tokens": 12, "max_num_seqs": 3}
-    assert schedule(Fair(**keys), arrivals, blocks=9) == schedule(
-        Vllm(**keys), arrivals, blocks=9
-    )
+    assert schedule(Fair(**keys), arrivals, blocks=9) == schedule(Vllm(**keys), arrivals, blocks=9)
 
 
 def test_a_budget_is_needed() -> None:
