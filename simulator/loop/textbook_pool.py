@@ -92,6 +92,10 @@ class TextbookPool:
             self.run(sequence, 1)
         return len(self.ready)
 
+    def decoding(self) -> list[Sequence]:
+        """Those who decode in this iteration, as far as it has been put together."""
+        return [sequence for sequence in self.given if sequence in self.ready]
+
     def eligible(self) -> list[Sequence]:
         """All running sequences that have something to compute, in the order of admission."""
         return [s for s in self.running if s in self.ready or self.members[s].partial]
@@ -195,7 +199,7 @@ class TextbookPool:
         for sequence, tokens in self.given.items():
             member = self.members[sequence]
             member.computed += tokens
-            member.out += tokens
+            sequence.awaited = member.out = member.out + tokens
             sequence.prefilled = min(member.computed, sequence.target)
             yields = not member.partial
             if yields and self.policy.ahead:
@@ -218,7 +222,7 @@ class TextbookPool:
         """What an iteration computed has come back."""
         for member, tokens, yields in rows:
             sequence = member.sequence
-            member.out -= tokens
+            sequence.awaited = member.out = member.out - tokens
             stale = sequence.stale > 0
             if stale:
                 sequence.stale -= tokens
