@@ -238,7 +238,13 @@ class Analysis:
 
 
 def _spread(values: pd.Series[float]) -> dict[str, float]:
-    return _named(values.quantile(list(QUANTILES)).tolist(), values.mean())
+    """Mean and quantiles without the NaNs, as pandas has them, which takes six times as long."""
+    found = values.to_numpy(np.float64)
+    there = ~np.isnan(found)
+    if not there.any():
+        return _named([float("nan")] * len(QUANTILES), float("nan"))
+    mean = np.where(there, found, 0.0).sum() / there.sum()
+    return _named(np.percentile(found[there], 100 * np.asarray(QUANTILES)).tolist(), mean)
 
 
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from policies.batch import Batch
@@ -12,7 +14,7 @@ from profiler.facts.device import load_device
 from profiler.facts.model import load_model
 from simulator.loop.simulation import simulate
 from simulator.loop.switches import Switches
-from simulator.views.metrics import Analysis
+from simulator.views.metrics import QUANTILES, Analysis, _spread
 
 UNIT = 2.0**-10
 MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")
@@ -67,3 +69,13 @@ def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
     assert summary["bubble_share"] * summary["ledger_s"]["wall"] == pytest.approx(
         found.iterations["bubble_s"].sum()
     )
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 1000, 10_007])
+def test_a_spread_is_to_the_bit_that_of_pandas(count: int) -> None:
+    values = np.random.default_rng(count).exponential(3.0, count)
+    values[::5] = np.nan
+    series = pd.Series(values, dtype=float)
+    found = _spread(series)
+    expected = [float(series.mean()), *series.quantile(list(QUANTILES)).tolist()]
+    assert np.array_equal(list(found.values()), expected, equal_nan=True)
