@@ -13,7 +13,7 @@ from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
 from simulator.confidence.bands import Band, coverage, fit_band
 from simulator.confidence.coverage import queries_outside
-from simulator.confidence.held_out import OpTable, line, op_tables
+from simulator.confidence.held_out import OpTable, linear_fit, op_tables
 from simulator.confidence.op_errors import LayerError, OpError, standard_normals
 from simulator.confidence.run_band import SAMPLES, makespan_samples
 from simulator.loop.records import Floats, Records
@@ -152,7 +152,7 @@ def noisy(scale: float, seed: int = 0, count: int = 300) -> OpTable:
     rng = np.random.default_rng(seed)
     size = np.arange(1.0, count + 1) * 16
     time: Floats = size * np.exp(scale * rng.standard_normal(count))
-    return OpTable("x", size[:, None], time, line, line, tile=128)
+    return OpTable("x", size[:, None], time, linear_fit, linear_fit, tile=128)
 
 
 def test_a_band_is_as_wide_as_the_noise() -> None:
@@ -171,7 +171,7 @@ def test_a_band_is_wide_where_times_step() -> None:
     """Steps of 20 % between points 64 apart, every 512: the band opens up around them alone."""
     size = np.arange(64.0, 8193, 64)
     time = (100 + size) * 1.2 ** np.floor((size - 1) / 512)
-    table = OpTable("x", size[:, None], time, line, line)
+    table = OpTable("x", size[:, None], time, linear_fit, linear_fit)
     band = fit_band(table)
     at_step, between = band.half_widths(table, np.array([[512.0 + 32], [512 + 7 * 32]]))
     assert at_step > 0.1 > 0.02 > between
@@ -187,7 +187,7 @@ def test_unmeasured_edges_have_a_band_of_their_own() -> None:
     size = np.arange(1.0, 2050)
     time = 100 + 30 * np.floor((size - 1) / 128)
     measured = np.isin(size % 128, (0, 1, 40, 80))
-    table = OpTable("x", size[measured, None], time[measured], line, line, tile=128)
+    table = OpTable("x", size[measured, None], time[measured], linear_fit, linear_fit, tile=128)
     sparse = table.only(np.flatnonzero(table.points[:, 0] % 128 > 1))
     band = Band(inside=1.0, edges=3.0, beyond=0.5, floor=0.01)
     at, above, inside = band.half_widths(sparse, np.array([[384.0], [385], [390]]))
