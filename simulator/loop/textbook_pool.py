@@ -8,7 +8,8 @@ Output lengths are those of the requests: nobody else says who ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
@@ -30,7 +31,7 @@ class PoolMember(Member):
 
     ``computed`` tokens have KV or are scheduled, ``out`` of them are in flight; ``pending`` output
     tokens are on their way where iterations are formed ahead; it may ``decode_at`` that step. It
-    has blocks for ``holds`` tokens.
+    has blocks for ``holds`` tokens. ``token_s`` is when its tokens were there.
     """
 
     computed: int = 0
@@ -38,6 +39,7 @@ class PoolMember(Member):
     pending: int = 0
     decode_at: int = 0
     holds: int = 0
+    token_s: array[float] = field(default_factory=lambda: array("d"))
 
     @property
     def known(self) -> int:
@@ -48,6 +50,10 @@ class PoolMember(Member):
     def partial(self) -> bool:
         """Whether it has tokens to process before it decodes."""
         return self.computed < self.sequence.target
+
+
+Row = tuple[PoolMember, int, bool, bool]
+"""Who is in an iteration, its tokens there, whether of a chunk, and whether it yields a token."""
 
 
 class TextbookPool:
@@ -189,7 +195,7 @@ class TextbookPool:
         longest = min(request.prompt_tokens + request.max_tokens, self.max_length)
         return member.known + member.pending < longest and self.step >= member.decode_at
 
-    def close(self) -> tuple[Batch, list[tuple[PoolMember, int, bool]]]:
+    def close(self) -> tuple[Batch, list[Row]]:
         """The iteration as the policy put it together; who yields a token with it."""
         chunks = [(s, n, self.context(s)) for s, n in self.given.items() if s not in self.ready]
         decodes = [self.members[s] for s in self.given if s in self.ready]
@@ -199,13 +205,15 @@ class TextbookPool:
         for sequence, tokens in self.given.items():
             member = self.members[sequence]
             member.computed += tokens
-            sequence.awaited = member.out = member.out + tokens
+            member.out += tokens
             sequence.prefilled = min(member.computed, sequence.target)
             yields = not member.partial
             if yields and self.policy.ahead:
                 member.pending += 1
                 member.decode_at = self.step + self.stages
-            rows.append((member, tokens, yields))
+            chunk = sequence not in self.ready
+            sequence.awaited += chunk and tokens
+            rows.append((member, tokens, chunk, yields))
         self.given = {}
         batch = Batch(
             slot=0,
@@ -218,11 +226,12 @@ class TextbookPool:
         )
         return batch, rows
 
-    def returned(self, rows: list[tuple[PoolMember, int, bool]], now: float) -> None:
+    def returned(self, rows: list[Row], now: float) -> None:
         """What an iteration computed has come back."""
-        for member, tokens, yields in rows:
+        for member, tokens, chunk, yields in rows:
             sequence = member.sequence
-            sequence.awaited = member.out = member.out - tokens
+            sequence.awaited -= chunk and tokens
+            member.out -= tokens
             stale = sequence.stale > 0
             if stale:
                 sequence.stale -= tokens
@@ -231,6 +240,7 @@ class TextbookPool:
             if not member.generated:
                 member.first_token_s = now
             member.generated += 1
+            member.token_s.append(now)
             if stale:
                 sequence.target += 1
             elif self.policy.ahead:
@@ -270,7 +280,7 @@ class TextbookPoolReplica(TextbookPipeline):
         self.pool = TextbookPool(policy, blocks, max_length, len(layers))
         self.max_in_flight = max_in_flight
         self.check = check
-        self.rows: dict[Micro, list[tuple[PoolMember, int, bool]]] = {}
+        self.rows: dict[Micro, list[Row]] = {}
         self.kv_tokens: list[int] = []
 
     def everybody(self) -> list[Member]:
@@ -310,7 +320,7 @@ class TextbookPoolReplica(TextbookPipeline):
         self.kv_tokens.append((pool.blocks.capacity - pool.blocks.free) * pool.blocks.block_size)
         return micro
 
-    def _plan(self) -> tuple[Batch, list[tuple[PoolMember, int, bool]]]:
+    def _plan(self) -> tuple[Batch, list[Row]]:
         pool: Any = self.pool
         pool.open()
         pool.policy.plan(pool)

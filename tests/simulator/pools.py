@@ -14,6 +14,9 @@ from policies.kv import Blocks, CachedBlocks
 from policies.policy import PoolPolicy
 from policies.pool import Pool
 from policies.request import Prefix, Request
+from policies.sarathi_serve import SarathiServe
+from policies.sglang import Sglang
+from policies.trtllm import Trtllm
 from policies.vllm import Vllm
 from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
@@ -145,8 +148,20 @@ def vllm_policies(draw: st.DrawFn) -> Vllm:
     )
 
 
+OTHERS: dict[str, PoolPolicy] = {
+    "sarathi_serve": SarathiServe(chunk_size=32, max_num_seqs=8),
+    "sglang": Sglang(24, 80, 8),
+    "sglang_mixed": Sglang(24, 80, 8, enable_mixed_chunk=True, disable_overlap_schedule=True),
+    "trtllm": Trtllm(180, 8),
+    "trtllm_max": Trtllm(40, 8, "max_utilization", enable_chunked_prefill=True),
+}
+
+
 @st.composite
-def pool_systems(draw: st.DrawFn) -> PoolSystem:
+def pool_systems(
+    draw: st.DrawFn,
+    policies: st.SearchStrategy[Any] = vllm_policies(),  # noqa: B008
+) -> PoolSystem:
     """Any small system with paged memory."""
     # Arrivals on a coarse grid, so that several fall on one instant (or on a batch's return).
     arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
@@ -162,7 +177,7 @@ def pool_systems(draw: st.DrawFn) -> PoolSystem:
         requests.append(Request(i, at, prompt, output, output + slack, priority, prefix))
     stages = draw(st.integers(1, 4))
     return PoolSystem(
-        policy=draw(vllm_policies()),
+        policy=draw(policies),
         layers=tuple(draw(st.lists(st.integers(1, 4), min_size=stages, max_size=stages))),
         # So few that some requests can never fit.
         num_blocks=draw(st.sampled_from([16, 26, 40, 200])),

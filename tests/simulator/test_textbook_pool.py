@@ -16,7 +16,7 @@ from simulator.loop.records import Records
 from simulator.loop.textbook_pool import TextbookPoolReplica
 from simulator.views.metrics import Analysis
 from tests.simulator.oracle import start_finish
-from tests.simulator.pools import PoolSystem, Who, pool_requests, pool_systems
+from tests.simulator.pools import OTHERS, PoolSystem, Who, pool_requests, pool_systems
 
 
 def assert_bitwise_equal(records: Records, oracle: list[TextbookPoolReplica]) -> None:
@@ -107,6 +107,15 @@ def test_every_variant(variant: str, stages: int, caching: bool) -> None:
 @given(pool_systems())
 def test_any_system(system: PoolSystem) -> None:
     compare(system)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("stages", [1, 2, 8])
+@pytest.mark.parametrize("policy", OTHERS)
+def test_other_engines(policy: str, stages: int, caching: bool) -> None:
+    for rate in (None, 40.0):
+        requests = pool_requests(36, seed=stages, rate=rate)
+        compare(PoolSystem(OTHERS[policy], (2,) * stages, 75, caching=caching, requests=requests))
 
 
 def test_with_room_for_all_nobody_is_preempted() -> None:
