@@ -42,7 +42,7 @@ def assign(tree: Mapping[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """``override`` laid over ``base``, mapping by mapping.
+    """``base`` with the values of ``override``, mapping by mapping.
 
     A mapping of another kind (``kind: zipf`` over ``kind: fixed``) replaces the one below it: their
     other keys have nothing to do with each other.

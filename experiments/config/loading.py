@@ -87,7 +87,7 @@ def shipped_configs() -> list[str]:
 
 @dataclass(frozen=True)
 class Draft:
-    """A file and the ``--set`` options laid over it, not yet turned into scenarios.
+    """A file with the values of the ``--set`` options, not yet turned into scenarios.
 
     ``raw`` is what all scenarios share, ``overrides`` what each of them changes.
     """

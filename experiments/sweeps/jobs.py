@@ -26,7 +26,7 @@ _requests_of = SharedRequests()
 
 @dataclass(frozen=True)
 class Job:
-    """A run as it travels to a worker. Relative paths in it are meant from ``base``."""
+    """A run as it travels to a worker. Relative paths in it start at ``base``."""
 
     run: Run
     base: str
