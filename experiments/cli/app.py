@@ -183,7 +183,8 @@ def bench(
     json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
     config: Annotated[
-        str, typer.Option(help="A configuration: its orca_pp and sarathi_pp are timed, or else all.")
+        str,
+        typer.Option(help="A configuration: its orca_pp and sarathi_pp are timed, or else all."),
     ] = "gpt3_pp",
     assignments: SetOption = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
