@@ -66,7 +66,6 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
         (["bench", "--out", "small.yaml"], "--out small.yaml: exists and is not a folder"),
         (["calibrate", "--report", "--write"], "--write: does not go with --report"),
-        (["bench", "--config", "CONFIG"], "bench times orca_pp, which is missing"),
         (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_run_that_fails_leaves_nothing(
 
     out = tmp_path / "out" / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.figures.style.save", full_disk)
+        patch.setattr("experiments.run.experiment._write_tables", full_disk)
         with pytest.raises(OSError, match="No space left"):
             run_experiment(experiment, out)
     assert not out.parent.exists()
@@ -133,7 +133,7 @@ def test_a_run_that_fails_leaves_nothing(
     run_experiment(experiment, out, figures=False)
     before = (out / "summary.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.figures.style.save", full_disk)
+        patch.setattr("experiments.run.experiment._write_tables", full_disk)
         with pytest.raises(OSError, match="No space left"):
             run_experiment(experiment, out)
     assert [path.name for path in out.parent.iterdir()] == ["run"]

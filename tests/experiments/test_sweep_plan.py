@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path, PurePath
 
 import pytest
@@ -217,5 +218,7 @@ def test_the_key_covers_the_code_that_reads_profiles() -> None:
 
 def test_policies_travel_to_workers_by_name() -> None:
     """Copies of the classes would make workers warn of values of the wrong class."""
-    for model in POLICIES.values():
-        assert getattr(sys.modules[model.__module__], model.__qualname__) is model
+    for name, model in POLICIES.items():
+        policy = model(name=name)
+        again = copy(policy)  # as pickle takes it apart and puts it together
+        assert type(again) is model and again == policy

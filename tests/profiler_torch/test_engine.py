@@ -132,7 +132,7 @@ def test_every_policy_yields_the_same_tokens(model: ModelSpec) -> None:
         r.id: r.output_tokens for r in load
     }
     engine = LocalEngine(model, slots=4, max_length=MAX_LENGTH)
-    for policy in POLICIES:
+    for policy in POLICIES.keys() - {"sarathi_equal_time"}:  # that one needs predicted times
         run = engine.serve(load, scheduler(policy), poison=True)
         # Only a lead of the best logit above the rounding makes tokens comparable.
         assert run.margin > 2 * FP32
