@@ -10,7 +10,7 @@ from policies.request import Sequence
 
 
 class OutputLengths:
-    """Tells a pool who ends with which iteration (:class:`~policies.pool.Endings`).
+    """Tells a pool who ends with which iteration (:class:`~policies.pool_books.Endings`).
 
     ``output_tokens`` are the true lengths, by request. A sequence that decodes yields a token in
     every iteration of its cohort, so the iteration that yields its last one is known when it joins;

@@ -16,7 +16,7 @@ import simpy
 
 from policies.batch import Batch
 from policies.policy import PoolPolicy
-from policies.pool import HIT, HIT_AGAIN, LOST
+from policies.pool_books import HIT, HIT_AGAIN, LOST
 from policies.request import Request, Sequence
 from simulator.loop.jitter import Jitter
 from simulator.loop.replica import Predictor

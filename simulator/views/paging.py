@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from policies.pool import HIT, HIT_AGAIN, LOST
+from policies.pool_books import HIT, HIT_AGAIN, LOST
 from simulator.loop.records import Ints, Records
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from policies.pool import PART, RECOMPUTE
+from policies.pool_books import PART, RECOMPUTE
 from policies.scheduler import DECODE, PREFILL
 from simulator.loop.records import Floats, Ints, ReplicaLog
 

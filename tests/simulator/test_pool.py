@@ -6,7 +6,8 @@ import pytest
 
 from policies.batch import Batch
 from policies.kv import Blocks, CachedBlocks
-from policies.pool import HIT, HIT_AGAIN, LOST, PART, RECOMPUTE, Pool
+from policies.pool import Pool
+from policies.pool_books import HIT, HIT_AGAIN, LOST, PART, RECOMPUTE
 from policies.request import Request
 from policies.scheduler import DECODE, PREFILL
 from policies.vllm import Vllm

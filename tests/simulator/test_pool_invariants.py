@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 
 from policies.batch import Batch
 from policies.kv import CachedBlocks
-from policies.pool import LOST, Pool
+from policies.pool import Pool
+from policies.pool_books import LOST
 from policies.request import Sequence
 from simulator.loop.pipeline import stage_times
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
