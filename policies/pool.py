@@ -18,7 +18,7 @@ from policies.batch import Batch
 from policies.cohort import Cohort
 from policies.kv import Block
 from policies.pool_books import HIT, HIT_AGAIN, LOST, Books, by_admission
-from policies.request import Request, Sequence
+from policies.request import Request, Sequence, too_long
 
 
 class Pool(Books):
@@ -39,17 +39,12 @@ class Pool(Books):
 
     def refusal(self, request: Request) -> str | None:
         """Why the request could never be served, or None if it can."""
-        length = request.prompt_tokens + request.max_tokens
-        if length > self.max_length:
-            return (
-                f"needs {length} tokens (prompt {request.prompt_tokens} + declared maximum "
-                f"{request.max_tokens}), but max_length is {self.max_length}"
-            )
-        if self.blocks.blocks(length - 1) > self.blocks.capacity:
-            return (
-                f"needs {self.blocks.blocks(length - 1)} KV blocks, "
-                f"but the replica holds {self.blocks.capacity}"
-            )
+        if reason := too_long(request, self.max_length):
+            return reason
+        # The last token it yields is never written.
+        needed = self.blocks.blocks(request.prompt_tokens + request.max_tokens - 1)
+        if needed > self.blocks.capacity:
+            return f"needs {needed} KV blocks, but the replica holds {self.blocks.capacity}"
         return None
 
     def add(self, request: Request) -> str | None:

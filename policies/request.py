@@ -46,6 +46,17 @@ class Request:
             )
 
 
+def too_long(request: Request, max_length: int) -> str | None:
+    """Why a request may grow longer than a sequence may be, or None if it may not."""
+    length = request.prompt_tokens + request.max_tokens
+    if length <= max_length:
+        return None
+    return (
+        f"needs {length} tokens (prompt {request.prompt_tokens} + declared maximum "
+        f"{request.max_tokens}), but max_length is {max_length}"
+    )
+
+
 class Sequence:
     """A request as policies see it: prompt, declared limit, and how much of the prompt is done.
 

@@ -20,7 +20,7 @@ from functools import partial
 from policies.batch import Batch, Chunk
 from policies.group import Group
 from policies.policy import Plan, Policy
-from policies.request import Request, Sequence
+from policies.request import Request, Sequence, too_long
 
 PREFILL, DECODE, PADDING = 0, 1, 2
 """What a request does in a span."""
@@ -103,12 +103,8 @@ class Scheduler:
 
     def refusal(self, request: Request) -> str | None:
         """Why the request could never be served, or None if it can."""
-        length = request.prompt_tokens + request.max_tokens
-        if length > self.max_length:
-            return (
-                f"needs {length} tokens (prompt {request.prompt_tokens} + declared maximum "
-                f"{request.max_tokens}), but max_length is {self.max_length}"
-            )
+        if reason := too_long(request, self.max_length):
+            return reason
         if self._reservation(request) > self.kv_capacity:
             return (
                 f"reserves {self._reservation(request)} KV tokens, "

@@ -150,7 +150,7 @@ def test_what_is_put_there_at_the_last_moment_stays(
     assert tree(place) == {**before, "mine.txt": b"mine"}
 
 
-@pytest.mark.parametrize("name", ["../outside", "/tmp/x", "a/../../x", "./a", ""])
+@pytest.mark.parametrize("name", ["../outside", "/elsewhere/x", "a/../../x", "./a", ""])
 def test_a_manifest_cannot_name_what_is_outside(place: Path, name: str) -> None:
     tree = json.loads((place / MANIFEST).read_text())
     tree["files"][name] = {"size": 1, "sha256": "0"}
