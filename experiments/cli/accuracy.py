@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import JsonOption, consoles, print_json, report_written
+from experiments.cli.common import (
+    DatasetsOption,
+    JsonOption,
+    consoles,
+    print_json,
+    print_table,
+    print_written,
+)
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from experiments.figures.accuracy import Score
     from profiler.bundle.schema import Bundle
-
-
-def add_fit_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("fit")(fit)
-    app.command("accuracy")(accuracy)
 
 
 def fit(
@@ -45,52 +44,36 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
       sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8 --out runs/fits
     """
-    from rich.table import Table
-
     from experiments.figures.fits import describe, write_fits
     from experiments.results import FITS_FORMAT, check_replaceable
     from experiments.run.report import ProgressBar
     from profiler.bundle.schema import load_bundle
 
-    stdout, stderr = consoles()
     bundle = load_bundle(path)
     if out is not None:
         check_replaceable(out, FITS_FORMAT)
-    with ProgressBar(stderr, enabled=True) as progress:
+    with ProgressBar(consoles()[1], enabled=True) as progress:
         errors = describe(bundle, progress)
         if out is not None:
             write_fits(bundle, errors, out, progress)
-    table = Table(title=f"{path}: error on held-out points, percent", title_justify="left")
-    headings = ("op", "where", "points", "median", "p95", "worst")
-    for heading in (*headings, "forest: median", "p95", "polynomial: median", "p95", "in band"):
-        left = heading in ("op", "where")
-        table.add_column(
-            heading, justify="left" if left else "right", overflow="fold", no_wrap=left
-        )
-    for op, where, points, *percent in errors.itertuples(index=False):
-        cells = ("" if value != value else f"{value:.1f}" for value in percent)
-        table.add_row(op, where, str(points), *cells)
-    stdout.print(table)
+    headings = ("points", "median", "p95", "worst", "forest: median", "p95", "polynomial: median")
+    rows = [
+        (op, where, str(points), *("" if value != value else f"{value:.1f}" for value in percent))
+        for op, where, points, *percent in errors.itertuples(index=False)
+    ]
+    title = f"{path}: error on held-out points, percent"
+    print_table(("op", "where"), (*headings, "p95", "in band"), rows, title=title)
     if len(bundle.mixed) or len(bundle.attn_decode_skew):
-        stdout.print(_beyond_single_ops(bundle))
-    if out is not None:
-        typer.echo(f"written: {out}")
+        _print_beyond_single_ops(bundle)
+    print_written(out)
 
 
-def _beyond_single_ops(bundle: Bundle) -> Table:
+def _print_beyond_single_ops(bundle: Bundle) -> None:
     """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
-    from rich.table import Table
-
     from simulator.op_times.interaction import interaction_errors, skew_errors
     from simulator.op_times.regression import OpTimes
 
     ops = OpTimes(bundle)
-    table = Table(
-        title="beyond single ops: error on held-out points, percent", title_justify="left"
-    )
-    for heading in ("what", "points", "predicted as", "median", "p95", "worst"):
-        left = heading in ("what", "predicted as")
-        table.add_column(heading, justify="left" if left else "right")
     layers, skewed = interaction_errors(bundle, ops), skew_errors(bundle, ops)
     groups = [(f"{kind} layer", rows) for kind, rows in layers.groupby("kind", sort=False)]
     ways = {
@@ -101,19 +84,17 @@ def _beyond_single_ops(bundle: Bundle) -> Table:
     }
     if len(skewed):
         groups.append(("skewed decodes", skewed))
-    for what, rows in groups:
-        for column in (column for column in rows.columns if column in ways):
-            middle, high, worst = rows[column].quantile([0.5, 0.95, 1.0])
-            numbers = (f"{value:.1f}" for value in (middle, high, worst))
-            table.add_row(what, str(len(rows)), ways[column], *numbers)
-    return table
+    rows = []
+    for what, errors in groups:
+        for column in filter(ways.__contains__, errors.columns):
+            percent = (f"{value:.1f}" for value in errors[column].quantile([0.5, 0.95, 1.0]))
+            rows.append((what, ways[column], str(len(errors)), *percent))
+    title = "beyond single ops: error on held-out points, percent"
+    print_table(("what", "predicted as"), ("points", "median", "p95", "worst"), rows, title=title)
 
 
 def accuracy(
-    datasets: Annotated[
-        Path | None,
-        typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
-    ] = None,
+    datasets: DatasetsOption = None,
     out: Annotated[Path | None, typer.Option(help="Also write the scores to this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -135,10 +116,10 @@ def accuracy(
     from experiments.run.report import ProgressBar
     from profiler.storage.paths import public_datasets
 
-    stdout, stderr = consoles()
     folder = public_datasets(datasets)
     scores = []
-    with ProgressBar(stderr, enabled=True) as progress, maybe_result(out, ACCURACY_FORMAT) as write:
+    bar = ProgressBar(consoles()[1], enabled=True)
+    with bar as progress, maybe_result(out, ACCURACY_FORMAT) as write:
         for done, study in enumerate(STUDIES.values()):
             progress("studies", done, len(STUDIES))
             scores += list(study(folder))
@@ -147,21 +128,17 @@ def accuracy(
     if json:
         print_json(content)
     else:
-        stdout.print(_scores_table(scores), markup=False, highlight=False)
-    if out is not None:
-        report_written(stderr if json else stdout, out, None)
+        _print_scores(scores)
+    print_written(out, err=json)
 
 
-def _scores_table(scores: Sequence[Score]) -> Table:
-    from rich.table import Table
-
-    table = Table(
-        "what", "measured on", "fitted to", "rows", "median %", "p95 %", "aim", "", "in band"
-    )
+def _print_scores(scores: Sequence[Score]) -> None:
+    rows = []
     for score in scores:
         aim = f"{score.aim[0]:g} / {score.aim[1]:g}" if score.aim else ""
         met = {True: "met", False: "missed", None: ""}[score.met]
         covered = "" if score.covered is None else f"{score.covered:.0f} %"
         numbers = (f"{score.rows:,}", f"{score.median:.2f}", f"{score.p95:.2f}")
-        table.add_row(score.what, score.source, score.fitted, *numbers, aim, met, covered)
-    return table
+        rows.append((score.what, score.source, score.fitted, *numbers, aim, met, covered))
+    headings = ("rows", "median %", "p95 %", "aim", "", "in band")
+    print_table(("what", "measured on", "fitted to"), headings, rows)

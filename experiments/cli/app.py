@@ -7,35 +7,36 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from experiments.cli.accuracy import add_fit_commands
-from experiments.cli.bundles import add_profile_commands
+from experiments.cli.accuracy import accuracy, fit
+from experiments.cli.bundles import import_profile, profile_check, profile_diff
 from experiments.cli.common import (
     Commands,
     ConfigArgument,
+    FiguresOption,
     JsonOption,
+    QuietOption,
+    ResultOption,
     SetOption,
     consoles,
     print_json,
     print_notes,
-    report_written,
+    print_written,
 )
-from experiments.cli.data import add_data_commands
-from experiments.cli.lockstep import add_lockstep_command
-from experiments.cli.paper import add_paper_commands
-from experiments.cli.profile import add_profile_command
-from experiments.cli.results import add_result_commands
-from experiments.cli.sweep import add_sweep_commands
-from experiments.cli.validate import add_validate_command
+from experiments.cli.data import calibrate, devices, make_bundle, models, policies
+from experiments.cli.lockstep import lockstep
+from experiments.cli.paper import advise, reproduce
+from experiments.cli.profile import profile
+from experiments.cli.results import compare, plot
+from experiments.cli.sweep import plan, sweep
+from experiments.cli.validate import validate
 from profiler.storage.threads import default_to_one_thread
-
-if TYPE_CHECKING:
-    from experiments.figures.slices import Window
 
 app = typer.Typer(
     cls=Commands,
@@ -80,17 +81,12 @@ def options(
     """The options before a command."""
 
 
-@app.command()
 def run(
     config: ConfigArgument,
     assignments: SetOption = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
-    ] = None,
+    out: ResultOption = None,
     json: JsonOption = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print neither progress nor table.")
-    ] = False,
+    quiet: QuietOption = False,
     timeline: Annotated[
         bool, typer.Option("--timeline", help="Also write a trace of the window for Perfetto.")
     ] = False,
@@ -102,7 +98,7 @@ def run(
             "[default: a while in the middle of the run]",
         ),
     ] = None,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+    figures: FiguresOption = True,
 ) -> None:
     """Simulate every scenario of CONFIG.
 
@@ -116,6 +112,7 @@ def run(
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
     from experiments.config.loading import load_experiment
+    from experiments.figures.slices import parse_window
     from experiments.run.experiment import run_experiment
     from experiments.run.report import (
         ProgressBar,
@@ -134,16 +131,15 @@ def run(
             folder,
             figures=figures,
             trace=timeline,
-            window=_window(window),
+            window=None if window is None else parse_window(window),
             progress=progress,
         )
     if json:
         print_json(outcome.summary())
     if quiet:
         return
-    print_notes(run.deployment for run in outcome.runs.values())
-    for note in load_notes(outcome.summary()["scenarios"], folder):
-        typer.echo(f"note: {note}", err=True)
+    print_notes(note for run in outcome.runs.values() for note in run.deployment.notes)
+    print_notes(load_notes(outcome.summary()["scenarios"], folder))
     console = stderr if json else stdout
     if experiment.description:
         console.print(experiment.description, markup=False, highlight=False)
@@ -152,10 +148,9 @@ def run(
     if ratios is not None:
         console.print(ratios)
     print_warnings(outcome)
-    report_written(console, folder, "figures" if figures else None)
+    print_written(folder, figures=figures, err=json)
 
 
-@app.command()
 def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     """Check CONFIG, and say what would run.
 
@@ -172,13 +167,11 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
     experiment = load_experiment(config, assignments or [])
     deployments = deploy_all(experiment)
-    print_notes(deployments.values())
-    stdout, _ = consoles()
-    stdout.print(f"{experiment.file}: good", highlight=False, markup=False)
-    stdout.print(deployments_table(deployments))
+    print_notes(note for deployment in deployments.values() for note in deployment.notes)
+    typer.echo(f"{experiment.file}: good")
+    consoles()[0].print(deployments_table(deployments))
 
 
-@app.command()
 def bench(
     json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
@@ -212,27 +205,38 @@ def bench(
         print_json(numbers)
     else:
         stdout.print(bench_table(numbers))
-    if out is not None:
-        report_written(stderr if json else stdout, out, None)
+    print_written(out, err=json)
 
 
-def _window(text: str | None) -> Window | None:
-    if text is None:
-        return None
-    from experiments.figures.slices import parse_window
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Simulate": {
+        "check": check,
+        "run": run,
+        "plot": plot,
+        "compare": compare,
+        "validate": validate,
+        "lockstep": lockstep,
+        "bench": bench,
+    },
+    "Sweep": {"plan": plan, "sweep": sweep},
+    "Profile": {
+        "make-bundle": make_bundle,
+        "import": import_profile,
+        "profile": profile,
+        "profile-check": profile_check,
+        "profile-diff": profile_diff,
+        "fit": fit,
+        "accuracy": accuracy,
+        "calibrate": calibrate,
+    },
+    "Data": {"models": models, "devices": devices, "policies": policies},
+    "Paper": {"reproduce": reproduce, "advise": advise},
+}
+"""Every command, by what it is about, in the order of ``--help``."""
 
-    return parse_window(text)
-
-
-add_result_commands(app)
-add_sweep_commands(app)
-add_data_commands(app)
-add_profile_command(app)
-add_profile_commands(app)
-add_fit_commands(app)
-add_validate_command(app)
-add_lockstep_command(app)
-add_paper_commands(app)
+for _title, _commands in GROUPS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_title)(_command)
 
 
 def main() -> None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from experiments.cli.common import ForceOption, consoles
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from experiments.cli.common import (
+    PROFILES,
+    DegreeOption,
+    ForceOption,
+    ModelOption,
+    ProfilesOption,
+    print_table,
+)
 
 BundleFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A bundle, or a root of bundles.")
 ]
-
-
-def add_profile_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command("import")(import_profile)
-    app.command("profile-check")(profile_check)
-    app.command("profile-diff")(profile_diff)
 
 
 def import_profile(
@@ -29,11 +26,9 @@ def import_profile(
         str, typer.Argument(metavar="SOURCE", help="vidur, aiconfigurator or llmservingsim.")
     ],
     path: Annotated[Path, typer.Argument(help="Folder of the source's files.")],
-    model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
-    out: Annotated[
-        Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
-    ] = Path("profiles"),
+    model: ModelOption,
+    tp: DegreeOption = 1,
+    out: ProfilesOption = PROFILES,
     device: Annotated[
         str | None,
         typer.Option(help="The device it was measured on.  [default: the source's first]"),
@@ -54,21 +49,17 @@ def import_profile(
       sarathi-sim import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b --tp 8
       sarathi-sim import llmservingsim datasets/llmservingsim_a6000 --model llama-3-8b
     """
-    from rich.table import Table
-
     from profiler.bundle.schema import bundle_path, write_bundle
     from profiler.importers.sources import import_bundle
 
     bundle = import_bundle(source, path, model, tp, device)
     folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)
     write_bundle(bundle, folder, force=force)
-    table = Table("op", "how", "from")
-    for op, mark in bundle.meta.environment.items():
-        how, _, origin = str(mark).partition(": ")
-        if op not in ("repository", "licence", "hardware"):
-            table.add_row(op, how, origin)
-    _print(table)
     about = bundle.meta.environment
+    whole = ("repository", "licence", "hardware")
+    marks = {op: str(about[op]).partition(": ") for op in about}
+    rows = [(op, how, origin) for op, (how, _, origin) in marks.items() if op not in whole]
+    print_table(("op", "how", "from"), (), rows)
     typer.echo(f"{about['repository']} ({about['licence']}), {about['hardware']}")
     typer.echo(f"written: {folder}")
 
@@ -84,20 +75,17 @@ def profile_check(folder: BundleFolder) -> None:
       sarathi-sim profile-check profiles
       sarathi-sim profile-check profiles/a100-80g-sxm/llama-2-70b/tp4
     """
-    from rich.table import Table
-
     from profiler.bundle.check import bundle_folders, check_folder
 
     failed = 0
     for path in bundle_folders(folder):
         checked = check_folder(path)
-        table = Table("op", "what is there", "findings", title=str(path), title_justify="left")
+        rows = []
         for op, there in checked.coverage.items():
-            mine = [finding for finding in checked.findings if finding.where == op]
-            levels = [finding.level for finding in mine]
-            table.add_row(op, there, ", ".join(dict.fromkeys(levels)) or "good")
-        if checked.coverage:
-            _print(table)
+            levels = (finding.level for finding in checked.findings if finding.where == op)
+            rows.append((op, there, ", ".join(dict.fromkeys(levels)) or "good"))
+        if rows:
+            print_table(("op", "what is there", "findings"), (), rows, title=str(path))
         else:
             typer.echo(str(path))
         for finding in checked.findings:
@@ -120,24 +108,18 @@ def profile_diff(
       sarathi-sim profile-diff data/profiles/a100-80g-sxm/llama-2-70b/tp4 \\
         profiles/a100-80g-sxm/llama-2-70b/tp4
     """
-    from rich.table import Table
-
     from profiler.bundle.diff import backend_differences, diff_bundles
     from profiler.bundle.schema import load_bundle
 
     bundles = load_bundle(first), load_bundle(second)
     found, left_out = diff_bundles(*bundles)
-    table = Table("op", "points", "B/A median", "p5", "p95", "furthest", "where")
+    rows = []
     for diff in found:
         points = f"{diff.points}{' (interpolated)' if diff.interpolated else ''}"
         ratios = (f"{value:.2f}" for value in (diff.median, diff.p5, diff.p95, diff.worst))
-        table.add_row(diff.op, points, *ratios, diff.worst_at)
-    _print(table)
+        rows.append((diff.op, points, *ratios, diff.worst_at))
+    print_table(("op", "points", "B/A median", "p5", "p95", "furthest", "where"), (), rows)
     for line in left_out:
         typer.echo(f"not compared: {line}")
     for line in backend_differences(*bundles):
         typer.echo(f"other backend: {line}")
-
-
-def _print(table: Table) -> None:
-    consoles()[0].print(table, markup=False, highlight=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,8 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from experiments.config.deployment import Deployment
+PROFILES = Path("profiles")
+"""Where bundles are written by default."""
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a shipped one.")
@@ -29,24 +30,25 @@ JsonOption = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Replace a bundle that was measured, too.")
 ]
+ModelOption = Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")]
+DegreeOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
+ResultOption = Annotated[
+    Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
+]
+ProfilesOption = Annotated[
+    Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
+]
+DatasetsOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
+]
+FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor table.")]
 
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
 _LONGEST_LINE, _MOST_LINES = 4000, 50
-
-
-GROUPS = {
-    "Simulate": ("check", "run", "plot", "compare", "validate", "lockstep", "bench"),
-    "Sweep": ("plan", "sweep"),
-    "Profile": (
-        *("make-bundle", "import", "profile", "profile-check", "profile-diff"),
-        *("fit", "accuracy", "calibrate"),
-    ),
-    "Data": ("models", "devices", "policies"),
-    "Paper": ("reproduce", "advise"),
-}
-"""The commands by what they are about, in the order of ``--help``."""
 
 
 class Commands(TyperGroup):
@@ -56,15 +58,15 @@ class Commands(TyperGroup):
     """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands group by group, each with the first sentence of its help."""
+        """Write the commands panel by panel, each with the first sentence of its help."""
         width = max(map(len, self.commands))
-        for title, names in GROUPS.items():
+        limit = formatter.width - width - 4
+        panels: dict[Any, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            panel = panels.setdefault(getattr(command, "rich_help_panel", None), [])
+            panel.append((name.ljust(width), command.get_short_help_str(limit)))
+        for title, rows in panels.items():
             with formatter.section(title):
-                limit = formatter.width - width - 4
-                rows = [
-                    (name.ljust(width), self.commands[name].get_short_help_str(limit))
-                    for name in names
-                ]
                 formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
@@ -129,9 +131,9 @@ def consoles() -> tuple[Console, Console]:
     return wide(Console()), wide(Console(stderr=True))
 
 
-def print_notes(deployments: Iterable[Deployment]) -> None:
+def print_notes(notes: Iterable[str]) -> None:
     """What the user should know, on stderr: each note once."""
-    for note in dict.fromkeys(note for d in deployments for note in d.notes):
+    for note in dict.fromkeys(notes):
         typer.echo(f"note: {note}", err=True)
 
 
@@ -140,6 +142,16 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number")
     return value
+
+
+def print_table(
+    text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
+) -> None:
+    """A table on stdout, of what was read rather than computed: cells stand as they are."""
+    from experiments.run.rich_table import rich_table
+
+    table = rich_table(text, numbers, rows, **about)
+    consoles()[0].print(table, markup=False, highlight=False)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -151,8 +163,9 @@ def print_json(value: Mapping[str, Any]) -> None:
     typer.echo(dumps(to_json(dict(value)), indent=2, allow_nan=False))
 
 
-def report_written(console: Console, folder: Path, figures: str | None) -> None:
-    """Say where the result is."""
-    console.print(f"written: {folder}", highlight=False, markup=False, soft_wrap=True)
-    if figures is not None:
-        console.print(f"figures: {folder / figures}", highlight=False, markup=False, soft_wrap=True)
+def print_written(folder: Path | None, *, figures: bool = False, err: bool = False) -> None:
+    """Say where the result is, if there is one."""
+    if folder is not None:
+        typer.echo(f"written: {folder}", err=err)
+    if folder is not None and figures:
+        typer.echo(f"figures: {folder / 'figures'}", err=err)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.common import ForceOption, consoles
+from experiments.cli.common import (
+    PROFILES,
+    DatasetsOption,
+    DegreeOption,
+    ForceOption,
+    ModelOption,
+    ProfilesOption,
+    consoles,
+    print_table,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import pandas as pd
-
-
-def add_data_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(models)
-    app.command()(devices)
-    app.command()(policies)
-    app.command("make-bundle")(make_bundle)
-    app.command()(calibrate)
 
 
 def models() -> None:
@@ -32,30 +32,15 @@ def models() -> None:
     """
     from profiler.facts.model import list_models, load_model
 
-    rows = []
-    for name in list_models():
-        spec = load_model(name)
-        rows.append(
-            (
-                name,
-                f"{spec.num_parameters / 1e9:.2f}",
-                str(spec.num_layers),
-                str(spec.hidden_size),
-                f"{spec.num_heads}/{spec.num_kv_heads}",
-                str(spec.max_position_embeddings),
-                f"{spec.kv_bytes_per_token() / 1024:.0f}",
-            )
-        )
-    columns = (
-        "model",
-        "10^9 parameters",
-        "layers",
-        "hidden",
-        "heads/KV",
-        "context",
-        "KV KiB/token",
-    )
-    _print_table(columns, rows)
+    columns = {
+        "10^9 parameters": lambda spec: f"{spec.num_parameters / 1e9:.2f}",
+        "layers": lambda spec: str(spec.num_layers),
+        "hidden": lambda spec: str(spec.hidden_size),
+        "heads/KV": lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}",
+        "context": lambda spec: str(spec.max_position_embeddings),
+        "KV KiB/token": lambda spec: f"{spec.kv_bytes_per_token() / 1024:.0f}",
+    }
+    _print_specs("model", {name: load_model(name) for name in list_models()}, columns)
 
 
 def devices() -> None:
@@ -67,20 +52,21 @@ def devices() -> None:
     """
     from profiler.facts.device import list_devices, load_device
 
-    rows = []
-    for name in list_devices():
-        spec = load_device(name)
-        rows.append(
-            (
-                name,
-                f"{spec.memory_bytes / 1e9:.0f}",
-                f"{spec.peak_flops / 1e12:.0f}",
-                f"{spec.memory_bandwidth / 1e9:.0f}",
-                str(spec.gpus_per_node),
-                "calibrated" if spec.fitted else "specifications only",
-            )
-        )
-    _print_table(("device", "GB", "peak TFLOP/s", "GB/s", "GPUs a node", "op times"), rows)
+    columns = {
+        "GB": lambda spec: f"{spec.memory_bytes / 1e9:.0f}",
+        "peak TFLOP/s": lambda spec: f"{spec.peak_flops / 1e12:.0f}",
+        "GB/s": lambda spec: f"{spec.memory_bandwidth / 1e9:.0f}",
+        "GPUs a node": lambda spec: str(spec.gpus_per_node),
+        "op times": lambda spec: "calibrated" if spec.fitted else "specifications only",
+    }
+    _print_specs("device", {name: load_device(name) for name in list_devices()}, columns)
+
+
+def _print_specs(
+    what: str, specs: Mapping[str, Any], columns: Mapping[str, Callable[[Any], str]]
+) -> None:
+    rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
+    print_table((what, *columns), (), rows)
 
 
 def policies() -> None:
@@ -104,7 +90,7 @@ def policies() -> None:
             if key != "name"
         ]
         rows.append((name, ", ".join(keys) or "-", " ".join((policy.__doc__ or "").split())))
-    _print_table(("name", "keys and defaults", "what it does"), rows)
+    print_table(("name", "keys and defaults", "what it does"), (), rows)
 
 
 def _others(annotation: object, default: object) -> str:
@@ -119,11 +105,9 @@ def _others(annotation: object, default: object) -> str:
 
 def make_bundle(
     device: Annotated[str, typer.Option(help="A calibrated device.")],
-    model: Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
-    out: Annotated[
-        Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
-    ] = Path("profiles"),
+    model: ModelOption,
+    tp: DegreeOption = 1,
+    out: ProfilesOption = PROFILES,
     force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from a device model.
@@ -152,15 +136,12 @@ def make_bundle(
         write_bundle(make(gpu.name, spec, tp), path, force=force)
     except ValueError as error:  # a tp that fits neither the model nor the node
         raise ConfigError(str(error)) from None
-    consoles()[0].print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"written: {path}")
 
 
 def calibrate(
     device: Annotated[str | None, typer.Option(help="One device; all by default.")] = None,
-    datasets: Annotated[
-        Path | None,
-        typer.Option(help="Folder of public measurements.  [default: $SARATHI_SIM_DATASETS]"),
-    ] = None,
+    datasets: DatasetsOption = None,
     report: Annotated[
         bool, typer.Option("--report", help="Print the stored errors instead of fitting anew.")
     ] = False,
@@ -227,15 +208,4 @@ def _print_frame(frame: pd.DataFrame) -> None:
         tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row)
         for row in frame.itertuples(index=False)
     ]
-    _print_table(tuple(str(column) for column in frame.columns), rows)
-
-
-def _print_table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.table import Table
-
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    consoles()[0].print(table, markup=False, highlight=False)
+    print_table([str(column) for column in frame.columns], (), rows)

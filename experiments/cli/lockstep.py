@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from experiments.cli.common import consoles
-
-
-def add_lockstep_command(app: typer.Typer) -> None:
-    """Register ``lockstep``."""
-    app.command()(lockstep)
+from experiments.cli.common import JsonOption, consoles, print_json
 
 
 def lockstep(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Recorded decisions.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare our scheduler with an engine's recorded decisions.
 
@@ -43,8 +37,7 @@ def lockstep(
             found[name] = replay(log)
             progress("logs", number + 1, len(read))
     if json:
-        report = {name: vars(one) for name, one in found.items()}
-        typer.echo(json_module.dumps({"logs": report}, indent=2))
+        print_json({"logs": {name: vars(one) for name, one in found.items()}})
     else:
         width = max(map(len, found))
         for name, one in found.items():

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import JsonOption, consoles, print_json, report_written
+from experiments.cli.common import (
+    DegreeOption,
+    JsonOption,
+    consoles,
+    print_json,
+    print_written,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from experiments.paper.claims import ClaimResult
-
-
-def add_paper_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(reproduce)
-    app.command()(advise)
 
 
 def reproduce(
@@ -90,9 +90,8 @@ def reproduce(
     else:
         stdout.print(claims_table(results))
         for line in said(results):
-            stdout.print(line, highlight=False, markup=False, soft_wrap=True)
-    if out is not None:
-        report_written(stderr if json else stdout, out, None)
+            typer.echo(line)
+    print_written(out, err=json)
 
 
 def advise(
@@ -106,7 +105,7 @@ def advise(
             "LOW..HIGH, or ? for unknown (1..200).",
         ),
     ],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")] = 1,
+    tp: DegreeOption = 1,
     batch: Annotated[
         int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
     ] = None,
@@ -142,8 +141,7 @@ def advise(
     folder = profiles if profiles is not None else data_dir() / "profiles"
     path = find_bundle(folder, load_device(device).name, model, tp)
     machine = Machine(OpTimes(load_bundle(path)), device)
-    stdout, stderr = consoles()
-    with ProgressBar(stderr, enabled=True) as progress:
+    with ProgressBar(consoles()[1], enabled=True) as progress:
         advice = find(
             machine,
             demand,
@@ -152,30 +150,17 @@ def advise(
             progress=lambda done, total: progress("simulations", done, total),
         )
     for line in explain(advice):
-        stdout.print(line, highlight=False, markup=False, soft_wrap=True)
+        typer.echo(line)
 
 
 def claims_table(results: Sequence[ClaimResult]) -> Table:
     """One row a claim, the variants side by side."""
-    from rich.table import Table
-
     from experiments.paper.scrutiny import MARKS, marks
+    from experiments.run.rich_table import rich_table
 
     variants = list(dict.fromkeys(result.variant for result in results))
-    table = Table(
-        caption="*: fitted. Reproduced: within 15 %, or on the right side of a bound. " + MARKS,
-        caption_justify="left",
-    )
-    table.add_column("claim", overflow="fold")
-    table.add_column("")
-    table.add_column("section")
-    table.add_column("unit")
-    table.add_column("paper", justify="right")
-    for name in variants:
-        table.add_column(name, justify="right")
-        table.add_column("ratio", justify="right")
-        table.add_column("")
     bounds = {"upper bound": "<= ", "lower bound": ">= "}
+    rows = []
     for number in range(0, len(results), len(variants)):
         row = results[number : number + len(variants)]
         claim = row[0].claim
@@ -185,8 +170,13 @@ def claims_table(results: Sequence[ClaimResult]) -> Table:
             good = "yes" if result.ok else "[bold]no[/bold]"
             cells += [f"{result.ours:.4g}{mark}", f"{result.ratio:.2f}", good]
         stated = f"{bounds.get(claim.kind, '')}{claim.paper:g}"
-        table.add_row(claim.id, marks(row), claim.section, claim.unit, stated, *cells)
-    return table
+        rows.append([claim.id, marks(row), claim.section, claim.unit, stated, *cells])
+    return rich_table(
+        ("claim", "", "section", "unit"),
+        ["paper", *(heading for name in variants for heading in (name, "ratio", ""))],
+        rows,
+        caption="*: fitted. Reproduced: within 15 %, or on the right side of a bound. " + MARKS,
+    )
 
 
 def _print_readings(ids: Sequence[str]) -> None:

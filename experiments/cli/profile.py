@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from experiments.cli.common import consoles, finite
+from experiments.cli.common import PROFILES, ModelOption, ProfilesOption, consoles, finite
 
 if TYPE_CHECKING:
     from profiler.planning.settings import Settings
@@ -44,7 +44,6 @@ _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
 }
 
 
-ModelOption = Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")]
 DegreesOption = Annotated[
     list[int] | None,
     typer.Option(help="Tensor-parallel degrees, as in --tp 1 2 4.  [default: 1]"),
@@ -52,9 +51,6 @@ DegreesOption = Annotated[
 DtypeOption = Annotated[
     Dtype | None,
     typer.Option(help="Of weights and activations.  [default: fp16, on a CPU fp32]"),
-]
-OutOption = Annotated[
-    Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
 ]
 NameOption = Annotated[
     str | None, typer.Option(help="Folder and name of the device.  [default: the GPU's, or cpu]")
@@ -94,17 +90,12 @@ CollectivesOption = Annotated[
 ]
 
 
-def add_profile_command(app: typer.Typer) -> None:
-    """Register ``profile``."""
-    app.command()(profile)
-
-
 def profile(
     model: ModelOption,
     tp: DegreesOption = None,
     device: Annotated[Device, typer.Option(help="The GPU, or the CPU.")] = Device.CUDA,
     dtype: DtypeOption = None,
-    out: OutOption = Path("profiles"),
+    out: ProfilesOption = PROFILES,
     device_name: NameOption = None,
     max_tokens: TokensOption = None,
     max_context: ContextOption = None,
@@ -173,7 +164,7 @@ def _measure(settings: Settings, quiet: bool) -> None:
     from profiler.measuring.measure import profile as measure
     from profiler.planning.profile_error import ProfileError
 
-    stdout, stderr = consoles()
+    _, stderr = consoles()
 
     def say(line: str) -> None:
         if not quiet:
@@ -186,4 +177,4 @@ def _measure(settings: Settings, quiet: bool) -> None:
         raise ConfigError(str(error)) from None
     if not quiet:
         for path in written:
-            stdout.print(f"written: {path}", highlight=False, markup=False, soft_wrap=True)
+            typer.echo(f"written: {path}")

@@ -7,13 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.common import JsonOption, consoles, print_json, report_written
-
-
-def add_result_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(plot)
-    app.command()(compare)
+from experiments.cli.common import JsonOption, consoles, print_json, print_notes, print_written
 
 
 def plot(
@@ -49,23 +43,21 @@ def plot(
     from experiments.sweeps.figures.plot import is_sweep, plot_sweep
     from experiments.sweeps.store import RESULTS
 
-    stdout, stderr = consoles()
     if len(folders) == 1 and is_sweep(folders[0]):
         target = out or folders[0] / "figures"
-        with ProgressBar(stderr, enabled=not quiet) as progress:
+        with ProgressBar(consoles()[1], enabled=not quiet) as progress:
             drawn = plot_sweep(folders[0], target, metrics or [], over or [], progress)
         if not quiet:
             if drawn.note:
-                where = folders[0] / RESULTS
-                typer.echo(f"note: {drawn.note}; their numbers are in {where}", err=True)
-            stdout.print(f"figures: {target}", highlight=False, markup=False, soft_wrap=True)
+                print_notes([f"{drawn.note}; their numbers are in {folders[0] / RESULTS}"])
+            typer.echo(f"figures: {target}")
         return
     if metrics or over:
         raise ConfigError("--metric and --over go with the folder of one sweep")
     target = out or Path("runs/plot")
     plot_results(folders, target)
     if not quiet:
-        report_written(stdout, target, "figures")
+        print_written(target, figures=True)
 
 
 def compare(
@@ -94,8 +86,7 @@ def compare(
     stdout, stderr = consoles()
     with ProgressBar(stderr, enabled=True) as progress:
         result = compared(a, b, progress)
-    for note in result["notes"]:
-        typer.echo(f"note: {note}", err=True)
+    print_notes(result["notes"])
     if out is not None:
         from experiments.run.compare_figure import write_comparison
 
@@ -103,10 +94,9 @@ def compare(
     if json:
         print_json(result)
         return
-    stdout.print(f"A: {a}\nB: {b}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"A: {a}\nB: {b}")
     if not result["same_requests"]:
-        stdout.print("They serve different requests.", highlight=False)
+        typer.echo("They serve different requests.")
     for table in comparison_tables(result):
         stdout.print(table)
-    if out is not None:
-        report_written(stdout, out, "figures")
+    print_written(out, figures=True)

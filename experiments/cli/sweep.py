@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import ConfigArgument, SetOption, consoles
+from experiments.cli.common import (
+    ConfigArgument,
+    QuietOption,
+    SetOption,
+    consoles,
+    print_notes,
+    print_written,
+)
 
 if TYPE_CHECKING:
     from experiments.sweeps.backends import Backend
@@ -30,12 +37,6 @@ class Where(StrEnum):
     dask = "dask"
 
 
-def add_sweep_commands(app: typer.Typer) -> None:
-    """Register this module's commands."""
-    app.command()(plan)
-    app.command()(sweep)
-
-
 def plan(
     config: ConfigArgument, assignments: SetOption = None, workers: WorkersOption = None
 ) -> None:
@@ -50,14 +51,12 @@ def plan(
     from experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
-    stdout, _ = consoles()
-    stdout.print(axes_table(planned))
+    consoles()[0].print(axes_table(planned))
     processes = workers or _processors()
     work_s = seconds_of_work(planned)
-    stdout.print(
+    typer.echo(
         f"{len(planned.runs)} runs, predicted {duration(work_s / processes)} "
-        f"on {processes} worker{'s' if processes > 1 else ''}",
-        highlight=False,
+        f"on {processes} worker{'s' if processes > 1 else ''}"
     )
 
 
@@ -77,9 +76,7 @@ def sweep(
     address: Annotated[
         str | None, typer.Option(help="Of the Dask scheduler, as in tcp://127.0.0.1:8786.")
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print neither progress nor table.")
-    ] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Simulate every run of a sweep.
 
@@ -131,8 +128,7 @@ def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPl
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
         planned = plan_sweep(config, assignments or [], progress)
     if not quiet:
-        for note in planned.notes:
-            typer.echo(f"note: {note}", err=True)
+        print_notes(planned.notes)
     return planned
 
 
@@ -188,5 +184,5 @@ def _tell(planned: SweepPlan, store: Store, report: Report, workers: int, quiet:
     paired = paired_table(loads((store.folder / "summary.json").read_bytes()))
     for table in filter(None, (results, paired)):
         stdout.print(table)
-    stdout.print(outcome(report, workers), highlight=False)
-    stdout.print(f"written: {store.folder}", highlight=False, markup=False, soft_wrap=True)
+    typer.echo(outcome(report, workers))
+    print_written(store.folder)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.common import ConfigArgument, SetOption, consoles, finite, report_written
+from experiments.cli.common import (
+    ConfigArgument,
+    FiguresOption,
+    QuietOption,
+    ResultOption,
+    SetOption,
+    consoles,
+    finite,
+    print_written,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,17 +28,10 @@ if TYPE_CHECKING:
     from experiments.validate.summary import Comparisons
 
 
-def add_validate_command(app: typer.Typer) -> None:
-    """Register ``validate``."""
-    app.command()(validate)
-
-
 def validate(
     config: ConfigArgument,
     assignments: SetOption = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
-    ] = None,
+    out: ResultOption = None,
     realtime: Annotated[
         bool,
         typer.Option(
@@ -44,10 +46,8 @@ def validate(
             min=1, callback=finite, help="Seconds without a sign of life that end the run."
         ),
     ] = 30.0,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print neither progress nor table.")
-    ] = False,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")] = True,
+    quiet: QuietOption = False,
+    figures: FiguresOption = True,
 ) -> None:
     """Run a real engine beside the simulator (needs torch).
 
@@ -91,8 +91,8 @@ def validate(
     if not quiet:
         stdout.print(table(result))
         for line in verdict(result):
-            stdout.print(line, markup=False, highlight=False, soft_wrap=True)
-        report_written(stdout, folder, "figures" if figures else None)
+            typer.echo(line)
+        print_written(folder, figures=figures)
     if any(cell["parity"] < 1 for cell in result["cells"].values()):
         raise typer.Exit(1)
 

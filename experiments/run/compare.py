@@ -15,6 +15,7 @@ from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
+from experiments.run.rich_table import rich_table
 from profiler.facts.ops import ACCOUNTS
 from simulator.views.explain import Explanation
 from simulator.views.explain import explain as explanation
@@ -192,15 +193,19 @@ def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
     for key, title in TITLES.items():
         total, parts = result[key]["total"], result[key]["parts"]
         divided = divisible(total)
-        table = Table(title=title, title_justify="left", title_style="bold", caption_justify="left")
-        if not divided:
-            table.caption = "The totals differ by less than 1 %: too little to be divided."
-        table.add_column("seconds", overflow="fold")
         headings = ("A", "B", "B - A", "of A's total", "of the difference")
-        for heading in headings[: 5 if divided else 4]:
-            table.add_column(heading, justify="right", overflow="fold")
-        for name in by_difference(parts):
-            table.add_row(part_label(key, name), *_cells(parts[name], total, divided))
+        too_little = "The totals differ by less than 1 %: too little to be divided."
+        table = rich_table(
+            ["seconds"],
+            headings[: 5 if divided else 4],
+            (
+                [part_label(key, name), *_cells(parts[name], total, divided)]
+                for name in by_difference(parts)
+            ),
+            title=title,
+            title_style="bold",
+            caption=None if divided else too_little,
+        )
         table.add_section()
         table.add_row("in all", *_cells(total, total, divided))
         tables.append(table)

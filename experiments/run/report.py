@@ -24,6 +24,7 @@ from experiments.config.deployment import Deployment
 from experiments.config.scenario import Cluster
 from experiments.results import SUMMARY
 from experiments.run.experiment import ExperimentResult
+from experiments.run.rich_table import rich_table
 from simulator.views.metric_registry import STEADY, Quantity, known, number_text
 
 Number = float | list[float] | None
@@ -31,17 +32,8 @@ Number = float | list[float] | None
 
 _ROWS = (
     *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
-    *(
-        "mfu",
-        "mean_batch",
-        "hit_rate",
-        "preemption_rate",
-        "recomputed_share",
-        "ttft_s.p50",
-        "ttft_s.p99",
-        "tbt_s.p50",
-        "tbt_s.p99",
-    ),
+    *("mfu", "mean_batch", "hit_rate", "preemption_rate", "recomputed_share"),
+    *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
     *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
 )
 """Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
@@ -95,20 +87,14 @@ def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> lis
 def results_table(outcome: ExperimentResult) -> Table:
     """The scenarios side by side."""
     summaries = outcome.summary()["scenarios"]
-    table = Table(
+    return rich_table(
+        ("", "unit"),
+        list(summaries),
+        filter(None, (_row(path, summaries.values()) for path in _ROWS)),
         title=outcome.experiment.name,
-        title_justify="left",
         title_style="bold",
         caption="Every number is defined in docs/metrics.md.",
-        caption_justify="left",
     )
-    table.add_column("", overflow="fold")
-    table.add_column("unit", overflow="fold")
-    for name in summaries:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in filter(None, (_row(path, summaries.values()) for path in _ROWS)):
-        table.add_row(*row)
-    return table
 
 
 def ratios_table(outcome: ExperimentResult) -> Table | None:
@@ -120,11 +106,7 @@ def ratios_table(outcome: ExperimentResult) -> Table | None:
     found = outcome.summary()
     scenarios, ratios = found["scenarios"], found["ratios"]
     stated = any(ratio.paper is not None for ratio in compare.values())
-    table = Table()
-    table.add_column("ratio", overflow="fold")
-    table.add_column("of what", overflow="fold")
-    for heading in ("simulated", "90 % band", "paper", "difference")[: 4 if stated else 2]:
-        table.add_column(heading, justify="right", overflow="fold")
+    rows = []
     for name, ratio in compare.items():
         growing = ratio.metric.startswith(STEADY) and any(
             scenarios[over]["steady"]["state"] == "overloaded" for over in ratio.over
@@ -138,8 +120,9 @@ def ratios_table(outcome: ExperimentResult) -> Table | None:
             if ratio.paper is not None and value is not None:
                 off = f"{100 * (value / ratio.paper - 1):+.0f} %"
             cells += [_number(ratio.paper), off]
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    headings = ("simulated", "90 % band", "paper", "difference")
+    return rich_table(("ratio", "of what"), headings[: 4 if stated else 2], rows)
 
 
 def print_warnings(outcome: ExperimentResult) -> None:
@@ -201,10 +184,6 @@ class ProgressBar:
 
 def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
     """What each scenario would run on, the scenarios side by side."""
-    table = Table()
-    table.add_column("", overflow="fold")
-    for name in deployments:
-        table.add_column(name, justify="right", overflow="fold")
     rows: dict[str, Callable[[Deployment], str]] = {
         "model": lambda d: d.model.name,
         "device": lambda d: d.device.name,
@@ -215,9 +194,8 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
         "KV tokens": lambda d: f"{d.kv_capacity:,}",
         "requests": lambda d: f"{len(d.requests):,}",
     }
-    for label, cell in rows.items():
-        table.add_row(label, *(cell(deployment) for deployment in deployments.values()))
-    return table
+    cells = [[label, *map(cell, deployments.values())] for label, cell in rows.items()]
+    return rich_table([""], list(deployments), cells)
 
 
 def _degrees(cluster: Cluster) -> str:
@@ -226,25 +204,22 @@ def _degrees(cluster: Cluster) -> str:
 
 def bench_table(numbers: Mapping[str, Any]) -> Table:
     """The benchmark's numbers."""
-    table = Table(caption=f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB")
-    table.add_column("", overflow="fold")
     policies = list(numbers["loop_s"])
-    for policy in policies:
-        table.add_column(policy, justify="right", overflow="fold")
-    rows = {
+    simple = {
         "event loop (s)": ("loop_s", "{:.3f}"),
         "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
         "times faster": ("speedup_vs_oracle", "{:.1f}"),
         "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
         "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
     }
-    for label, (key, form) in rows.items():
-        table.add_row(label, *(form.format(numbers[key][policy]) for policy in policies))
+    rows = [
+        [label, *(form.format(numbers[key][policy]) for policy in policies)]
+        for label, (key, form) in simple.items()
+    ]
     by_batch = numbers["iteration_us"]
     for batch in max(by_batch.values(), key=len):
-        cells = (
-            f"{by_batch[policy][batch]:.2f}" if batch in by_batch[policy] else "-"
-            for policy in policies
-        )
-        table.add_row(f"us an iteration at batch {batch}", *cells)
-    return table
+        times = (by_batch[policy].get(batch) for policy in policies)
+        cells = ("-" if time_us is None else f"{time_us:.2f}" for time_us in times)
+        rows.append([f"us an iteration at batch {batch}", *cells])
+    memory = f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB"
+    return rich_table([""], policies, rows, caption=memory)

@@ -9,6 +9,7 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.config.parameter_names import parameter, value_name
+from experiments.run.rich_table import rich_table
 from experiments.sweeps.execute import Report
 from experiments.sweeps.plan import SweepPlan, coordinates
 from simulator.views.metric_registry import Quantity, known
@@ -21,18 +22,15 @@ _SHOWN = ("makespan_s", "ttft_s.p50", "tbt_s.p99", "latency_s.p50")
 
 def axes_table(plan: SweepPlan) -> Table:
     """Every axis with its values."""
-    table = Table()
-    for heading in ("axis", "values", ""):
-        table.add_column(heading, overflow="fold")
+    rows = []
     cells = [coordinates(run, plan.axes) for run in plan.runs]
     for axis in plan.axes:
         values = list(dict.fromkeys(str(cell.get(axis)) for cell in cells))
-        shown = (
-            [*values[: _MOST_SHOWN - 1], "…", values[-1]] if len(values) > _MOST_SHOWN else values
-        )
+        many = len(values) > _MOST_SHOWN
+        shown = [*values[: _MOST_SHOWN - 1], "…", values[-1]] if many else values
         note = "compared pair by pair" if axis == plan.contrast else ""
-        table.add_row(axis, f"{len(values)}: {', '.join(shown)}", note)
-    return table
+        rows.append([axis, f"{len(values)}: {', '.join(shown)}", note])
+    return rich_table(("axis", "values", ""), (), rows)
 
 
 def duration(seconds: float) -> str:
@@ -59,17 +57,18 @@ def results_table(table: pd.DataFrame, axes: Sequence[str]) -> Table | None:
         said.append(f"and {len(points) - _MOST_ROWS} more in results.parquet")
     if (table["steady.state"] == "overloaded").any():
         said.append("latencies of overloaded runs, over all of their requests: in results.parquet")
-    found = Table(caption="; ".join(filter(None, said)) or None, caption_justify="left")
-    for axis in keys:
-        found.add_column(parameter(axis).heading, overflow="fold")
     shown = [known(path) for path in _RESULTS]
-    for quantity in shown:
-        found.add_column(quantity.axis, justify="right", overflow="fold")
+    found = []
     for _, rows in points[:_MOST_ROWS]:
         values = (rows[axis].iloc[0] for axis in keys)
         cells = ["-" if pd.isna(value) else value_name(value) for value in values]
-        found.add_row(*cells, *(_mean(rows, quantity) for quantity in shown))
-    return found
+        found.append([*cells, *(_mean(rows, quantity) for quantity in shown)])
+    return rich_table(
+        [parameter(axis).heading for axis in keys],
+        [quantity.axis for quantity in shown],
+        found,
+        caption="; ".join(filter(None, said)) or None,
+    )
 
 
 def _mean(rows: pd.DataFrame, quantity: Quantity) -> str:
@@ -86,22 +85,18 @@ def paired_table(summary: Mapping[str, Any]) -> Table | None:
         return None
     more = len(entries) - _MOST_SHOWN
     contrast, against = parameter(summary["contrast"]).name, value_name(entries[0]["against"])
-    table = Table(
+    others = list(entries[0]["point"])
+    rows = []
+    for entry in entries[:_MOST_SHOWN]:
+        names = [value_name(v) for v in (*map(entry["point"].get, others), entry["value"])]
+        rows.append([*names, *(_ratio(entry, metric) for metric in _SHOWN)])
+    return rich_table(
+        [parameter(axis).heading for axis in (*others, summary["contrast"])],
+        [known(path).label for path in _SHOWN],
+        rows,
         title=f"{contrast}: ratio to {against}",
-        title_justify="left",
         caption=f"and {more} more in summary.json" if more > 0 else None,
     )
-    others = list(entries[0]["point"])
-    for axis in (*others, summary["contrast"]):
-        table.add_column(parameter(axis).heading, overflow="fold")
-    for path in _SHOWN:
-        table.add_column(known(path).label, justify="right", overflow="fold")
-    for entry in entries[:_MOST_SHOWN]:
-        point = [value_name(entry["point"][axis]) for axis in others]
-        table.add_row(
-            *point, value_name(entry["value"]), *(_ratio(entry, metric) for metric in _SHOWN)
-        )
-    return table
 
 
 def _ratio(entry: Mapping[str, Any], metric: str) -> str:

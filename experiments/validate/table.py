@@ -9,25 +9,21 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from experiments.run.rich_table import rich_table
 from experiments.validate.differences import PREDICTIONS, Comparison
 from experiments.validate.summary import FEWEST_REPEATS
 
 
 def table(result: Mapping[str, Any]) -> Table:
     """The cells side by side; medians over the accepted repeats, with their range."""
-    shown = Table(title=result["name"], title_justify="left", title_style="bold")
-    shown.add_column("", overflow="fold")
-    for name in result["cells"]:
-        shown.add_column(name, justify="right", overflow="fold")
-    for label, keys in _ROWS.items():
-        cells = [_cell_text(cell, keys) for cell in result["cells"].values()]
-        shown.add_row(label, *cells)
+    rows = [
+        [label, *(_cell_text(cell, keys) for cell in result["cells"].values())]
+        for label, keys in _ROWS.items()
+    ]
     for name, ratio in result["ratios"].items():
-        shown.add_row(
-            f"ratio {name}: measured / simulated",
-            " / ".join(_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated")),
-        )
-    return shown
+        both = (_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated"))
+        rows.append([f"ratio {name}: measured / simulated", " / ".join(both)])
+    return rich_table([""], list(result["cells"]), rows, title=result["name"], title_style="bold")
 
 
 _ROWS = {

@@ -14,8 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.cli.common import GROUPS
+from experiments.cli.app import GROUPS, app
 from tests.experiments.small_config import SMALL
 
 COMMANDS = sorted(typer.main.get_command(app).commands)

@@ -1,0 +1,26 @@
+"""Every table that a command prints, made in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def rich_table(
+    text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
+) -> Table:
+    """Columns of text to the left, then columns of numbers to the right, by their headings.
+
+    A cell that is too wide goes on in the next line. ``about`` is what rich's tables take: a title,
+    a caption.
+    """
+    table = Table(**{"title_justify": "left", "caption_justify": "left", **about})
+    for heading in text:
+        table.add_column(heading, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
