@@ -31,13 +31,14 @@ def import_profile(
     out: ProfilesOption = PROFILES,
     device: Annotated[
         str | None,
-        typer.Option(help="The device it was measured on.  [default: the source's first]"),
+        typer.Option(help="The device it was measured on.  [default: the folder's]"),
     ] = None,
     force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from published measurements.
 
-    The measurements do not ship with the package: data/README.md says where to get them.
+    The measurements do not ship with the package: data/README.md says where to get them. Of
+    llmservingsim, the A6000 profile and a model's folder of profiler/perf are read.
 
     GEMM shapes that the source lacks are interpolated, other head counts scaled, and what it did
     not measure at all is predicted by the device's calibrated model; meta.yaml marks each.
@@ -48,6 +49,7 @@ def import_profile(
       sarathi-sim import vidur datasets/vidur --model qwen-72b --tp 8 --device a40
       sarathi-sim import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b --tp 8
       sarathi-sim import llmservingsim datasets/llmservingsim_a6000 --model llama-3-8b
+      sarathi-sim import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
     from profiler.bundle.schema import bundle_path, write_bundle
     from profiler.importers.sources import import_bundle

@@ -1,5 +1,7 @@
 """LLMServingSim's A6000 profile of Llama-3.1-8B: GEMMs at every token count, flash attention.
 
+Its newer profiles (``profiler/perf``) are read by ``llmservingsim_perf.py``.
+
 Traps heeded: layer latencies are nanoseconds and attention milliseconds; kv_cache_size includes the
 chunk, and is the total of the batch in decode rows; q, k, v and gate, up are separate GEMMs, while
 a bundle has them fused; norms, rotary, activation and ``attn`` are unfused eager kernels, left out.
@@ -14,6 +16,15 @@ from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
 from profiler.importers.assemble import Publication, assemble
 from profiler.importers.head_counts import attention_part
+from profiler.importers.llmservingsim_perf import (
+    ATTENTION,
+    BY_SEQUENCE,
+    DENSE,
+    META,
+    device_of,
+    import_perf,
+    is_perf,
+)
 from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.study import LLMSERVINGSIM
@@ -30,24 +41,39 @@ _SOURCE = Publication(
     "NVIDIA RTX A6000; NGC PyTorch 25.01 by the repository's documentation",
     "float16",
 )
+_FORMS = (
+    f"{_GEMM_FILE} and {_ATTENTION_FILE} (its A6000 profile), or a model's folder of profiler/perf "
+    f"in bf16 or fp16, with {META}, {DENSE}, {BY_SEQUENCE} and {ATTENTION} (or in tp1, tp2, ...)"
+)
+
+
+def measured_on(folder: Path) -> str:
+    """The device of the folder's measurements. Raises BundleError where it is none of ours."""
+    return device_of(folder) if is_perf(folder) else _DEVICE
 
 
 def import_llmservingsim(
     folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
 ) -> Bundle:
-    """A bundle from the folder of LLMServingSim's A6000 files.
+    """A bundle from a folder of LLMServingSim's: its A6000 files, or a ``profiler/perf`` folder.
 
-    The fused projections (QKV; gate and up) are interpolated over n between the separate ones.
-    Raises BundleError for another device, or a model far from Llama-3.1-8B at tp 1.
+    Of the former, fused projections are interpolated over n between the separate ones.
+    Raises BundleError for a folder of neither form, another device, or a model far from
+    Llama-3.1-8B at tp 1 (in a ``profiler/perf`` folder: another model than was measured).
     """
+    if is_perf(folder):
+        return import_perf(folder, model, tp, device, created)
+    here = source_folder(folder, FOLDER)
+    if not (here / _GEMM_FILE).is_file():
+        raise BundleError(f"llmservingsim: {here} has none of its forms: {_FORMS}")
     if device.name != _DEVICE:
         raise BundleError(
-            f"llmservingsim: {source_folder(folder, FOLDER)} was measured on {_DEVICE}, "
+            f"llmservingsim: {here} was measured on {_DEVICE}, "
             f"not on {device.name}: leave --device out"
         )
     pool = ShapePool(data.llmservingsim_gemm(folder), device, _GEMM_FILE)
     parts = {op: pool.part(shape) for op, shape in model.gemms(tp).items()}
-    if (source_folder(folder, FOLDER) / _ATTENTION_FILE).is_file():
+    if (here / _ATTENTION_FILE).is_file():
         times = DeviceModel(device.name)
         prefill, decode = data.llmservingsim_attention(folder)
         for op, rows in (("attn_prefill", prefill), ("attn_decode", decode)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +11,7 @@ from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.model import ModelSpec, load_model
 from profiler.importers.aiconfigurator import import_aiconfigurator
-from profiler.importers.llmservingsim import import_llmservingsim
+from profiler.importers.llmservingsim import import_llmservingsim, measured_on
 from profiler.importers.vidur import import_vidur
 from profiler.storage.paths import WHERE
 from profiler.storage.strict import did_you_mean
@@ -33,14 +34,14 @@ class Importer(Protocol):
 @dataclass(frozen=True)
 class _Entry:
     read: Importer
-    device: str
+    device: Callable[[Path], str]
 
 
-#: Readers, and the device that is meant where none is named.
+#: Readers, and the device that a folder is taken to be of where none is named.
 SOURCES = {
-    "vidur": _Entry(import_vidur, "a100-80g-sxm"),
-    "aiconfigurator": _Entry(import_aiconfigurator, "a100-80g-sxm"),
-    "llmservingsim": _Entry(import_llmservingsim, "a6000"),
+    "vidur": _Entry(import_vidur, lambda _: "a100-80g-sxm"),
+    "aiconfigurator": _Entry(import_aiconfigurator, lambda _: "a100-80g-sxm"),
+    "llmservingsim": _Entry(import_llmservingsim, measured_on),
 }
 
 
@@ -70,4 +71,4 @@ def import_bundle(
         spec.check_tp(tp)
     except ValueError as error:
         raise BundleError(str(error)) from None
-    return entry.read(folder, spec, tp, load_device(device or entry.device), created)
+    return entry.read(folder, spec, tp, load_device(device or entry.device(folder)), created)

@@ -11,7 +11,9 @@ from profiler.storage.strict import SpecError
 
 
 def test_every_shipped_device_loads_under_its_own_name() -> None:
-    assert list_devices() == ["a100-80g-sxm", "a40", "a6000", "h100-80g-sxm", "h200"]
+    assert list_devices() == [
+        *("a100-80g-sxm", "a40", "a6000", "h100-80g-sxm", "h200", "rtx-4090"),
+    ]
     assert [load_device(name).name for name in list_devices()] == list_devices()
 
 
@@ -25,7 +27,7 @@ def test_unknown_device_names_a_close_one() -> None:
         load_device("a100-80g")
 
 
-@pytest.mark.parametrize("name", ["h100-80g-sxm", "h200"])
+@pytest.mark.parametrize("name", ["h100-80g-sxm", "h200", "rtx-4090"])
 def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
     with pytest.raises(SpecError, match=f"device {name} has specifications only"):
         load_device(name).op("gemm")
