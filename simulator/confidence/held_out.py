@@ -155,16 +155,31 @@ def held_out_errors(
     for done, table in enumerate(tables):
         progress(done)
         for where, folds, fit in _hold_outs(table):
-            row: dict[str, object] = {"op": table.op, "where": where}
-            row |= _stats(residuals(table, folds, fit)[0])
-            for name, baseline in (("forest", _forest), ("poly3", _polynomial)):
-                theirs = _stats(residuals(table, folds, baseline)[0])
-                row |= {f"{name}_median": theirs["median"], f"{name}_p95": theirs["p95"]}
-            found.append(row)
+            found += _beside_baselines(table, where, folds, fit)
         unseen = unseen_shape(table, tables)
         if len(unseen):
             found.append({"op": table.op, "where": "unseen", **_stats(unseen)})
     return pd.DataFrame(found)
+
+
+def _beside_baselines(
+    table: OpTable, where: str, folds: Folds, fit: Fit
+) -> list[dict[str, object]]:
+    """The row of ``where``; after "between" that of the tile edges among the same rows."""
+    errors, rows = residuals(table, folds, fit)
+    forest, poly3 = (residuals(table, folds, other)[0] for other in (_forest, _polynomial))
+    kinds = {where: np.ones(len(rows), bool)}
+    if where == "between":
+        kinds["edges"] = table.at_edge(table.points[rows])
+    found = []
+    for kind, kept in kinds.items():
+        if kept.any():
+            row = {"op": table.op, "where": kind, **_stats(errors[kept])}
+            for name, theirs in (("forest", forest), ("poly3", poly3)):
+                stats = _stats(theirs[kept])
+                row |= {f"{name}_median": stats["median"], f"{name}_p95": stats["p95"]}
+            found.append(row)
+    return found
 
 
 def _stats(log_errors: Floats) -> dict[str, float]:
@@ -176,11 +191,6 @@ def _hold_outs(table: OpTable) -> Iterator[tuple[str, Folds, Fit]]:
     inside = between(table)
     if inside:
         yield "between", inside, table.fit
-    at_edge = table.at_edge(table.points)
-    edges = [(fitted, scored[at_edge[scored]]) for fitted, scored in inside]
-    edges = [(fitted, scored) for fitted, scored in edges if len(scored)]
-    if edges:
-        yield "edges", edges, table.fit
     outside = beyond(table)
     if outside:
         yield "beyond", outside, table.far

@@ -64,7 +64,7 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert between.returncode == 0, between.stderr
     assert list(read_inter_node(sends)) == [1024, 65536]
-    options = ("--budget", "2", "--tp", "1", "2", "--inter-node", str(sends))
+    options = ("--budget", "0.3", "--tp", "1", "2", "--inter-node", str(sends))
     done = sarathi_sim(*profile(profiles, *options))
     assert done.returncode == 0, done.stderr
     assert "coarse points and" in done.stderr
