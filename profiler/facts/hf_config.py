@@ -103,6 +103,12 @@ def _qwen2(config: _Config) -> Fields:
     return _llama_like(config, "qkv", 32768)
 
 
+def _qwen3(config: _Config) -> Fields:
+    head_dim = config.integer("head_dim", 128)
+    fields = _llama_like(config, longest=32768)
+    return {**fields, "head_dim": head_dim, "qk_norm": True}
+
+
 def _phi3(config: _Config) -> Fields:
     return _llama_like(config, longest=4096)
 
@@ -143,6 +149,7 @@ _READERS: dict[str, Callable[[_Config], Fields]] = {
     "mistral": _mistral,
     "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen3": _qwen3,
     "qwen": _qwen,
     "gpt2": _gpt2,
 }

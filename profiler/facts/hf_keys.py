@@ -97,7 +97,6 @@ _ONE_OF["activation_function"] = _ONE_OF["hidden_activation"] = _ONE_OF["hidden_
 
 #: Model types that were considered, and what of them is not modelled.
 NOT_MODELLED = {
-    "qwen3": "it norms queries and keys",
     "qwen3_moe": "it is a mixture of experts",
     "qwen2_moe": "it is a mixture of experts",
     "mixtral": "it is a mixture of experts",
@@ -145,7 +144,7 @@ def problems(config: Mapping[str, Any]) -> list[str]:
 def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
     """Whether another key says that this one has no effect."""
     if key == "sliding_window":
-        if not config.get("use_sliding_window", config.get("model_type") != "qwen2"):
+        if not config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3")):
             return True
         window, longest = config[key], config.get("max_position_embeddings")
         return isinstance(window, int) and isinstance(longest, int) and window >= longest > 0

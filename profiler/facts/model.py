@@ -32,8 +32,9 @@ class ModelSpec:
 
     ``attention_bias`` says which attention projections carry a bias (``qkv`` as in Qwen, ``all`` as
     in GPT-3). ``gated_ffn`` means gate and up projections (SwiGLU). ``learned_positions`` adds a
-    trained position table of ``max_position_embeddings`` rows. Raises ValueError for sizes that are
-    not positive, too large (``LARGEST``) or do not divide.
+    trained position table of ``max_position_embeddings`` rows. ``qk_norm`` norms each head of
+    queries and keys (as in Qwen 3). Raises ValueError for sizes that are not positive, too large
+    (``LARGEST``) or do not divide.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -53,6 +54,7 @@ class ModelSpec:
     attention_bias: Literal["none", "qkv", "all"] = "none"
     ffn_bias: bool = False
     norm_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         for key, most in LARGEST.items():
@@ -71,10 +73,11 @@ class ModelSpec:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer: projections, biases, and its two norms."""
+        """Parameters of one decoder layer: projections, biases and norms."""
         gemms = self.gemms(tp=1)
         biases = sum(gemms[op].n for op in self.biased_gemms)
         norms = 2 * self.hidden_size * (2 if self.norm_bias else 1)
+        norms += 2 * self.head_dim if self.qk_norm else 0
         return self.layer_weights(tp=1) + biases + norms
 
     @property
@@ -141,6 +144,7 @@ class ModelSpec:
             attention_bias=self.attention_bias,
             ffn_bias=self.ffn_bias,
             norm_bias=self.norm_bias,
+            qk_norm=self.qk_norm,
             learned_positions=self.learned_positions,
         )
 

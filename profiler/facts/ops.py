@@ -41,6 +41,7 @@ class Shard:
     attention_bias: str
     ffn_bias: bool
     norm_bias: bool
+    qk_norm: bool
     learned_positions: bool
 
 
@@ -124,10 +125,13 @@ def _elementwise(shard: Shard) -> tuple[Stream, ...]:
     """Norms, residual additions, activation and rotary of one layer."""
     norm = Stream("layer_norm" if shard.norm_bias else "norm", 2 * shard.hidden, times=2)
     act = Stream("act", 3 * shard.ffn) if shard.gated_ffn else Stream("act_plain", 2 * shard.ffn)
-    found = (norm, Stream("add", 3 * shard.hidden, times=2), act)
-    if shard.learned_positions:
-        return found
-    return (*found, Stream("rope", 2 * (shard.heads + shard.kv_heads) * shard.head_dim))
+    found = [norm, Stream("add", 3 * shard.hidden, times=2), act]
+    queries_and_keys = 2 * (shard.heads + shard.kv_heads) * shard.head_dim
+    if shard.qk_norm:
+        found.append(Stream("norm", queries_and_keys))
+    if not shard.learned_positions:
+        found.append(Stream("rope", queries_and_keys))
+    return tuple(found)
 
 
 def _embedding(shard: Shard) -> tuple[Stream, ...]:

@@ -106,7 +106,9 @@ class ShardLayer:
         return turn.cos().to(self.dtype), turn.sin().to(self.dtype)
 
     def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotary embedding of (tokens, heads, dim); models with learned positions have none."""
+        """Queries or keys (tokens, heads, dim), normed and rotated as the model does."""
+        if self.model.qk_norm:  # with gains of 1
+            x = F.rms_norm(x, [self.model.head_dim], None, _EPSILON)
         if self.model.learned_positions:
             return x
         cos, sin = angles
@@ -119,7 +121,7 @@ class ShardLayer:
     ) -> tuple[Tensor, ...]:
         """Everything of a layer that is neither GEMM nor attention, on stand-in activations.
 
-        Two norms, two residual additions, rotary of q and k, the activation; a call each.
+        Two norms, two residual additions, norm and rotary of q and k, the activation; a call each.
         """
         first, second = self.norm(0, x, copy), self.norm(1, x, copy)
         return (

@@ -77,6 +77,22 @@ QWEN_2_5_SMALL: Config = {
     "sliding_window": None,
     "tie_word_embeddings": True,
 }
+QWEN_3: Config = {
+    **QWEN_2,
+    **_sizes(36, 4096, 32, 8, 12288, 151936),
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 36,
+    "sliding_window": None,
+}
+QWEN_3_SMALL: Config = {
+    **QWEN_3,
+    **_sizes(28, 1024, 16, 8, 3072, 151936),
+    "tie_word_embeddings": True,
+}
 MISTRAL_3: Config = {
     **_sizes(32, 4096, 32, 8, 14336, 32768),
     "architectures": ["MistralForCausalLM"],
@@ -156,6 +172,8 @@ MODELLED = {
     "llama-3.2-1b": (LLAMA_3_2_1B, 1_235_814_400),
     "qwen2-7b": (QWEN_2, 7_615_616_512),
     "qwen2.5-0.5b": (QWEN_2_5_SMALL, 494_032_768),
+    "qwen3-8b": (QWEN_3, 8_190_735_360),
+    "qwen3-0.6b": (QWEN_3_SMALL, 596_049_920),
     "mistral-7b-v0.3": (MISTRAL_3, 7_248_023_552),
     "phi-3-mini-128k": (PHI_3_128K, 3_821_079_552),
     "qwen-72b": (QWEN_1, 72_287_920_128),
@@ -184,16 +202,6 @@ REFUSED: dict[str, tuple[Config, tuple[str, ...]]] = {
             "num_local_experts 8: not supported: only dense FFNs are modelled",
             "num_experts_per_tok 2: not supported: only dense FFNs",
         ),
-    ),
-    "qwen3-8b": (
-        {
-            **QWEN_2,
-            **_sizes(36, 4096, 32, 8, 12288, 151936),
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "head_dim": 128,
-        },
-        ("model_type 'qwen3' is not supported: it norms queries and keys",),
     ),
     "gemma-2-9b": (
         {

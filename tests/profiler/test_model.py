@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from profiler.facts.model import list_models, load_model
-from profiler.facts.ops import GemmShape
+from profiler.facts.ops import OPS, GemmShape, Stream
 from profiler.storage.strict import SpecError
 
 # Hugging Face model cards (safetensors totals without rotary buffers), and for LLaMA 13B and 33B
@@ -22,6 +23,13 @@ PUBLISHED = {
     "llama-3-70b": 70_553_706_496,
     "mistral-7b": 7_241_732_096,
     "qwen-72b": 72_287_920_128,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.3-70b": 70_553_706_496,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "mistral-small-24b": 23_572_403_200,
     "gpt3-175b": 96 * (12 * 12288**2 + 13 * 12288) + (50257 + 2048) * 12288 + 2 * 12288,
 }
 
@@ -34,6 +42,15 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
 def test_every_shipped_model_loads() -> None:
     assert set(PUBLISHED) < set(list_models())
     assert {load_model(name).name for name in list_models()} == set(list_models())
+
+
+def test_normed_queries_and_keys_are_one_more_elementwise_kernel() -> None:
+    """Qwen3 8B on 4 ranks: 8 heads and 2 KV heads of 128 numbers are read and written."""
+    streams = OPS["others"].streams
+    assert streams is not None
+    shard = load_model("qwen3-8b").shard(4)
+    extra = set(streams(shard)) - set(streams(replace(shard, qk_norm=False)))
+    assert extra == {Stream("norm", 2 * (8 + 2) * 128)}
 
 
 def test_kv_bytes_per_token() -> None:

@@ -27,9 +27,12 @@ SDPA = SdpaAttention(CPU, torch.float32)
 MHA = replace(load_model("tiny-llama-40m"), hidden_size=64, num_heads=4, num_kv_heads=4,
               head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
 GQA = replace(MHA, num_kv_heads=2)
+NORMED = replace(GQA, qk_norm=True)
 PLAIN = replace(MHA, gated_ffn=False, learned_positions=True, norm_bias=True, ffn_bias=True,
                 attention_bias="all")  # fmt: skip
-MODELS = pytest.mark.parametrize("model", [MHA, GQA, PLAIN], ids=["mha", "gqa", "plain"])
+MODELS = pytest.mark.parametrize(
+    "model", [MHA, GQA, NORMED, PLAIN], ids=["mha", "gqa", "normed", "plain"]
+)
 TOKENS = 50
 
 
@@ -104,6 +107,8 @@ def test_shapes_are_those_of_the_model_spec(model: ModelSpec, tp: int) -> None:
     if tp == 1:
         biases = sum(b.numel() for b in layer.sets[0].bias.values() if b is not None)
         norms = 2 * model.hidden_size * (2 if model.norm_bias else 1)
+        if model.qk_norm:  # its gains of 1 are not stored
+            norms += 2 * model.head_dim
         assert weights + biases + norms == model.layer_parameters
 
 
@@ -120,6 +125,14 @@ def test_every_op_runs_at_its_smallest_and_largest(model: ModelSpec) -> None:
                 assert timing.time_us is not None
                 assert timing.time_us > 0
                 assert timing.samples >= 2
+
+
+def test_queries_and_keys_are_normed_by_head() -> None:
+    """A rotation keeps the length of a head, so it is that of its norm: sqrt(head_dim)."""
+    layer = ShardLayer(NORMED, 1, CPU, torch.float32)
+    keys = 7 * layer.random(5, 2, 16)
+    lengths = layer.rotate(keys, layer.angles(torch.arange(5))).norm(dim=-1)
+    assert lengths.flatten().tolist() == pytest.approx([4.0] * 10, rel=1e-4)
 
 
 def test_what_does_not_fit_is_skipped_with_a_reason() -> None:
