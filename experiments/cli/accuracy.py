@@ -1,4 +1,4 @@
-"""The commands that say how far regressions are off: fit for a bundle, accuracy for public data."""
+"""The commands that print errors of regressions: fit for a bundle, accuracy for public data."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def fit(
         typer.Option(help="Also write the table (CSV, JSON) and a figure per op to this folder."),
     ] = None,
 ) -> None:
-    """Say how far a bundle's regressions are off.
+    """Print the errors of a bundle's regressions.
 
-    Percent of the bundle's times: between the points, at the edges of tiles, beyond the range
-    (fitted up to a quarter of it), and for a GEMM's shape from the other GEMMs (unseen), beside
-    what a random forest and a polynomial would make of the same points. Never training error.
-    The last column is the share of points inside that the 90 % band covers.
+    Errors are in percent of the bundle's times, on held-out points only: between the points, at
+    tile edges, beyond the range (fitted up to a quarter of it), and for a GEMM's shape from the
+    other GEMMs (unseen). A random forest and a polynomial fitted to the same points are beside
+    them. The last column is the share of the points inside that the 90 % band covers.
 
-    Where the bundle holds whole layers or skewed decodes, a second table: what the sum of ops and
-    the mean context miss, and what is left of that.
+    If the bundle holds whole layers or skewed decodes, a second table has the errors of the sum
+    of ops and of the mean context, and the errors that remain with the fitted corrections.
 
     \b
     Examples:
@@ -100,9 +100,9 @@ def accuracy(
 ) -> None:
     """Score the regressions on public measurements (needs them).
 
-    Only rows that were not fitted count. The aims stand beside the scores.
+    Only rows that were not fitted count. The table has the aims, too.
 
-    data/README.md says which files are meant and where they come from.
+    data/README.md lists the files and their sources.
 
     \b
     Examples:

@@ -74,7 +74,7 @@ def options(
         typer.Option(
             "--debug",
             envvar="SARATHI_SIM_DEBUG",
-            help="Where a command ends in an error, show the traceback.",
+            help="Show the traceback of an error.",
         ),
     ] = False,
 ) -> None:
@@ -88,21 +88,21 @@ def run(
     json: JsonOption = False,
     quiet: QuietOption = False,
     timeline: Annotated[
-        bool, typer.Option("--timeline", help="Also write a trace of the window for Perfetto.")
+        bool, typer.Option("--timeline", help="Also write a trace of --window for Perfetto.")
     ] = False,
     window: Annotated[
         str | None,
         typer.Option(
             metavar="START:LENGTH",
-            help="Seconds that the stage timeline and the trace show, as in 120:1.5.  "
-            "[default: a while in the middle of the run]",
+            help="Seconds in the stage timeline and the trace, such as 120:1.5.  "
+            "[default: from the middle of the run]",
         ),
     ] = None,
     figures: FiguresOption = True,
 ) -> None:
     """Simulate every scenario of CONFIG.
 
-    Tables and figures go to a folder.
+    Writes tables and figures to a folder.
 
     \b
     Examples:
@@ -177,10 +177,14 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
     config: Annotated[
         str,
-        typer.Option(help="A configuration: its orca_pp and sarathi_pp are timed, or else all."),
+        typer.Option(
+            help="The configuration to time: orca_pp and sarathi_pp if it has them, or all."
+        ),
     ] = "gpt3_pp",
     assignments: SetOption = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; medians count.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Number of timed repeats. Their medians count.")
+    ] = 3,
 ) -> None:
     """Time the event loop against a textbook simulation.
 

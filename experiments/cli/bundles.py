@@ -17,7 +17,7 @@ from experiments.cli.common import (
 )
 
 BundleFolder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A bundle, or a root of bundles.")
+    Path, typer.Argument(metavar="DIR", help="A bundle, or a folder of bundles.")
 ]
 
 
@@ -40,8 +40,8 @@ def import_profile(
     The measurements do not ship with the package: data/README.md says where to get them. Of
     llmservingsim, the A6000 profile and a model's folder of profiler/perf are read.
 
-    GEMM shapes that the source lacks are interpolated, other head counts scaled, and what it did
-    not measure at all is predicted by the device's calibrated model; meta.yaml marks each.
+    GEMM shapes that the source lacks are interpolated. Other head counts are scaled. The device's
+    calibrated model predicts what was not measured. meta.yaml marks each of these.
 
     \b
     Examples:
@@ -69,8 +69,8 @@ def import_profile(
 def profile_check(folder: BundleFolder) -> None:
     """Check bundles: files, units, and impossible times.
 
-    Exit code 2 where one cannot be used or is faster than its device can be. A time that falls as
-    work grows, and outliers, are warnings: real kernels do both.
+    The exit code is 2 if a bundle cannot be used or is faster than its device can be. Outliers,
+    and times that fall as work grows, are only warnings: real kernels show both.
 
     \b
     Examples:

@@ -25,18 +25,16 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change a value; may be repeated."),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout, and no table there.")
+    bool, typer.Option("--json", help="Print one JSON object on stdout, and no table.")
 ]
-ForceOption = Annotated[
-    bool, typer.Option("--force", help="Replace a bundle that was measured, too.")
-]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")]
 ModelOption = Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")]
 DegreeOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
 ResultOption = Annotated[
     Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
 ]
 ProfilesOption = Annotated[
-    Path, typer.Option(help="Root folder of profiles; name it as `profiles` in a config.")
+    Path, typer.Option(help="Root folder of profiles: the key `profiles` of a configuration.")
 ]
 DatasetsOption = Annotated[
     Path | None,
@@ -85,7 +83,7 @@ class Commands(TyperGroup):
 
 
 def _message(error: Exception) -> str:
-    """A line a mistake, none of them endless; a line in all for what nobody foresaw."""
+    """One shortened line per mistake; one line in all for an unforeseen error."""
     if _is_user_error(error):
         text = str(error)
     else:
@@ -132,7 +130,7 @@ def consoles() -> tuple[Console, Console]:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """What the user should know, on stderr: each note once."""
+    """Print each note of the deployments once, on stderr."""
     for note in dict.fromkeys(notes):
         typer.echo(f"note: {note}", err=True)
 

@@ -56,7 +56,7 @@ def devices() -> None:
         "GB": lambda spec: f"{spec.memory_bytes / 1e9:.0f}",
         "peak TFLOP/s": lambda spec: f"{spec.peak_flops / 1e12:.0f}",
         "GB/s": lambda spec: f"{spec.memory_bandwidth / 1e9:.0f}",
-        "GPUs a node": lambda spec: str(spec.gpus_per_node),
+        "GPUs per node": lambda spec: str(spec.gpus_per_node),
         "op times": lambda spec: "calibrated" if spec.fitted else "specifications only",
     }
     _print_specs("device", {name: load_device(name) for name in list_devices()}, columns)
@@ -128,7 +128,7 @@ def make_bundle(
     spec, gpu = load_model(model), load_device(device)
     if tp > gpu.gpus_per_node:
         raise ConfigError(
-            f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs a node of {gpu.name} has"
+            f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs of a node of {gpu.name}"
         )
     path = bundle_path(out, gpu.name, spec.name, tp)
     check_replaceable(path, force=force)
@@ -140,10 +140,10 @@ def make_bundle(
 
 
 def calibrate(
-    device: Annotated[str | None, typer.Option(help="One device; all by default.")] = None,
+    device: Annotated[str | None, typer.Option(help="One device.  [default: all]")] = None,
     datasets: DatasetsOption = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Print the stored errors instead of fitting anew.")
+        bool, typer.Option("--report", help="Print the stored errors instead of fitting again.")
     ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Store the fit in the shipped device files.")
@@ -194,7 +194,7 @@ _HEADINGS = {
 
 
 def _print_errors(report: pd.DataFrame, structure: pd.DataFrame) -> None:
-    # Where the rows come from takes a paragraph each: the device file and data/README.md have it.
+    # The sources take a paragraph each: see the device file and data/README.md.
     for device, errors in report.groupby("device", sort=False):
         typer.echo(f"{device}: error of predicted times on rows held out of the fit, in percent")
         _print_frame(errors.drop(columns=["device", "source"]).rename(columns=_HEADINGS))

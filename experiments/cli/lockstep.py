@@ -1,4 +1,4 @@
-"""The command that compares our scheduler with the recorded decisions of an engine's."""
+"""The command that compares our scheduler with an engine's recorded decisions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def lockstep(
 ) -> None:
     """Compare our scheduler with an engine's recorded decisions.
 
-    Each log's arrivals and returns are fed to our scheduler, and every decision is compared: the
-    batch and its order, computed tokens, who was preempted, free blocks, running, waiting. Exit
-    code 1 where any differs, with the first difference side by side.
+    The arrivals and returns of each log are fed to our scheduler. Every decision is compared: the
+    batch and its order, computed tokens, preempted requests, free blocks, running and waiting
+    requests. If one differs, the exit code is 1 and both sides of the first difference are printed.
 
     \b
     Examples:

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims; all by default.")
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Claims.  [default: all]")
     ] = None,
     json: JsonOption = False,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Also write the rows, and every figure and table of the paper, to this folder "
-            "(with all claims: and the readings of the pipeline experiment, over five seeds).",
+            help="Also write the results, figures and tables to this folder. Without IDs, also the "
+            "readings of the pipeline experiment, over five seeds.",
         ),
     ] = None,
     variant: Annotated[
-        str | None, typer.Option(help="predicted or paper-calibrated; both by default.")
+        str | None, typer.Option(help="predicted or paper-calibrated.  [default: both]")
     ] = None,
     listing: Annotated[
         bool, typer.Option("--list", help="List the claims and how each is read.")
@@ -95,8 +95,8 @@ def reproduce(
 
 
 def advise(
-    model: Annotated[str, typer.Option(help="A model that the profiles hold.")],
-    device: Annotated[str, typer.Option(help="A device that the profiles hold, or its YAML.")],
+    model: Annotated[str, typer.Option(help="A model of the profiles.")],
+    device: Annotated[str, typer.Option(help="A device of the profiles, or its YAML file.")],
     workload: Annotated[
         str,
         typer.Option(
@@ -111,7 +111,7 @@ def advise(
     ] = None,
     tbt_limit: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="MS", help="Most time between tokens, in milliseconds."),
+        typer.Option(min=0.001, metavar="MS", help="Longest time between tokens, in milliseconds."),
     ] = None,
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of profile bundles.  [default: the shipped ones]")
@@ -119,7 +119,7 @@ def advise(
 ) -> None:
     """Advise on Sarathi's chunk size and batch cap.
 
-    Prints five lines, and what they rest on.
+    Prints five lines of advice, and the numbers behind it.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ class Device(StrEnum):
 
 
 class Dtype(StrEnum):
-    """In what numbers."""
+    """The number format."""
 
     FP16 = "fp16"
     BF16 = "bf16"
@@ -50,30 +50,35 @@ DegreesOption = Annotated[
 ]
 DtypeOption = Annotated[
     Dtype | None,
-    typer.Option(help="Of weights and activations.  [default: fp16, on a CPU fp32]"),
+    typer.Option(help="Number format of weights and activations.  [default: fp16, on a CPU fp32]"),
 ]
 NameOption = Annotated[
     str | None, typer.Option(help="Folder and name of the device.  [default: the GPU's, or cpu]")
 ]
-TokensOption = Annotated[int | None, typer.Option(min=2, help="Tokens of a batch.")]
-ContextOption = Annotated[
-    int | None, typer.Option(min=16, help="Tokens of one sequence, chunk and cached.")
+TokensOption = Annotated[
+    int | None, typer.Option(min=2, help="Largest number of tokens in a batch.")
 ]
-BatchOption = Annotated[int | None, typer.Option(min=2, help="Sequences of a decode batch.")]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(min=16, help="Largest number of tokens of a sequence, cached ones included."),
+]
+BatchOption = Annotated[
+    int | None, typer.Option(min=2, help="Largest number of sequences in a decode batch.")
+]
 BudgetOption = Annotated[
     float | None,
     typer.Option(
         min=0,
         callback=finite,
-        help="Seconds, after which no points are added.  [default: 45, on a GPU 900]",
+        help="Seconds after which no more points are added.  [default: 45, on a GPU 900]",
     ),
 ]
 TargetOption = Annotated[
     float,
-    typer.Option(min=0.01, callback=finite, help="Held-out error in percent at which to stop."),
+    typer.Option(min=0.01, callback=finite, help="Stop at this held-out error, in percent."),
 ]
 AttentionOption = Annotated[
-    AttentionBy, typer.Option(help="xformers where it works, else torch SDPA; or one of them.")
+    AttentionBy, typer.Option(help="auto: xformers if it works, else torch SDPA.")
 ]
 InterNodeOption = Annotated[
     Path | None,
@@ -85,7 +90,7 @@ CollectivesOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="A bundle to take all-reduce and send/recv from, where the GPUs are too few.",
+        help="Take all-reduce and send/recv from this bundle, if the GPUs are too few.",
     ),
 ]
 
@@ -103,21 +108,21 @@ def profile(
     budget: BudgetOption = None,
     target_error: TargetOption = 3.0,
     attention: AttentionOption = AttentionBy.AUTO,
-    repeats: Annotated[int, typer.Option(min=1, help="Samples of a point, at least.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Smallest number of samples per point.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,
     inter_node: InterNodeOption = None,
     collectives: CollectivesOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Measure anew what was measured already.")
+        bool, typer.Option("--force", help="Measure again what was measured already.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors.")] = False,
     extra_tp: Annotated[list[int] | None, typer.Argument(metavar="--tp N", hidden=True)] = None,
 ) -> None:
     """Measure op times on this GPU or CPU (needs torch).
 
-    One layer's shard with random weights is measured at a time.
+    It measures one layer's shard with random weights.
 
-    If it was killed or stopped, the same command continues.
+    After an interruption, the same command continues.
 
     \b
     Examples:

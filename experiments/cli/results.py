@@ -1,4 +1,4 @@
-"""The commands about results that are there already: plot, compare."""
+"""The commands about existing results: plot, compare."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ def plot(
     ] = None,
     metrics: Annotated[
         list[str] | None,
-        typer.Option("--metric", metavar="NAME", help="Of a sweep: what to draw; may be repeated."),
+        typer.Option(
+            "--metric", metavar="NAME", help="For a sweep: a metric to draw; may be repeated."
+        ),
     ] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", metavar="AXIS", help="Of a sweep: over what; may be repeated."),
+        typer.Option(
+            "--over", metavar="AXIS", help="For a sweep: an axis to draw over; may be repeated."
+        ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing.")] = False,
 ) -> None:
@@ -61,9 +65,9 @@ def plot(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or a scenario's in it.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    out: Annotated[Path | None, typer.Option(help="Also draw the parts, into this folder.")] = None,
+    a: Annotated[Path, typer.Argument(metavar="A", help="A result, or a scenario's folder in it.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another result.")],
+    out: Annotated[Path | None, typer.Option(help="Also draw the parts to this folder.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Say which part of the time makes two results differ.
@@ -96,7 +100,7 @@ def compare(
         return
     typer.echo(f"A: {a}\nB: {b}")
     if not result["same_requests"]:
-        typer.echo("They serve different requests.")
+        typer.echo("A and B serve different requests.")
     for table in comparison_tables(result):
         stdout.print(table)
     print_written(out, figures=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WorkersOption = Annotated[
     int | None,
-    typer.Option(min=1, max=4096, help="Processes.  [default: the processors there are]"),
+    typer.Option(min=1, max=4096, help="Worker processes.  [default: all processors]"),
 ]
 
 
@@ -40,7 +40,7 @@ class Where(StrEnum):
 def plan(
     config: ConfigArgument, assignments: SetOption = None, workers: WorkersOption = None
 ) -> None:
-    """Check the runs of a sweep, and say how long they take.
+    """Check the runs of a sweep, and predict how long they take.
 
     \b
     Examples:
@@ -68,19 +68,20 @@ def sweep(
     ] = None,
     workers: WorkersOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on in a folder; finished runs are not repeated.")
+        bool, typer.Option("--resume", help="Continue a sweep; finished runs are not repeated.")
     ] = False,
     backend: Annotated[
-        Where, typer.Option(help="Processes here, or a Dask cluster.")
+        Where, typer.Option(help="Local processes, or a Dask cluster.")
     ] = Where.local,
     address: Annotated[
-        str | None, typer.Option(help="Of the Dask scheduler, as in tcp://127.0.0.1:8786.")
+        str | None,
+        typer.Option(help="Address of the Dask scheduler, such as tcp://127.0.0.1:8786."),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Simulate every run of a sweep.
 
-    The result is a table with a row per run. Where runs failed, or the sweep was interrupted,
+    The result is a table with a row per run. If runs failed, or the sweep was interrupted,
     --resume completes it.
 
     \b
@@ -94,9 +95,11 @@ def sweep(
     from experiments.sweeps.store import Store
 
     if (backend is Where.dask) != (address is not None):
-        raise ConfigError("--backend dask and --address belong together")
+        raise ConfigError("--backend dask and --address: one needs the other")
     if backend is Where.dask and workers is not None:
-        raise ConfigError(f"--workers {workers}: a Dask cluster has the workers that it has")
+        raise ConfigError(
+            f"--workers {workers}: not allowed with --backend dask: the cluster has its own workers"
+        )
     planned = _planned(config, assignments, quiet)
     folder = out or Path("runs") / planned.name
     store = Store(folder)

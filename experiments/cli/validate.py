@@ -36,14 +36,14 @@ def validate(
         bool,
         typer.Option(
             "--realtime",
-            help="Run the engine with real-time priority (root, Linux). It takes the cores from "
-            "everything else on the machine while it runs.",
+            help="Run the engine with real-time priority (root, Linux). It takes the cores "
+            "from all other programs.",
         ),
     ] = False,
     timeout: Annotated[
         float,
         typer.Option(
-            min=1, callback=finite, help="Seconds without a sign of life that end the run."
+            min=1, callback=finite, help="End the run after so many seconds without a sign of life."
         ),
     ] = 30.0,
     quiet: QuietOption = False,
@@ -51,9 +51,9 @@ def validate(
 ) -> None:
     """Run a real engine beside the simulator (needs torch).
 
-    Three things apart: whether both form the same batches, how well each iteration's time is
-    predicted, and how far whole runs differ. On a machine that is not quiet nothing is claimed of
-    times; exit code 1 where batches differ.
+    The report says whether both form the same batches, how well each iteration's time is
+    predicted, and how far whole runs differ. On a busy machine it claims nothing about times. The
+    exit code is 1 if batches differ.
 
     \b
     Examples:
@@ -81,7 +81,7 @@ def validate(
             stderr.print(line, markup=False, highlight=False, soft_wrap=True)
 
     if realtime:
-        say("warning: real-time priority: the machine's other programs stand still meanwhile")
+        say("warning: --realtime stops the machine's other programs during the run")
     with result_folder(folder, VALIDATION_FORMAT) as scratch:
         with ProgressBar(stderr, enabled=not quiet) as progress:
             result, outcomes = _measure(experiment, cells, realtime, timeout, progress, say)
@@ -166,7 +166,7 @@ def _check_engine(realtime: bool) -> None:
             "the engine needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         )
     if realtime and (not hasattr(os, "sched_setscheduler") or os.geteuid() != 0):
-        raise ConfigError("--realtime: only root may ask for it, on Linux")
+        raise ConfigError("--realtime: needs Linux, and root")
 
 
 def _draw(outcomes: Comparisons, folder: Path) -> None:

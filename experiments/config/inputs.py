@@ -44,7 +44,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     except SpecError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
     if scenario.cluster.tp > device.gpus_per_node:
-        problem = f"must be at most {device.gpus_per_node}, the GPUs a node of {device.name} has"
+        problem = f"must be at most {device.gpus_per_node}, the GPUs of a node of {device.name}"
         raise source.error("cluster.tp", scenario.cluster.tp, problem)
     return device
 

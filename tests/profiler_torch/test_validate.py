@@ -64,7 +64,7 @@ def test_validate_writes_its_report(tmp_path: Path) -> None:
     ("arguments", "before", "message"),
     [
         ((), "sys = __import__('sys'); sys.modules['torch'] = None", "the engine needs torch"),
-        (("--realtime",), "import os; os.geteuid = lambda: 1000", "only root may ask for it"),
+        (("--realtime",), "import os; os.geteuid = lambda: 1000", "needs Linux, and root"),
         (
             ("--set", "compare.bubble.metric=ttft_s.p50"),
             "",
