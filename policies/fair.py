@@ -1,8 +1,9 @@
 """Fairness between users: the virtual token counter, on vLLM's continuous batching.
 
 Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2: each
-user has a counter of the service received, weighted tokens; whoever has least is admitted next; who
-comes back after a pause starts no lower than those who wait, so that no credit is saved up.
+user has a counter of the service received, in weighted tokens. The user with the least service is
+admitted next. A user who returns after a pause starts no lower than the waiting users, so credit
+does not build up.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from policies.vllm import Vllm
 
 @named("fair")
 class Fair(Vllm):
-    """The next request is the oldest of the user who has been served least; else as ``vllm``.
+    """As ``vllm``, but the next request is the oldest one of the user with the least service.
 
-    Served are ``input_weight`` for each prompt token, at admission, and ``output_weight`` for each
-    token generated. A request names its user by ``user``. Nobody is overtaken by his own requests,
-    and a request that does not fit stops all behind it.
+    Service counts ``input_weight`` for each prompt token, at admission, and ``output_weight`` for
+    each generated token. A request names its user by ``user``. The requests of one user keep their
+    order, and a request that does not fit stops all behind it.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Fair(Vllm):
         self.output_weight = output_weight
 
     def plan(self, pool: Pool) -> None:
-        """Count what was served, let in who came, and go on as vLLM does."""
+        """Plan as vLLM does, and count the service."""
         state = pool.state
         served: dict[int, float] = state.setdefault("served", {})
         self._lift(pool, served)
@@ -57,8 +58,8 @@ class Fair(Vllm):
         state["queued"] = {each.user for each in pool.waiting}
 
     def _lift(self, pool: Pool, served: dict[int, float]) -> None:
-        """Users who had nobody waiting start no lower than the least of those who had, or than the
-        one who was the last to have somebody."""
+        """Raise users who had no waiting request to the least service of those who had one, or to
+        that of the last user who had one."""
         queued: set[int] = pool.state.setdefault("queued", set())
         for sequence in pool.waiting:
             user = sequence.user

@@ -8,7 +8,7 @@ from policies.policy import named
 
 @named("request_level")
 class RequestLevel(OrcaWorstCase):
-    """A batch is prefilled together and leaves together: who finishes early computes padding.
+    """A batch is prefilled together and leaves together; finished requests compute padding.
 
     Prefill-only and decode-only iterations follow each other; this is also the baseline against
     which the paper measures its throughput gains.

@@ -13,23 +13,22 @@ ChunkRule = Literal["fill", "reserve", "fixed", "equal_time"]
 
 @named("sarathi")
 class Sarathi:
-    """One prefill chunk an iteration, and every decode of the micro-batch piggybacks on it.
+    """One prefill chunk per iteration; every decode of the micro-batch piggybacks on it.
 
     ``chunk_size`` C is the token budget of an iteration and ``tile`` T the tile size of the GPU's
-    matrix multiplications. How many prompt tokens go with ``d`` decodes:
+    matrix multiplications. ``chunk_rule`` sets the prompt tokens beside ``d`` decodes:
 
     ``fill``     ``C - d``: chunk and decodes together make C tokens
-    ``reserve``  ``C - (B - 1)``: room for the most decodes that may ever piggyback (section 4.4)
-    ``fixed``    ``C``: the decodes come on top, and may spill into one more tile
-    ``equal_time``  as ``fill``, less what makes the iteration take more than ``iteration_s``
-                 seconds on the slowest stage, as the simulator predicts it: chunks shrink as the
-                 context grows, so that the micro-batches of a pipeline take equally long
+    ``reserve``  ``C - (B - 1)``: leaves room for the largest number of decodes (section 4.4)
+    ``fixed``    ``C``: the decodes come on top, and may need one more tile
+    ``equal_time``  as ``fill``, but smaller if the predicted iteration would take more than
+                 ``iteration_s`` seconds on the slowest stage. Chunks shrink as the context grows,
+                 so the micro-batches of a pipeline take equally long
 
-    For all but ``fixed``, C is rounded down to a multiple of T (if it is at least T); when the
-    decodes alone fill C, to the next multiple of T above them, so that prefills always make
-    progress. The rows of the fused operations are then a multiple of T too: always under ``fill``
-    and ``equal_time``, and under ``reserve`` when as many decodes piggyback as may. The last chunk
-    of a prompt is what is left of it.
+    Except under ``fixed``, C is rounded down to a multiple of T (if it is at least T). If the
+    decodes alone fill C, it is the next multiple of T above them, so prefills always progress. The
+    rows of the fused operations are then a multiple of T: always under ``fill`` and ``equal_time``,
+    and under ``reserve`` with the largest number of decodes. The last chunk of a prompt is its rest.
     """
 
     holds_finished = False
@@ -60,7 +59,7 @@ class Sarathi:
         self._tokens: dict[tuple[int, int], int] = {}  # chunk_tokens, by its arguments
 
     def chunk_tokens(self, decodes: int, max_batch: int) -> int:
-        """Prompt tokens that may go with ``decodes`` decodes, whatever they take; at least 1."""
+        """Prompt tokens beside ``decodes`` decodes, without regard to time; at least 1."""
         if self.chunk_rule == "fixed":
             return self.chunk_size
         tile = self.tile if self.chunk_size >= self.tile else 1

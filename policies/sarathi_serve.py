@@ -1,7 +1,8 @@
 """Sarathi-Serve's scheduler, with the names it gives its settings.
 
 Source: microsoft/sarathi-serve at 96f9911, ``sarathi/core/scheduler/sarathi_scheduler.py``,
-``base_scheduler.py`` and ``core/block_space_manager``. Read, not recorded: docs/engines.md.
+``base_scheduler.py`` and ``core/block_space_manager``. Not compared with recorded decisions: see
+docs/engines.md.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def chunk_schedule(low: int, high: int, stages: int) -> tuple[int, ...]:
 
 @named("sarathi_serve")
 class SarathiServe:
-    """All decodes, then who is in its prompt, then who waits, up to ``chunk_size`` tokens.
+    """All decodes, then prompts that have begun, then waiting ones, up to ``chunk_size`` tokens.
 
-    Decodes run whatever they add up to. ``enable_dynamic_chunking_schedule`` replaces
-    ``chunk_size`` by one that falls with the prompt tokens that a request has processed: from
-    ``high_chunk_size`` to ``low_chunk_size`` in ``chunk_schedule_stages`` steps over
-    ``chunk_schedule_max_tokens`` tokens. Admission takes blocks for the whole prompt and leaves
-    1 % of all free. A decode needs a free block, even if it fills none; else whoever arrived last
-    is preempted and computes its tokens again. There is no prefix caching.
+    The budget never stops a decode. ``enable_dynamic_chunking_schedule`` replaces ``chunk_size`` by
+    a size that falls with the processed prompt tokens of a request: from ``high_chunk_size`` to
+    ``low_chunk_size`` in ``chunk_schedule_stages`` steps over ``chunk_schedule_max_tokens`` tokens.
+    Admission takes blocks for the whole prompt and leaves 1 % of all blocks free. A decode needs a
+    free block, even if it fills none. If there is none, the request that arrived last is preempted
+    and computes its tokens again. There is no prefix caching.
     """
 
     pooled = True
@@ -81,7 +82,7 @@ class SarathiServe:
         if enable_dynamic_chunking_schedule:
             self._sizes = chunk_schedule(low_chunk_size, high_chunk_size, chunk_schedule_stages)
             self._tokens_per_stage = -(-chunk_schedule_max_tokens // chunk_schedule_stages)
-        # Decodes come on top where they alone exceed the chunk size.
+        # Decodes alone may exceed the chunk size.
         most = max(*self._sizes, max_num_seqs)
         self.chunking = Chunking(most, most)
 
@@ -105,8 +106,8 @@ class SarathiServe:
         self._admit(pool, tokens)
 
     def _serve_decodes(self, pool: Pool) -> int:
-        """Returns how many decode; preempts where blocks run out."""
-        if pool.blocks.free > pool.decode_blocks:  # there is one left, whatever the order
+        """Schedule decodes, and preempt if blocks run out. Returns the number of decodes."""
+        if pool.blocks.free > pool.decode_blocks:  # one block is left, in any order
             return pool.decodes_all() if pool.num_decodes else 0
         queue = sorted(pool.running, key=_arrival)
         eligible = {each for each in pool.eligible() if each not in pool.partials}
@@ -114,7 +115,7 @@ class SarathiServe:
         while queue:
             sequence = queue.pop(0)
             if sequence not in eligible:
-                continue  # in its prompt or in flight, and no victim from here on
+                continue  # in its prompt or in flight; no longer a victim
             while not pool.blocks.free:
                 victim = queue.pop() if queue else sequence
                 pool.preempt(victim)
@@ -126,7 +127,7 @@ class SarathiServe:
         return decodes
 
     def _admit(self, pool: Pool, tokens: int) -> None:
-        """From the head of the queue; who does not fit is not overtaken."""
+        """Admit from the head of the queue; a request that does not fit stops all behind it."""
         blocks = pool.blocks
         reserve = int(WATERMARK * blocks.capacity)
         while pool.waiting and len(pool.running) < self.max_num_seqs:

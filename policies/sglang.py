@@ -2,8 +2,8 @@
 
 Source: SGLang 0.5.23, ``sglang/srt/managers/scheduler.py`` (``get_next_batch_to_run``),
 ``schedule_policy.py`` (``PrefillAdder``), ``schedule_batch.py`` (``retract_decode``) and
-``scheduler_components/new_token_ratio_tracker.py``. Read, not recorded: nothing of SGLang's own has
-been compared with this (docs/engines.md says what differs).
+``scheduler_components/new_token_ratio_tracker.py``. Not compared with recorded decisions:
+docs/engines.md lists the differences.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
 LPM_MOST_WAITING = 128
-"""Beyond so many waiting requests, longest prefix match becomes first come, first served."""
+"""With more waiting requests, longest prefix match becomes first come, first served."""
 
 SchedulePolicy = Literal["fcfs", "lpm", "lof"]
 
 
 @named("sglang")
 class Sglang:
-    """Prompts before decodes: whenever one can be served, decodes wait (or join, if mixed).
+    """Prompts before decodes: decodes wait while a prompt can be served (or join it, if mixed).
 
     A prefill batch takes prompts up to ``max_prefill_tokens`` and ``chunked_prefill_size`` tokens,
-    each prompt counted in whole pages; the one that does not fit is cut, and goes on first in the
-    next batch. A request is admitted while the memory left exceeds what it may come to, and what
-    those who run are expected to: ``new_token_ratio`` of all they may generate. That ratio starts
-    at 0.7 x ``schedule_conservativeness`` and falls with every decode. Where it was too low, those
-    who have generated least are retracted. ``enable_mixed_chunk`` lets the decodes join a prefill
-    batch. A page is a block of the KV cache.
+    each prompt counted in whole pages. The prompt that does not fit is cut, and continues first in
+    the next batch. A request is admitted if the free memory holds its whole length and the expected
+    growth of the running requests: ``new_token_ratio`` of all that they may generate. This ratio
+    starts at 0.7 x ``schedule_conservativeness`` and falls with every decode. If it was too low,
+    the requests that have generated least are retracted. ``enable_mixed_chunk`` lets the decodes
+    join a prefill batch. A page is a block of the KV cache.
     """
 
     pooled = True

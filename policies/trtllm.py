@@ -2,7 +2,7 @@
 
 Source: NVIDIA/TensorRT-LLM at 02a10fe, ``cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp``,
 ``microBatchScheduler.cpp`` (at 0a949d3) and ``_waiting_requests`` of the PyTorch backend's
-``py_executor.py``. Read, not recorded: docs/engines.md says what differs.
+``py_executor.py``. Not compared with recorded decisions: docs/engines.md lists the differences.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Context = tuple[Sequence, int]
 
 @named("trtllm")
 class Trtllm:
-    """First who fits into memory, then who fits into ``max_num_tokens``: decodes before prompts.
+    """Requests that fit into the memory, then into ``max_num_tokens``: decodes before prompts.
 
-    ``capacity_scheduler_policy: guaranteed_no_evict`` admits a request only if it and all who run
-    can come to all their declared tokens; ``max_utilization`` if its prompt fits, and pauses who
-    came last where blocks run out, to compute its tokens again. ``enable_chunked_prefill`` cuts
-    prompts that do not fit, to whole blocks. Prompts wait while decodes run, until they make up
-    ``batch_wait_max_tokens_ratio`` of ``max_num_tokens`` together, for at most
-    ``batch_wait_timeout_iters`` iterations; unless both are given they do not wait.
+    ``capacity_scheduler_policy: guaranteed_no_evict`` admits a request only if it and all running
+    requests can reach all their declared tokens. ``max_utilization`` admits it if its prompt fits;
+    if blocks run out, it pauses the request that came last, which computes its tokens again.
+    ``enable_chunked_prefill`` cuts prompts that do not fit, to whole blocks. Prompts wait while
+    decodes run, until both make up ``batch_wait_max_tokens_ratio`` of ``max_num_tokens``, for at
+    most ``batch_wait_timeout_iters`` iterations. Without both settings they do not wait.
     """
 
     pooled = True

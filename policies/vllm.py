@@ -21,14 +21,14 @@ def _by_priority(sequence: Sequence) -> Any:
 
 @named("vllm")
 class Vllm:
-    """Who runs is served first, in the order of admission, then who waits, under a token budget.
+    """Running requests first, in the order of admission, then waiting ones, under a token budget.
 
-    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left. Where
-    blocks run out, whoever was admitted last (by ``scheduling_policy: priority`` whoever matters
-    least) is preempted, and computes its tokens again later. ``watermark`` is the share of the
-    blocks that an admission leaves free; ``scheduler_reserve_full_isl`` admits only whose whole
-    prompt fits. ``async_scheduling`` forms an iteration before the last one's tokens are there;
-    under pipeline parallelism that is Model Runner V2.
+    A decode takes one token of ``max_num_batched_tokens``, a prompt as many as are left. If blocks
+    run out, the request admitted last is preempted (under ``scheduling_policy: priority`` the one
+    with the lowest priority). It computes its tokens again later. ``watermark`` is the share of
+    the blocks that an admission leaves free. ``scheduler_reserve_full_isl`` admits a request only
+    if its whole prompt fits. ``async_scheduling`` forms an iteration before the tokens of the last
+    one are known; under pipeline parallelism this is Model Runner V2.
     """
 
     pooled = True
