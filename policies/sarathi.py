@@ -28,7 +28,7 @@ class Sarathi:
     Except under ``fixed``, C is rounded down to a multiple of T (if it is at least T). If the
     decodes alone fill C, it is the next multiple of T above them, so prefills always progress. The
     rows of the fused operations are then a multiple of T: always under ``fill`` and ``equal_time``,
-    and under ``reserve`` with the largest number of decodes. The last chunk of a prompt is its rest.
+    and under ``reserve`` with the largest number of decodes. A prompt's last chunk is its rest.
     """
 
     holds_finished = False
