@@ -1,5 +1,5 @@
-"""The composition root: YAML in, figures and tables out.
+"""The top package: from YAML to results, figures and tables.
 
-Start with these three files: ``config.py`` (what an experiment may say), ``run.py`` (what a run
-does) and ``cli.py`` (the commands).
+Read three files first: ``config/scenario.py`` (every key of a configuration), ``run/experiment.py``
+(what a run does) and ``cli/app.py`` (the commands).
 """

@@ -1,6 +1,6 @@
-"""Where op times come from: models, devices, profile bundles, and the calibration of device models.
+"""The source of op times: models, devices, profile bundles, device models, and the profiler.
 
-Start with these three files: ``model.py`` (every op's shape), ``schema.py`` (what a profile bundle
-is) and ``modelled.py`` (a bundle without the GPU); to measure one, ``measure.py``. torch lives in
-this package and nowhere else, and none of these needs it to be imported.
+Read three files first: ``facts/model.py`` (the sizes of a model), ``bundle/schema.py`` (what a
+profile bundle is) and ``physics/modelled.py`` (a bundle without a GPU). To measure one, read
+``measuring/measure.py``. Only ``shard``, ``engine`` and ``measuring`` import torch.
 """

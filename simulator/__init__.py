@@ -1,5 +1,6 @@
-"""Replay a workload through a scheduler on predicted op times, and account for every second.
+"""The simulator: runs a workload through a scheduler on predicted op times, and accounts for every
+second.
 
-Start with these three files: ``replica.py`` (the main loop), ``predictor.py`` (how long a batch
-takes) and ``ledger.py`` (where the idle time went).
+Read three files first: ``loop/replica.py`` (the main loop), ``op_times/predictor.py`` (the time of
+a batch) and ``views/ledger.py`` (the idle time by cause).
 """

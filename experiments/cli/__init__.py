@@ -1,4 +1,4 @@
-"""The command line: thin commands, each importing what it needs when it runs. Imports every room.
+"""The command line: thin commands that import what they need when they run. Imports every room.
 
 Read ``app.py`` first.
 """

@@ -1,5 +1,4 @@
-"""From YAML to checked scenarios, and from those to what the simulator takes. Imports the
-simulator.
+"""From YAML to checked scenarios, and from these to the simulator's inputs. Imports the simulator.
 
 Read ``scenario.py`` first: every key of a configuration.
 """

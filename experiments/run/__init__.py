@@ -1,4 +1,4 @@
-"""One experiment: run it, print it, plot it, compare it, take advice from it. Imports ``figures``.
+"""One experiment: run, print, plot, compare, advise, bench. Imports ``figures``.
 
 Read ``experiment.py`` first: what ``sarathi-sim run`` does.
 """

@@ -1,5 +1,6 @@
-"""Sweeps: many runs from one file, on this machine or on a Dask cluster, interrupted and resumed.
+"""Sweeps: many runs from one file, on local processes or a Dask cluster, with resumption. Imports
+``run``.
 
-Start with ``plan.py`` (from a file to runs with keys), ``execute.py`` (the loop that hands them out
-and takes in what comes back) and ``store.py`` (where results lie).
+Read ``plan.py`` first (from a file to runs with keys), then ``execute.py`` (the loop that sends
+runs to workers and stores their results) and ``store.py`` (the sweep's folder).
 """

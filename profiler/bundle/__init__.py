@@ -1,4 +1,4 @@
-"""Profile bundles: the only door through which op times reach the simulator. Imports ``facts``.
+"""Profile bundles: all op times reach the simulator through them. Imports ``facts``.
 
 Read ``schema.py`` first: what a bundle is, and how it is read.
 """

@@ -1,5 +1,5 @@
-"""Public measurements as profile bundles: one module a source.
+"""Public measurements as profile bundles: one module per source. Imports ``physics``.
 
-Start with ``assemble.py`` (how parts become a bundle, and what fills the gaps), ``shapes.py`` (GEMM
-shapes that a source lacks) and ``vidur.py`` (a source).
+Read ``assemble.py`` first: how parts become a bundle, and what fills the gaps. Then ``shapes.py``
+(GEMM shapes that a source lacks) and ``vidur.py`` (a source).
 """

@@ -1,4 +1,5 @@
-"""What to measure, in which order, and what was measured so far. torch-free. Imports ``bundle``.
+"""The points to measure, their order, and the journal of measured ones (no torch). Imports
+``bundle``.
 
 Read ``settings.py`` first: the ops and their coarse grids.
 """

@@ -1,4 +1,4 @@
-"""Public measurement files as tidy frames, every cell that is used checked. Imports ``facts``.
+"""Public measurement files as tidy frames, with every used cell checked. Imports ``bundle``.
 
-Read ``frames.py`` first: which files there are, and what their rows become.
+Read ``frames.py`` first: the files, and what their rows become.
 """

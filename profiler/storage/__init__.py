@@ -1,5 +1,5 @@
-"""Files and folders: written whole or not at all, marked as ours, locked, read safely. Imports
-nothing of ours.
+"""Files and folders: written completely or not at all, marked as ours, locked, read safely. Imports
+no other room.
 
-Read ``manifest.py`` first: what we may replace is what a manifest of ours names.
+Read ``manifest.py`` first: we replace only the files that a manifest of ours names.
 """

@@ -1,5 +1,4 @@
-"""The load: requests, traces, and what fits into the memory. Imports ``loop`` for the clock's
-quanta.
+"""The load: requests, traces, and what fits into the memory. Imports ``loop`` for quanta.
 
-Read ``workload.py`` first: how long requests are and when they arrive.
+Read ``workload.py`` first: the lengths of requests and their arrivals.
 """

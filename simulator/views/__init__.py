@@ -1,4 +1,5 @@
-"""What a finished run amounts to: pure functions of its records. Imports ``loop`` and ``op_times``.
+"""Metrics, ledger and explanations: pure functions of a run's records. Imports ``loop`` and
+``op_times``.
 
 Read ``metrics.py`` first: per request, per iteration and in all.
 """
