@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import abc
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -14,6 +15,7 @@ import simpy
 from policies.pool import Pool
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
+from simulator.loop.closed_loop import Arrival, Clients
 from simulator.loop.jitter import JitteredService
 from simulator.loop.moment import ARRIVAL, Moment
 from simulator.loop.quantum import HORIZON_S, quantize
@@ -40,14 +42,16 @@ def simulate(
     switches: Switches = DEFAULT,
     router: Router = "round_robin",
     seed: int = 0,
+    clients: Clients | None = None,
     progress: abc.Callable[[int], None] | None = None,
 ) -> Records:
     """Serve ``requests`` on one replica per scheduler and record what happened.
 
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
-    ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. ``progress`` is called
-    now and then with the number of requests finished.
+    ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. Requests arrive at their
+    ``arrival_s``, or when ``clients`` send them. ``progress`` is called now and then with the number
+    of requests finished.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
     requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
@@ -56,7 +60,7 @@ def simulate(
         raise ValueError("two requests have the same id")
     if any(scheduler.spans or scheduler.num_unfinished for scheduler in schedulers):
         raise ValueError("a scheduler has served before: each simulation needs fresh ones")
-    cluster = _Replicas(requests, router, progress)
+    cluster = _Replicas(requests, router, clients, progress)
     streams = np.random.SeedSequence(seed).spawn(len(schedulers))
     cluster.replicas = [
         Replica(
@@ -71,6 +75,7 @@ def simulate(
         for number, (scheduler, stream) in enumerate(zip(schedulers, streams, strict=True))
     ]
     with _no_collector():
+        cluster.begin()
         cluster.env.run()
     return cluster.records()
 
@@ -94,6 +99,7 @@ class _Replicas:
         self,
         requests: abc.Sequence[Request],
         router: Router,
+        clients: Clients | None,
         progress: abc.Callable[[int], None] | None,
     ) -> None:
         self.env = simpy.Environment()
@@ -107,11 +113,18 @@ class _Replicas:
         self._accepted = 0
         self._rejections: dict[int, str] = {}
         self._outstanding: list[int] = []
-        # Arrays rather than pairs: with a million requests the difference is 100 MB.
+        self._clients = clients
+        # An array rather than numbers: with a million requests the difference is 100 MB.
         self._arrival_s: Floats = quantize(np.array([r.arrival_s for r in requests], np.float64))
-        self._order = np.argsort(self._arrival_s, kind="stable")
         self._arrived = 0
-        if len(requests):
+
+    def begin(self) -> None:
+        """Set the first arrivals."""
+        if self._clients is not None:
+            self._place = {request.id: place for place, request in enumerate(self.requests)}
+            self._send(self._clients.begin())
+        elif len(self.requests):
+            self._order = np.argsort(self._arrival_s, kind="stable")
             first, last = self._arrival_s[self._order[[0, -1]]].tolist()
             if first < 0 or last >= HORIZON_S:
                 raise SimulationError(f"arrivals must lie between 0 and {HORIZON_S:.0f} s")
@@ -122,19 +135,34 @@ class _Replicas:
         now = self.env.now
         following = now
         while following == now:
-            request = self.requests[int(self._order[self._arrived])]
-            self._arrived += 1
-            target = self._route(request)
-            reason = self.replicas[target].submit(request)
-            if reason is None:
-                self._accepted += 1
-            else:
-                self._rejections[request.id] = reason
-                self._account(target, -request.prompt_tokens - request.max_tokens)
+            self._submit(self.requests[int(self._order[self._arrived])])
             if self._arrived == len(self._order):
                 return
             following = float(self._arrival_s[self._order[self._arrived]])
         Moment(self.env, following - now, ARRIVAL, self._arrive)
+
+    def _send(self, arrivals: abc.Iterable[Arrival]) -> None:
+        for when, place in arrivals:
+            Moment(self.env, when - self.env.now, ARRIVAL, self._sent, place)
+
+    def _sent(self, moment: Moment) -> None:
+        """A client's request arrives."""
+        place, now = moment._value, self.env.now
+        self._arrival_s[place] = now
+        if not self._submit(replace(self.requests[place], arrival_s=now)) and self._clients:
+            self._send(self._clients.answered(place, now))
+
+    def _submit(self, request: Request) -> bool:
+        """Route a request. Returns whether it is accepted."""
+        self._arrived += 1
+        target = self._route(request)
+        reason = self.replicas[target].submit(request)
+        if reason is None:
+            self._accepted += 1
+        else:
+            self._rejections[request.id] = reason
+            self._account(target, -request.prompt_tokens - request.max_tokens)
+        return reason is None
 
     def _route(self, request: Request) -> int:
         if not self._outstanding:
@@ -154,6 +182,8 @@ class _Replicas:
         for sequence in sequences:
             self.num_finished += 1
             self._account(replica, -sequence.prompt_tokens - sequence.max_tokens)
+            if self._clients is not None:
+                self._send(self._clients.answered(self._place[sequence.id], now))
         if self.num_finished >= self._next_tick:
             self._next_tick += self._tick
             if now >= HORIZON_S:
@@ -168,7 +198,13 @@ class _Replicas:
                 f"{accepted - self.num_finished} of {accepted} requests were never finished: "
                 "the policy stopped planning although requests were left"
             )
-        requests = sorted(self.requests, key=lambda r: r.id)
+        if self._arrived != len(self.requests):
+            raise SimulationError(
+                f"{len(self.requests) - self._arrived} of {len(self.requests)} requests were never "
+                "sent by their clients"
+            )
+        order = sorted(range(len(self.requests)), key=lambda place: self.requests[place].id)
+        requests = [self.requests[place] for place in order]
         ids = np.array([r.id for r in requests], np.int64)
         logs = [replica.log() for replica in self.replicas]
         went = np.full(len(ids), -1)
@@ -176,7 +212,7 @@ class _Replicas:
             went[np.searchsorted(ids, log.spans[:, 0])] = number
         records = Records(
             request_id=ids,
-            arrival_s=quantize(np.array([r.arrival_s for r in requests], np.float64)),
+            arrival_s=self._arrival_s[order],
             prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
             output_tokens=np.array([r.output_tokens for r in requests], np.int64),
             replica=went,

@@ -11,6 +11,7 @@ a multiple of this one's.
 from __future__ import annotations
 
 from collections import abc, deque
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ import simpy
 from policies.batch import Batch
 from policies.policy import Policy, PoolPolicy, View, is_pooled, of_micro_batches
 from policies.request import Request, Sequence
+from simulator.loop.closed_loop import Arrival, Clients
 from simulator.loop.jitter import Jitter
 from simulator.loop.moment import ARRIVAL, Moment
 from simulator.loop.quantum import quantize
@@ -195,6 +197,7 @@ def simulate_textbook(
     switches: Switches = DEFAULT,
     router: Router = "round_robin",
     seed: int = 0,
+    clients: Clients | None = None,
     **options: Any,
 ) -> list[TextbookPipeline]:
     """Serve ``requests`` on several replicas.
@@ -212,12 +215,52 @@ def simulate_textbook(
             if is_pooled(policy)
             else TextbookReplica(env, of_micro_batches(policy), predict, layers, **common)
         )
-    for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
-        in_turn = cluster[number % replicas] if router == "round_robin" else None
-        arrive = partial(_submit, cluster, in_turn)
-        Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
+    if clients is not None:
+        _Sent(env, requests, cluster, router, clients)
+    else:
+        for number, request in enumerate(sorted(requests, key=lambda r: r.arrival_s)):
+            in_turn = cluster[number % replicas] if router == "round_robin" else None
+            arrive = partial(_submit, cluster, in_turn)
+            Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
     return cluster
+
+
+class _Sent:
+    """What clients send, each request as a process of its own."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        requests: abc.Sequence[Request],
+        cluster: list[TextbookPipeline],
+        router: Router,
+        clients: Clients,
+    ) -> None:
+        self.env, self.requests, self.cluster = env, list(requests), cluster
+        self.router, self.clients = router, clients
+        self.sent = 0
+        for replica in cluster:
+            replica.answer = self._answered
+        self._send(clients.begin())
+
+    def _send(self, arrivals: abc.Iterable[Arrival]) -> None:
+        for when, place in arrivals:
+            Moment(self.env, when - self.env.now, ARRIVAL, self._arrives, place)
+
+    def _arrives(self, event: Moment) -> None:
+        request = replace(self.requests[event._value], arrival_s=self.env.now)
+        target = self.cluster[self.sent % len(self.cluster)]
+        if self.router == "least_tokens":
+            target = min(self.cluster, key=_declared_tokens)
+        self.sent += 1
+        target.submit(request)
+        if request.id in target.rejected:
+            self._send(self.clients.answered(event._value, self.env.now))
+
+    def _answered(self, member: Member) -> None:
+        place = next(n for n, r in enumerate(self.requests) if r.id == member.request.id)
+        self._send(self.clients.answered(place, self.env.now))
 
 
 def _submit(

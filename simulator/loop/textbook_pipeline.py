@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,8 @@ class TextbookPipeline:
         self.turnaround_s = float(quantize(switches.turnaround_s))
         self.jitter = jitter
         self.rejected: list[int] = []
+        self.answer: Callable[[Member], None] | None = None  # told of each that finished
+        self._answered: set[int] = set()
         self.micros: list[Micro] = []
         self.stage0_busy = False
         self._dispatching = False
@@ -166,4 +168,9 @@ class TextbookPipeline:
         now = micro.returned_s = self.env.now
         yield self.env.timeout(self.turnaround_s)
         self._book(micro, now)
+        if self.answer is not None:
+            for member in self.everybody():
+                if member.finish_s >= 0 and member.request.id not in self._answered:
+                    self._answered.add(member.request.id)
+                    self.answer(member)
         self._wake()

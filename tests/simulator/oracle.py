@@ -15,6 +15,7 @@ from policies.request import Request
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.scheduler import Scheduler
+from simulator.loop.closed_loop import ClosedLoop
 from simulator.loop.quantum import quantize
 from simulator.loop.records import Records
 from simulator.loop.simulation import Router, simulate
@@ -63,6 +64,8 @@ class System:
     replicas: int = 1
     router: Router = "round_robin"
     jitter: float = 0.0
+    clients: int = 0  # of a closed loop; none: requests arrive by themselves
+    think_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
 
     def _common(self) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class System:
             "switches": Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter),
             "router": self.router,
             "seed": 7,
+            "clients": closed_loop(self.clients, self.think_s, len(self.requests)),
         }
 
     def schedulers(self) -> list[Scheduler]:
@@ -106,6 +110,13 @@ class System:
             **self._switches(),
             **self._common(),
         )
+
+
+def closed_loop(clients: int, think_s: float, count: int) -> ClosedLoop | None:
+    """Clients who think longer from request to request; None for no clients."""
+    if not clients:
+        return None
+    return ClosedLoop(clients, quantize(think_s * np.arange(count) / max(count, 1)))
 
 
 def make_requests(
@@ -161,5 +172,7 @@ def systems(draw: st.DrawFn) -> System:
         replicas=draw(st.integers(1, 3)),
         router=draw(st.sampled_from(["round_robin", "least_tokens"])),
         jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        clients=draw(st.sampled_from([0, 0, 1, 3])),
+        think_s=draw(st.sampled_from([0.0, 0.05])),
         requests=requests,
     )

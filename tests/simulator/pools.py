@@ -24,7 +24,7 @@ from simulator.loop.simulation import Router, simulate
 from simulator.loop.switches import Switches
 from simulator.loop.textbook import simulate_textbook
 from simulator.loop.textbook_pool import TextbookPoolReplica
-from tests.simulator.oracle import predict
+from tests.simulator.oracle import closed_loop, predict
 
 MAX_LENGTH = 160
 Who = tuple[list[tuple[int, int, int]], list[int]]
@@ -52,6 +52,8 @@ class PoolSystem:
     jitter: float = 0.0
     replicas: int = 1
     router: Router = "round_robin"
+    clients: int = 0  # of a closed loop; none: requests arrive by themselves
+    think_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
 
     @property
@@ -60,7 +62,8 @@ class PoolSystem:
 
     def _switches(self) -> dict[str, Any]:
         switches = Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter)
-        return {"switches": switches, "router": self.router, "seed": 7}
+        clients = closed_loop(self.clients, self.think_s, len(self.requests))
+        return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
 
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
         lengths = {r.id: r.output_tokens for r in self.requests}
@@ -190,5 +193,7 @@ def pool_systems(
         jitter=draw(st.sampled_from([0.0, 0.0, 0.3])),
         replicas=draw(st.integers(1, 2)),
         router=draw(st.sampled_from(["round_robin", "least_tokens"])),
+        clients=draw(st.sampled_from([0, 0, 1, 3])),
+        think_s=draw(st.sampled_from([0.0, 0.05])),
         requests=requests,
     )

@@ -1,0 +1,50 @@
+"""Arrivals that depend on what has finished: clients that wait for an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from simulator.loop.records import Floats
+
+Arrival = tuple[float, int]
+"""When a request arrives, in seconds, and its place in the list of requests."""
+
+
+class Clients(Protocol):
+    """Who sends which request when. All times are whole quanta (see ``quantum.py``)."""
+
+    def begin(self) -> Iterable[Arrival]:
+        """What is sent without waiting for anything; a new run begins."""
+        ...
+
+    def answered(self, position: int, now: float) -> Iterable[Arrival]:
+        """What is sent because the request at this place was finished, or rejected, at ``now``."""
+        ...
+
+
+class ClosedLoop:
+    """``clients`` requests are under way at any time, until there are no more of them.
+
+    So do load generators with a limit of concurrency. They send the first ``clients`` requests at
+    once, at 0. Whenever a request finishes or is rejected, they send the next one in the order of
+    the list, ``think_s[place]`` seconds later. A client learns of a finish when the scheduler does.
+    """
+
+    def __init__(self, clients: int, think_s: Floats) -> None:
+        self.clients = clients
+        self.think_s = think_s
+        self._next = 0
+
+    def begin(self) -> list[Arrival]:
+        """The first requests, one a client."""
+        self._next = min(self.clients, len(self.think_s))
+        return [(0.0, place) for place in range(self._next)]
+
+    def answered(self, position: int, now: float) -> list[Arrival]:
+        """The next request, whichever client had the answer."""
+        if self._next == len(self.think_s):
+            return []
+        place = self._next
+        self._next += 1
+        return [(now + float(self.think_s[place]), place)]
