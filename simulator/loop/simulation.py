@@ -50,8 +50,8 @@ def simulate(
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
     ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. Requests arrive at their
-    ``arrival_s``, or when ``clients`` send them. ``progress`` is called now and then with the number
-    of requests finished.
+    ``arrival_s``, or when ``clients`` send them. ``progress`` is called now and then with the
+    number of requests finished.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
     requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
