@@ -138,7 +138,8 @@ class PoolPolicy(Protocol):
     that a sequence's next iteration may be formed before the token of its last one is there, as
     many steps later as there are stages. ``order`` is the key by which requests wait, smallest
     first, or None for first come, first served. A policy that bounds the tokens of an iteration
-    says so in ``chunking``, as a :class:`Policy` does.
+    says so in ``chunking``, as a :class:`Policy` does. One whose engine does not call its share of
+    the memory ``gpu_memory_utilization`` says so in ``memory_share``.
     """
 
     pooled: bool
@@ -153,6 +154,11 @@ class PoolPolicy(Protocol):
 def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
     """Whether a policy acts on a :class:`~policies.pool.Pool`, not on one micro-batch."""
     return bool(getattr(policy, "pooled", False))
+
+
+def memory_share_of(policy: PoolPolicy) -> str:
+    """The engine's name for the share of the memory that it takes: attribute ``memory_share``."""
+    return str(getattr(policy, "memory_share", "gpu_memory_utilization"))
 
 
 def needs_costs(policy: Policy | PoolPolicy) -> bool:

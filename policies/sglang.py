@@ -40,6 +40,7 @@ class Sglang:
     """
 
     pooled = True
+    memory_share = "mem_fraction_static"
     order: Callable[[Sequence], Any] | None = None
 
     def __init__(

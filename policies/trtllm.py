@@ -33,6 +33,7 @@ class Trtllm:
     """
 
     pooled = True
+    memory_share = "free_gpu_memory_fraction"
     order: Callable[[Sequence], Any] | None = None
 
     def __init__(

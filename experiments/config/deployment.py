@@ -11,9 +11,10 @@ from experiments.config.errors import ConfigError
 from experiments.config.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
+from experiments.config.paged import paged_cache
 from experiments.config.policy_file import blamed
 from experiments.config.requests import build_requests
-from experiments.config.scenario import Batching, KvCache, Scenario
+from experiments.config.scenario import KvCache, Scenario
 from policies.kv import Blocks, CachedBlocks
 from policies.policy import PoolPolicy, chunking_of, is_pooled, of_micro_batches
 from policies.pool import Pool
@@ -22,6 +23,7 @@ from policies.scheduler import Scheduler
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
 from simulator.load.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
+from simulator.load.engine_memory import EngineMemory
 from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
 from simulator.loop.replica import Predictor
@@ -36,7 +38,8 @@ class Deployment:
     """A scenario with every default filled in, ready to run.
 
     ``scenario`` is the resolved one: running it again gives the same result. ``notes`` is what its
-    user should know. ``bundle_sha256`` identifies the content of the profile bundle.
+    user should know. ``bundle_sha256`` identifies the content of the profile bundle. ``memory`` is
+    what a paged KV cache is made of.
     """
 
     scenario: Scenario
@@ -48,6 +51,7 @@ class Deployment:
     ops: OpTimes
     bundle_sha256: str
     notes: tuple[str, ...] = ()
+    memory: EngineMemory | None = None
 
     @property
     def scope(self) -> Literal["intra_node", "inter_node"]:
@@ -199,19 +203,12 @@ def deploy(
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
     size = dtype_bytes_of(scenario, model, device)
-    try:
-        kv_capacity = kv_capacity_tokens(
-            model, device, cluster.tp, layers, cluster.usable_memory, size
-        )
-        batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
-    except CapacityError as error:
-        raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
-    policy = scenario.policy.build()
-    kv_cache = scenario.kv_cache
+    policy, kv_cache, memory = scenario.policy.build(), scenario.kv_cache, None
     if is_pooled(policy):
-        _check_pool(scenario, policy.max_num_seqs, source)
+        kv_cache, memory = paged_cache(scenario, policy, model, device, layers, size, source)
+        assert kv_cache.num_blocks
+        kv_capacity = (kv_cache.num_blocks - 1) * kv_cache.block_size  # one is the null block
         batch, in_flight = policy.max_num_seqs, batching.max_in_flight or _depth(policy, cluster.pp)
-        kv_cache, kv_capacity = _paged(kv_cache or KvCache(), kv_capacity, source)
     elif kv_cache is not None:
         problem = f"must be left out: {scenario.policy.name} reserves memory for whole requests"
         raise source.error("kv_cache", kv_cache.model_dump(exclude_defaults=True), problem)
@@ -219,6 +216,13 @@ def deploy(
         problem = f"must be bound: the batches of {scenario.policy.name} leave together"
         raise source.error("batching.micro_batches", "free", problem)
     if not is_pooled(policy):
+        try:
+            kv_capacity = kv_capacity_tokens(
+                model, device, cluster.tp, layers, cluster.usable_memory, size
+            )
+            batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
+        except CapacityError as error:
+            raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
         _check_batch(scenario, kv_capacity, max_length, in_flight, source)
     if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
         problem = (
@@ -237,6 +241,8 @@ def deploy(
         for what, limit in limits.items()
         if max_length > limit
     )
+    if memory is not None and (scenario.kv_cache is None or scenario.kv_cache.num_blocks is None):
+        notes += (f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}",)
     resolved = scenario.model_copy(
         update={
             "cluster": cluster.model_copy(
@@ -248,7 +254,9 @@ def deploy(
             "kv_cache": kv_cache,
         }
     )
-    found = Deployment(resolved, model, device, layers, kv_capacity, requests, ops, digest, notes)
+    found = Deployment(
+        resolved, model, device, layers, kv_capacity, requests, ops, digest, notes, memory
+    )
     check_memory(found.memory_needs, resolved, source)
     return found
 
@@ -274,35 +282,6 @@ def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple
 def _depth(policy: PoolPolicy, pp: int) -> int:
     """Micro-batches in flight: one a stage, and one more where they are formed ahead."""
     return pp + policy.ahead
-
-
-def _check_pool(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
-    """What a policy that acts on a pool leaves no choice about."""
-    batching, standard = scenario.batching, Batching()
-    if batching.max_batch == max_num_seqs:  # a resolved configuration says so
-        standard = Batching(max_batch=max_num_seqs)
-    for key in ("max_batch", "formation", "micro_batches", "kv_reservation"):
-        value = getattr(batching, key)
-        if value != getattr(standard, key):
-            problem = f"must be left out: {scenario.policy.name} decides this itself"
-            raise source.error(f"batching.{key}", value, problem)
-
-
-def _paged(kv_cache: KvCache, tokens: int, source: Source) -> tuple[KvCache, int]:
-    """The cache with its blocks counted, and the tokens it holds. ``tokens`` is what memory holds.
-
-    One block is the null block.
-    """
-    most = tokens // kv_cache.block_size
-    if kv_cache.num_blocks is not None and kv_cache.num_blocks > most:
-        problem = f"must be at most {most}, what the memory holds"
-        raise source.error("kv_cache.num_blocks", kv_cache.num_blocks, problem)
-    if most < 2:
-        problem = f"must be smaller: the memory holds {tokens} tokens"
-        raise source.error("kv_cache.block_size", kv_cache.block_size, problem)
-    found = kv_cache.model_copy(update={"num_blocks": kv_cache.num_blocks or most})
-    assert found.num_blocks
-    return found, (found.num_blocks - 1) * found.block_size
 
 
 def _check_batch(

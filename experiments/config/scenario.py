@@ -15,6 +15,9 @@ from experiments.config.base import Count, Degree, Name, Positive, Seconds, Stri
 from experiments.config.policy import PolicyConfig
 from experiments.config.workload import Workload
 
+MemoryShare = Annotated[float, Field(gt=0, le=1)]
+Bytes = Annotated[float, Field(ge=0, le=1e15)]
+
 
 class Cluster(Strict):
     """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a router.
@@ -28,7 +31,7 @@ class Cluster(Strict):
     replicas: Degree = 1
     router: Literal["round_robin", "least_tokens"] = "round_robin"
     layers_per_stage: list[Degree] | None = None
-    usable_memory: Annotated[float, Field(gt=0, le=1)] = 0.9
+    usable_memory: MemoryShare = 0.9
     max_length: Tokens | None = None
 
 
@@ -51,11 +54,20 @@ class KvCache(Strict):
     """The paged KV cache of policies that act on a pool (``sarathi-sim policies`` says which).
 
     ``block_size`` tokens a block; ``num_blocks`` of them, one of which is never used (default: what
-    the memory holds). ``prefix_caching`` keeps full blocks to be found again by their content.
+    the engine's own formula makes of the memory). That takes ``gpu_memory_utilization`` (vLLM,
+    Sarathi-Serve), ``mem_fraction_static`` (SGLang) or ``free_gpu_memory_fraction`` (TensorRT-LLM;
+    default of each: ``cluster.usable_memory``), and what an engine prints when it starts: the peak
+    of its activations and what lies outside of torch, of a GPU (default: assumed).
+    ``prefix_caching`` keeps full blocks to be found again by their content.
     """
 
     block_size: Tokens = 16
     num_blocks: Annotated[int, Field(ge=2, le=10**8)] | None = None
+    gpu_memory_utilization: MemoryShare | None = None
+    mem_fraction_static: MemoryShare | None = None
+    free_gpu_memory_fraction: MemoryShare | None = None
+    activation_bytes: Bytes | None = None
+    non_torch_bytes: Bytes | None = None
     prefix_caching: bool = True
 
 

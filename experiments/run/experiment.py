@@ -220,6 +220,10 @@ def _run(name: str, deployment: Deployment, progress: Progress | None) -> Scenar
     analysis = Analysis(deployment.simulate(report))
     tp = deployment.scenario.cluster.tp
     summary = analysis.summary(deployment.model, deployment.device, tp)
+    kv_cache, memory = deployment.scenario.kv_cache, deployment.memory
+    if kv_cache is not None and memory is not None:
+        blocks = {"num_blocks": kv_cache.num_blocks, "block_size": kv_cache.block_size}
+        summary["kv_cache"] = blocks | memory.as_json()
     return ScenarioRun(deployment, analysis, summary, None)
 
 

@@ -66,7 +66,8 @@ class DeviceSpec:
     """One GPU model. Sizes are decimal bytes, rates per second, ``peak_flops`` dense fp16.
 
     ``fitted`` is None for a device with specifications only: it can be named in a configuration,
-    but no bundle can be modelled on it. Raises ValueError for numbers that are not positive.
+    but no bundle can be modelled on it. ``reported_bytes`` is what the driver reports as the memory
+    of one, where known. Raises ValueError for numbers that are not positive.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -79,13 +80,15 @@ class DeviceSpec:
     gpus_per_node: int
     intra_node: Link
     inter_node: Link
+    reported_bytes: float | None = None
     notes: str = ""
     fitted: dict[str, FittedOp] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        for key in ("memory_bytes", "peak_flops", "memory_bandwidth", "num_sms", "gpus_per_node"):
+        sizes = ("memory_bytes", "peak_flops", "memory_bandwidth", "num_sms", "gpus_per_node")
+        for key in (*sizes, "reported_bytes"):
             value = getattr(self, key)
-            if value <= 0:
+            if value is not None and value <= 0:
                 raise ValueError(f"{key} must be positive, got {value}")
 
     def op(self, name: str) -> FittedOp:

@@ -65,9 +65,39 @@ def test_a_pool_takes_its_depth_and_blocks_from_the_layout(write_config: Write) 
     assert deployments["few"].kv_capacity == 119 * 16, "one block is the null block"
 
 
+def test_blocks_by_the_engines_formula(write_config: Write, tmp_path: Path) -> None:
+    """Given shares and parts count; what is assumed is in the notes and in the summary."""
+    path = write_config(PAGED)
+    found = deploy_all(load_experiment(path))["enough"]
+    assert found.memory is not None and found.scenario.kv_cache is not None
+    assert found.scenario.kv_cache.num_blocks == found.memory.num_blocks
+    note = next(note for note in found.notes if "KV blocks" in note)
+    assert "gpu_memory_utilization 0.9 of 84.99 GB" in note and "(assumed)" in note
+    less = "scenarios={a: {kv_cache: {gpu_memory_utilization: 0.5, activation_bytes: 0.0}}}"
+    smaller = deploy_all(load_experiment(path, [less]))["a"]
+    assert smaller.memory is not None and smaller.memory.num_blocks < found.memory.num_blocks
+    assert smaller.memory.assumed == ("outside of torch",)
+    few = deploy_all(load_experiment(path))["few"]
+    assert not [note for note in few.notes if "KV blocks" in note], "those were given"
+    out = tmp_path / "result"
+    run_experiment(load_experiment(path, ["workload.requests=2"]), out, figures=False)
+    summary = json.loads((out / "summary.json").read_text())["scenarios"]
+    assert summary["few"]["kv_cache"]["num_blocks"] == 120
+    assert summary["few"]["kv_cache"]["formula_blocks"] == found.memory.num_blocks
+    assert summary["enough"]["kv_cache"]["assumed"] == ["activations", "outside of torch"]
+
+
 @pytest.mark.parametrize(
     ("assignment", "text"),
     [
+        (
+            "kv_cache.mem_fraction_static=0.8",
+            "kv_cache.mem_fraction_static: value 0.8: must be left out: vllm takes "
+            "kv_cache.gpu_memory_utilization",
+        ),
+        ("kv_cache.gpu_memory_utilization=1.5", "kv_cache.gpu_memory_utilization"),
+        ("kv_cache.gpu_memory_utilization=0.15", "kv_cache: llama-3-8b leaves no room"),
+        ("kv_cache.activation_bytes=-1", "kv_cache.activation_bytes"),
         ("kv_cache.num_blocks=100000000", "kv_cache.num_blocks: value 100000000: must be at most"),
         ("kv_cache.block_size=0", "kv_cache.block_size"),
         ("batching.max_batch=4", "batching.max_batch: value 4: must be left out: vllm decides"),

@@ -12,7 +12,7 @@ from profiler.storage.strict import SpecError
 
 def test_every_shipped_device_loads_under_its_own_name() -> None:
     assert list_devices() == [
-        *("a100-80g-sxm", "a40", "a6000", "h100-80g-sxm", "h200", "rtx-4090"),
+        *("a100-40g-sxm", "a100-80g-sxm", "a40", "a6000", "h100-80g-sxm", "h200", "rtx-4090"),
     ]
     assert [load_device(name).name for name in list_devices()] == list_devices()
 
@@ -22,12 +22,18 @@ def test_memory_is_decimal_as_on_the_data_sheet() -> None:
     assert load_device("a6000").memory_bytes == 48e9
 
 
+def test_what_the_driver_reports_is_another_number() -> None:
+    assert load_device("rtx-4090").reported_bytes == 25_250_627_584
+    assert load_device("a100-80g-sxm").reported_bytes == pytest.approx(79.15 * 2**30, rel=1e-3)
+    assert load_device("a6000").reported_bytes is None
+
+
 def test_unknown_device_names_a_close_one() -> None:
     with pytest.raises(SpecError, match=r"did you mean a100-80g-sxm\?"):
         load_device("a100-80g")
 
 
-@pytest.mark.parametrize("name", ["h100-80g-sxm", "h200", "rtx-4090"])
+@pytest.mark.parametrize("name", ["a100-40g-sxm", "h100-80g-sxm", "h200", "rtx-4090"])
 def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
     with pytest.raises(SpecError, match=f"device {name} has specifications only"):
         load_device(name).op("gemm")

@@ -1,0 +1,77 @@
+"""The KV cache of policies that act on a pool: its blocks, and the memory that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source
+from experiments.config.scenario import Batching, KvCache, Scenario
+from policies.policy import PoolPolicy, chunking_of, memory_share_of
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
+from simulator.load.capacity import CapacityError, max_batch
+from simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
+
+
+def paged_cache(
+    scenario: Scenario,
+    policy: PoolPolicy,
+    model: ModelSpec,
+    device: DeviceSpec,
+    layers: Sequence[int],
+    dtype_bytes: int,
+    source: Source,
+) -> tuple[KvCache, EngineMemory]:
+    """The cache with its blocks counted, and the memory of a GPU that holds the fewest.
+
+    Raises ConfigError for a share of another engine's, and where blocks or a request do not fit.
+    """
+    _check_left_out(scenario, policy.max_num_seqs, source)
+    cache, cluster = scenario.kv_cache or KvCache(), scenario.cluster
+    setting = memory_share_of(policy)
+    for other in SHARES:
+        value = getattr(cache, other)
+        if other != setting and value is not None:
+            problem = f"must be left out: {scenario.policy.name} takes kv_cache.{setting}"
+            raise source.error(f"kv_cache.{other}", value, problem)
+    max_length = cluster.max_length or model.max_position_embeddings
+    chunking = chunking_of(policy)
+    step = Step(
+        chunking.rows if chunking is not None else max_length,
+        policy.max_num_seqs,
+        cache.activation_bytes,
+        cache.non_torch_bytes,
+    )
+    try:
+        memory = engine_memory(
+            model,
+            device,
+            cluster.tp,
+            layers,
+            cache.block_size,
+            setting,
+            getattr(cache, setting) or cluster.usable_memory,
+            step,
+            dtype_bytes,
+        )
+        blocks = cache.num_blocks or memory.num_blocks
+        max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)
+    except CapacityError as error:
+        raise ConfigError(f"{source.name(('kv_cache',))}: {error}") from None
+    if blocks > memory.most_blocks:
+        problem = f"must be at most {memory.most_blocks}, what the memory holds beside the weights"
+        raise source.error("kv_cache.num_blocks", blocks, problem)
+    return cache.model_copy(update={"num_blocks": blocks}), memory
+
+
+def _check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
+    """What a policy that acts on a pool leaves no choice about."""
+    batching, standard = scenario.batching, Batching()
+    if batching.max_batch == max_num_seqs:  # a resolved configuration says so
+        standard = Batching(max_batch=max_num_seqs)
+    for key in ("max_batch", "formation", "micro_batches", "kv_reservation"):
+        value = getattr(batching, key)
+        if value != getattr(standard, key):
+            problem = f"must be left out: {scenario.policy.name} decides this itself"
+            raise source.error(f"batching.{key}", value, problem)

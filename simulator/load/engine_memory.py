@@ -1,0 +1,192 @@
+"""How many KV blocks a serving engine makes of its GPUs: by its own formula, part by part.
+
+The engine measures what is not KV cache when it starts. Weights follow from the model. What a
+forward pass leaves at its peak, and what lies outside of torch, are assumed here unless given; the
+engine prints both (vLLM: "PyTorch activation peak memory takes ...; non_torch_memory takes ...").
+
+Sources: vLLM 0.8.3 and 0.19 ``gpu_worker.py``, ``determine_available_memory``; SGLang
+``model_runner.py``, ``profile_max_num_token``; TensorRT-LLM ``_util.py``, ``KvCacheCreator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from profiler.facts.device import DeviceSpec
+from profiler.facts.model import ModelSpec
+from simulator.load.capacity import CapacityError, stage_weight_bytes
+
+#: Bytes of a logit: as a number; and where a sampler sorts rows: as bf16 (2) and fp32 (4), sorted
+#: values and indices (12), the indices that CUB's segmented sort is given (8), its buffer (12).
+#: Start-up logs agree: Llama-3-8B with 256 sequences 1.26 GiB (vllm-project/vllm, pull 10511), with
+#: 1,024 sequences 4.76 GiB (llm-d-planner).
+FP32, SORTED_LOGIT = 4, 38
+#: Outside of torch on one GPU. Alone: 0.13 to 0.14 GiB (llm-d-planner). Beside tensor-parallel ones
+#: it holds NCCL's buffers: 2.10 GiB (8 x A100 40 GB, vLLM V0; llm-d-planner, vLLM 0.19).
+NON_TORCH_ALONE, NON_TORCH_SHARDED = 0.14 * 2**30, 2.10 * 2**30
+
+
+@dataclass(frozen=True)
+class Share:
+    """A setting that says which share of a GPU's memory the engine takes, by its own name.
+
+    ``of_rest``: the share is of what weights, activations and the rest leave. ``keeps_peak``:
+    activations are to fit into what the share leaves. ``sampler_bytes`` a logit are alive at the
+    peak of sampling.
+    """
+
+    of_rest: bool = False
+    keeps_peak: bool = False
+    sampler_bytes: int = FP32
+
+
+SHARES = {
+    "gpu_memory_utilization": Share(sampler_bytes=SORTED_LOGIT),  # vLLM, Sarathi-Serve
+    "mem_fraction_static": Share(keeps_peak=True),  # SGLang
+    "free_gpu_memory_fraction": Share(of_rest=True),  # TensorRT-LLM
+}
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """One GPU of the stage that holds the fewest KV blocks; bytes.
+
+    ``share`` of ``total_bytes`` is taken by the rule of ``setting``. ``assumed`` names the parts
+    that nobody gave or measured.
+    """
+
+    setting: str
+    share: float
+    total_bytes: float
+    weight_bytes: float
+    activation_bytes: float
+    non_torch_bytes: float
+    block_bytes: float
+    assumed: tuple[str, ...]
+
+    @property
+    def kv_bytes(self) -> float:
+        """What the engine's formula leaves for the KV cache."""
+        rule = SHARES[self.setting]
+        if rule.of_rest:
+            taken = self.weight_bytes + self.activation_bytes + self.non_torch_bytes
+            return self.share * (self.total_bytes - taken)
+        if rule.keeps_peak:
+            return self.share * (self.total_bytes - self.non_torch_bytes) - self.weight_bytes
+        taken = self.weight_bytes + self.activation_bytes + self.non_torch_bytes
+        return self.share * self.total_bytes - taken
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks, the null block included."""
+        return max(int(self.kv_bytes // self.block_bytes), 0)
+
+    @property
+    def most_blocks(self) -> int:
+        """What fits beside the weights, if nothing else took any memory."""
+        return max(int((self.total_bytes - self.weight_bytes) // self.block_bytes), 0)
+
+    def as_json(self) -> dict[str, Any]:
+        """The parts, what is assumed of them, and the blocks that they leave."""
+        return {**asdict(self), "formula_blocks": self.num_blocks}
+
+    def text(self) -> str:
+        """The parts for a reader, with what is assumed."""
+        parts = {
+            "weights": self.weight_bytes,
+            "activations": self.activation_bytes,
+            "outside of torch": self.non_torch_bytes,
+        }
+        listed = ", ".join(
+            f"{name} {size / 1e9:.2f} GB{' (assumed)' if name in self.assumed else ''}"
+            for name, size in parts.items()
+        )
+        total = f"{self.total_bytes / 1e9:.2f} GB"
+        if "memory" in self.assumed:
+            total += " (the data sheet's; assumed to be what the driver reports)"
+        return f"{self.setting} {self.share:g} of {total}; {listed}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a forward pass may hold: tokens, and rows that are sampled; bytes given, or None."""
+
+    tokens: int
+    sequences: int
+    activation_bytes: float | None = None
+    non_torch_bytes: float | None = None
+
+
+def engine_memory(
+    model: ModelSpec,
+    device: DeviceSpec,
+    tp: int,
+    layers: Sequence[int],
+    block_size: int,
+    setting: str,
+    share: float,
+    step: Step,
+    dtype_bytes: int = 2,
+) -> EngineMemory:
+    """The memory of a GPU of the fullest stage under the engine's formula.
+
+    Raises :class:`CapacityError` where not even two blocks fit.
+    """
+    kv_heads = model.heads_per_rank(tp)[1]
+    non_torch = step.non_torch_bytes
+    if non_torch is None:
+        non_torch = NON_TORCH_SHARDED if tp > 1 else NON_TORCH_ALONE
+    assumed = [
+        name
+        for name, given in (
+            ("memory", device.reported_bytes),
+            ("activations", step.activation_bytes),
+            ("outside of torch", step.non_torch_bytes),
+        )
+        if given is None
+    ]
+    found = []
+    for stage, count in enumerate(layers):
+        peak = step.activation_bytes
+        if peak is None:
+            last = stage == len(layers) - 1
+            peak = _peak_bytes(SHARES[setting], model, tp, step, dtype_bytes, last=last)
+        found.append(
+            EngineMemory(
+                setting,
+                share,
+                total_bytes=device.reported_bytes or device.memory_bytes,
+                weight_bytes=stage_weight_bytes(model, layers, stage, dtype_bytes) / tp,
+                activation_bytes=peak,
+                non_torch_bytes=non_torch,
+                block_bytes=2 * block_size * count * kv_heads * model.head_dim * dtype_bytes,
+                assumed=tuple(assumed),
+            )
+        )
+    fullest = min(found, key=lambda memory: memory.num_blocks)
+    if fullest.num_blocks < 2:
+        raise CapacityError(
+            f"{model.name} leaves no room for KV blocks of {block_size} tokens on {device.name} "
+            f"with tp {tp} and {len(layers)} stages: {fullest.text()}; use a larger tp or pp, or "
+            "another share"
+        )
+    return fullest
+
+
+def _peak_bytes(
+    rule: Share, model: ModelSpec, tp: int, step: Step, dtype_bytes: int, *, last: bool
+) -> float:
+    """What is alive at once: a layer's widest tensors, or on the last stage logits being sampled.
+
+    The ranks gather whole rows of logits. Of a forward pass hidden states stay meanwhile.
+    """
+    shard = model.shard(tp)
+    inner = shard.ffn * (3 if shard.gated_ffn else 2)  # gate and up, and their product
+    row = dtype_bytes * model.hidden_size
+    forward = step.tokens * (2 * row + dtype_bytes * inner)
+    if not last:
+        return float(forward)
+    sampled = min(step.sequences, step.tokens)
+    return float(max(forward, step.tokens * row + rule.sampler_bytes * sampled * model.vocab_size))
