@@ -132,8 +132,7 @@ def _log_where_wide(axes: Axes, values: Floats, unit: str) -> str:
         axes.set_xlim(0, 1.05 * high)
     else:
         unit += ", log scale"
-        axes.set_xscale("log")
-        axes.set_xlim(float(np.quantile(positive, 0.01)) / 1.5, high * 1.5)
+        axes.set(xscale="log", xlim=(float(np.quantile(positive, 0.01)) / 1.5, high * 1.5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     return unit
 
@@ -153,13 +152,11 @@ def completions(tables: Mapping[str, Tables]) -> Figure:
             continue
         x, y = _steps(finish, np.arange(1.0, len(finish) + 1))
         axes.plot(x, y, label=f"{name}: all after {_seconds(finish[-1])} s", **style)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(0, None), ylim=(0, None))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel("requests completed")
+    axes.set(xlabel="time (s)", ylabel="requests completed")
     _legend(figure)
     return figure
 
@@ -213,8 +210,7 @@ def ledger_bars(tables: Mapping[str, Tables]) -> Figure:
         axes.tick_params(axis="y", length=0, labelsize=10)
         axes.grid(False, axis="y")
         axes.set_ylabel("" if few else "stage")
-    panels[-1].set_xlim(0, 100)
-    panels[-1].set_xlabel("share of the run (%)")
+    panels[-1].set(xlim=(0, 100), xlabel="share of the run (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=11)
     return figure

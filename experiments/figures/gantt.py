@@ -41,8 +41,7 @@ def stage_timeline(
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
     for axes, (name, stages) in zip(grid, panels.items(), strict=True):
         _panel(axes, name, stages, BLACK if policies is None else policy_colour(policies[name]))
-    grid[-1].set_xlim(window.start_s, window.end_s)
-    grid[-1].set_xlabel("time (s)")
+    grid[-1].set(xlim=(window.start_s, window.end_s), xlabel="time (s)")
     grid[-1].ticklabel_format(axis="x", useOffset=False)
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KINDS]
     handles.append(Patch(label="bubble", **_BUBBLE))

@@ -21,11 +21,9 @@ def occupancy(curves: Mapping[str, MemoryCurves], policies: Mapping[str, str]) -
     for (name, values), style in zip(curves.items(), styles, strict=True):
         for axes, curve in zip(panels, values, strict=True):
             axes.plot(*curve, label=name, drawstyle="steps-mid", **style)
-    panels[0].set_ylabel("KV blocks in use (%)")
-    panels[0].set_ylim(0, 102)
+    panels[0].set(ylabel="KV blocks in use (%)", ylim=(0, 102))
     panels[1].set_ylabel("tokens of an iteration")
-    panels[2].set_ylabel("sequences of an iteration")
-    panels[2].set_xlabel("time (s)")
+    panels[2].set(ylabel="sequences of an iteration", xlabel="time (s)")
     for axes in panels[1:]:
         axes.set_ylim(bottom=0)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)

@@ -40,15 +40,12 @@ def iterations_figure(outcomes: Mapping[str, Comparison], prediction: str) -> Fi
         axes.plot(ends, ends, "-", color=BLACK, linewidth=1.2)
         for factor in (0.9, 1.1):
             axes.plot(ends, [factor * end for end in ends], ":", color=GREY, linewidth=1.2)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(NullFormatter())
-        axes.set_title(name)
-        axes.set_xlabel("measured (ms)")
-        axes.set_ylabel("predicted (ms)")
+        axes.set(title=name, xlabel="measured (ms)", ylabel="predicted (ms)")
         axes.legend(loc="upper left", title="dotted: 10 % off")
     return figure
 

@@ -43,8 +43,7 @@ def bubble_schedule(labs: Labs) -> Figure:
         _schedule(axes, analysis)
         axes.set_title(name)
         ends.append(1e3 * analysis.records.end_s)
-    panels[-1].set_xlim(0, max(ends))
-    panels[-1].set_xlabel("time (ms); LLaMA-13B on two A6000s")
+    panels[-1].set(xlim=(0, max(ends)), xlabel="time (ms); LLaMA-13B on two A6000s")
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KIND_COLOURS]
     handles.append(_idle_patch((0, 0), 1, "bubble"))
     figure.legend(handles=handles, loc="outside upper right", ncols=4, fontsize=SMALL)
@@ -161,10 +160,7 @@ def pipeline_curves(
             colour = names[scenario][1]
             below.plot([factor * end[SARATHI]], [10_000], "D", color=colour, markeredgecolor=BLACK)
         below.plot([], [], "D", color=GREY, markeredgecolor=BLACK, label="the paper's 1.91, 1.48")
-        below.set_xlim(left=0)
-        below.set_ylim(bottom=0)
-        below.set_xlabel("time (s)")
-        below.set_ylabel("requests completed")
+        below.set(xlim=(0, None), ylim=(0, None), xlabel="time (s)", ylabel="requests completed")
         below.yaxis.set_major_formatter("{x:,.0f}")
         below.legend(**_ABOVE)
     return figure

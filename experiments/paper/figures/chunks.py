@@ -64,9 +64,7 @@ def attention_mask(_: Labs) -> Figure:
         for (row, column), value in np.ndenumerate(shade):
             colour = ("white", SKY, BLUE)[int(value)]
             axes.add_patch(_square(column, row, colour))
-        axes.set_xlim(-0.03, keys + 0.03)
-        axes.set_ylim(chunk + 0.03, -0.03)
-        axes.set_aspect("equal")
+        axes.set(xlim=(-0.03, keys + 0.03), ylim=(chunk + 0.03, -0.03), aspect="equal")
         axes.set_xticks(np.arange(keys) + 0.5, [f"k{i}" for i in range(keys)], fontsize=SMALL)
         axes.set_yticks(np.arange(chunk) + 0.5, [f"q{i}" for i in query], fontsize=SMALL)
         axes.xaxis.tick_top()

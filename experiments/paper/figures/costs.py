@@ -102,8 +102,7 @@ def per_token_cost(labs: Labs) -> Figure:
     right.set_title("decode")
     for axes in (left, right):
         axes.set_xticks(range(len(batches)), [str(b) for b in batches])
-        axes.set_xlabel("batch size")
-        axes.set_ylabel("ms a token")
+        axes.set(xlabel="batch size", ylabel="ms a token")
         axes.grid(False, axis="x")
     handles: list[Patch | Line2D] = [Patch(color=c, label=op) for op, c in OP_COLOURS.items()]
     handles += [
@@ -182,9 +181,7 @@ def _intensity(axes: Axes, m: Machine, new: int) -> None:
         axes.set_xticks(range(len(names)), names, fontsize=SMALL, rotation=30)
     axes.axhline(ridge, color=BLACK, linewidth=1.2, linestyle=":")
     axes.text(-0.4, 5e3, f"ridge, {ridge:.0f}", fontsize=SMALL)
-    axes.set_yscale("log")
-    axes.set_ylim(0.4, 2e4)
-    axes.set_ylabel("FLOPs a byte")
+    axes.set(yscale="log", ylim=(0.4, 2e4), ylabel="FLOPs a byte")
     axes.grid(False, axis="x")
     axes.legend(fontsize=SMALL, ncols=3, loc="upper right")
 
@@ -211,10 +208,7 @@ def tile_quantisation(labs: Labs) -> Figure:
             f"{count}: {stated:g}", (count, stated), shift, textcoords="offset points", ha=side
         )
     axes.set_xticks(range(0, 601, 128))
-    axes.set_xlim(0, 600)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("prompt tokens")
-    axes.set_ylabel("iteration (ms)")
+    axes.set(xlim=(0, 600), ylim=(0, None), xlabel="prompt tokens", ylabel="iteration (ms)")
     variant_legend(axes, loc="lower right")
     return figure
 

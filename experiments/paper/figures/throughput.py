@@ -125,9 +125,7 @@ def orca_comparison(labs: Labs) -> Figure:
         axes.plot([14, 28], [paper("pd_peak_256_gain"), paper("pd_peak_512_gain")], **STATED)
         axes.axhline(paper("orca_best_1k"), color=ORANGE, linewidth=1.2, linestyle=":")
         _pd_axis(axes)
-        axes.set_ylim(0.75, 1.3)
-        axes.set_title(title)
-        axes.set_xlabel("P:D (1K, B = 18)")
+        axes.set(ylim=(0.75, 1.3), title=title, xlabel="P:D (1K, B = 18)")
     panels["fill"].legend(fontsize=SMALL, loc="lower left")
     panels["reserve"].set_ylabel("throughput / baseline")
     panels["reserve"].text(1, 1.27, "dotted: Orca's peak\nin the paper", fontsize=SMALL, va="top")
@@ -151,8 +149,7 @@ def _bars(axes: Axes, labs: Labs) -> None:
     stated = [paper(f"sarathi_{k}k") for k in (1, 2, 3)]
     axes.plot(np.arange(3) + 0.27, stated, **STATED)
     axes.set_xticks(range(3), ["1K, B = 18", "2K, B = 10", "3K, B = 6"])
-    axes.set_ylim(0.9, 1.45)
-    axes.set_ylabel("throughput / baseline")
+    axes.set(ylim=(0.9, 1.45), ylabel="throughput / baseline")
     handles: list[Patch | Line2D] = [Patch(color=c, label=n) for n, _, c in shown]
     handles += [
         Patch(facecolor=GREY, edgecolor="white", hatch="///", label="hatched: paper-calibrated"),

@@ -50,8 +50,7 @@ def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -
         scale(axes, "x", known[x])
         ticks_at(axes, known[x])
         scale(axes, "y", shown(known, metric))
-        axes.set_xlabel(label(x))
-        axes.set_ylabel(label(metric))
+        axes.set(xlabel=label(x), ylabel=label(metric))
     legend(figure, drawn[0], by)
     heading(figure, said, overload_note(known, metrics))
     return figure
@@ -120,9 +119,7 @@ def cdfs(
             seen.append(pd.Series(values))
         if seen:
             scale(axes, "x", pd.concat(seen))
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel(label(column))
-        axes.set_ylabel("share of requests")
+        axes.set(ylim=(0, 1.02), xlabel=label(column), ylabel="share of requests")
     legend(figure, drawn[0], by)
     heading(figure, overload_note(table, columns))
     return figure
