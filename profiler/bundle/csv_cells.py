@@ -14,34 +14,38 @@ from profiler.bundle.tables import LARGEST, BundleError
 from profiler.storage.strict import one_line
 
 
-def read_cells(path: Path, error: type[BundleError] = BundleError, **options: Any) -> pd.DataFrame:
+def read_cells(path: Path, **options: Any) -> pd.DataFrame:
     """A CSV file as pandas reads it with ``options``; the header is line 1.
 
-    Raises ``error`` for a file that is cut short (:func:`check_end`), or that is no CSV.
+    Raises BundleError for a file that is cut short (:func:`check_end`), or that is no CSV.
     """
-    check_end(path, error)
+    check_end(path)
     try:
         with warnings.catch_warnings():
             # pandas only warns where a row has more cells than the header, and drops them.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame: pd.DataFrame = pd.read_csv(path, index_col=False, **options)
     except pd.errors.ParserWarning:
-        raise error(f"{path}: not a valid CSV: a row has more cells than the header") from None
+        raise BundleError(
+            f"{path}: not a valid CSV: a row has more cells than the header"
+        ) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as fault:
-        raise error(f"{path}: not a valid CSV: {one_line(fault)}") from fault
+        raise BundleError(f"{path}: not a valid CSV: {one_line(fault)}") from fault
     frame.index += 2
     return frame
 
 
-def check_end(path: Path, error: type[BundleError] = BundleError) -> None:
-    """Raises ``error`` for a file whose last row does not end with a newline."""
+def check_end(path: Path) -> None:
+    """Raises BundleError for a file whose last row does not end with a newline."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 1, 0))
         if size and file.read(1) != b"\n":
             file.seek(0)
             last = sum(1 for _ in file)
-            raise error(f"{path}: row {last} is truncated: the file does not end with a newline")
+            raise BundleError(
+                f"{path}: row {last} is truncated: the file does not end with a newline"
+            )
 
 
 def refuse(
@@ -49,31 +53,26 @@ def refuse(
     cells: pd.Series[Any],
     path: Path,
     problem: str,
-    error: type[BundleError] = BundleError,
 ) -> None:
-    """Raises ``error`` naming the first row where ``wrong``, the problem and the cell."""
+    """Raises BundleError naming the first row where ``wrong``, the problem and the cell."""
     rows = np.asarray(wrong, bool)
     if rows.any():
         at = int(np.argmax(rows))
-        raise error(f"{path}: row {cells.index[at]}: {problem}, got {cells.iloc[at]!r}")
+        raise BundleError(f"{path}: row {cells.index[at]}: {problem}, got {cells.iloc[at]!r}")
 
 
-def numbers(
-    cells: pd.Series[Any], path: Path, error: type[BundleError] = BundleError
-) -> npt.NDArray[np.float64]:
+def numbers(cells: pd.Series[Any], path: Path) -> npt.NDArray[np.float64]:
     """Cells that are finite numbers."""
     found = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
-    refuse(~np.isfinite(found), cells, path, f"{cells.name} must be a finite number", error)
+    refuse(~np.isfinite(found), cells, path, f"{cells.name} must be a finite number")
     return found
 
 
-def whole_numbers(
-    cells: pd.Series[Any], path: Path, least: int, error: type[BundleError] = BundleError
-) -> npt.NDArray[np.int64]:
+def whole_numbers(cells: pd.Series[Any], path: Path, least: int) -> npt.NDArray[np.int64]:
     """Cells that are whole numbers from ``least`` to below 2^53."""
     found = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
     whole = np.isfinite(found) & (found == np.floor(found))
-    refuse(~whole, cells, path, f"{cells.name} must be an integer", error)
-    refuse(found < least, cells, path, f"{cells.name} must be at least {least}", error)
-    refuse(found > LARGEST, cells, path, f"{cells.name} must be below 2^53", error)
+    refuse(~whole, cells, path, f"{cells.name} must be an integer")
+    refuse(found < least, cells, path, f"{cells.name} must be at least {least}")
+    refuse(found > LARGEST, cells, path, f"{cells.name} must be below 2^53")
     return found.astype(np.int64)

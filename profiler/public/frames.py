@@ -12,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.public.measured_csv import MeasurementError, merged, read_measurements, source_folder
+from profiler.bundle.tables import BundleError
+from profiler.public.measured_csv import read_measurements, source_folder, tidy
 from profiler.public.vidur_frames import (
+    attention_rows,
     vidur_all_reduce_a40,
     vidur_decode,
     vidur_mlp,
@@ -39,18 +41,6 @@ __all__ = [
 
 _AIC = "aiconfigurator_a100_sxm"
 _LLMSERVINGSIM = "llmservingsim_a6000"
-_AIC_HEADS = ("num_heads", "num_key_value_heads", "head_dim")
-
-
-def _aic_attention(datasets: Path, kind: str, framework: str) -> pd.DataFrame:
-    return read_measurements(
-        source_folder(datasets, _AIC) / f"attention_{kind}_bf16.csv",
-        labels=("framework",),
-        counts=("batch_size", "isl", *_AIC_HEADS),
-        from_zero=("step",),
-        times=("latency_ms",),
-        keep=("framework", framework),
-    )
 
 
 def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
@@ -62,41 +52,38 @@ def aic_gemm(datasets: Path, framework: str = "SGLang") -> pd.DataFrame:
         times=("latency_ms",),
         keep=("framework", framework),
     )
-    return merged(raw[["m", "n", "k"]].assign(time_us=1e3 * raw["latency_ms"]))
+    return tidy(1e3 * raw["latency_ms"], m=raw["m"], n=raw["n"], k=raw["k"])
 
 
 def aic_prefill(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
     """A100-SXM causal attention without cached context; heads are per GPU."""
-    raw = _aic_attention(datasets, "prefill", framework)
-    return merged(
-        pd.DataFrame(
-            {
-                "batch": raw["batch_size"],
-                "chunk": raw["isl"],
-                "context": 0,
-                "heads": raw["num_heads"],
-                "kv_heads": raw["num_key_value_heads"],
-                "head_dim": raw["head_dim"],
-                "time_us": 1e3 * raw["latency_ms"],
-            }
-        )
-    )
+    return _aic_attention(datasets, "prefill", framework)
 
 
 def aic_decode(datasets: Path, framework: str = "VLLM") -> pd.DataFrame:
     """A100-SXM decode attention; context (``step``) is per sequence, before the new token."""
-    raw = _aic_attention(datasets, "decode", framework)
-    return merged(
-        pd.DataFrame(
-            {
-                "batch": raw["batch_size"],
-                "context": raw["step"],
-                "heads": raw["num_heads"],
-                "kv_heads": raw["num_key_value_heads"],
-                "head_dim": raw["head_dim"],
-                "time_us": 1e3 * raw["latency_ms"],
-            }
-        )
+    return _aic_attention(datasets, "decode", framework)
+
+
+def _aic_attention(datasets: Path, kind: str, framework: str) -> pd.DataFrame:
+    raw = read_measurements(
+        source_folder(datasets, _AIC) / f"attention_{kind}_bf16.csv",
+        labels=("framework",),
+        counts=("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"),
+        from_zero=("step",),
+        times=("latency_ms",),
+        keep=("framework", framework),
+    )
+    sizes = {"context": raw["step"]}
+    if kind == "prefill":
+        sizes = {"chunk": raw["isl"], "context": 0 * raw["step"]}
+    return tidy(
+        1e3 * raw["latency_ms"],
+        batch=raw["batch_size"],
+        **sizes,
+        heads=raw["num_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        head_dim=raw["head_dim"],
     )
 
 
@@ -110,11 +97,7 @@ def aic_all_reduce(datasets: Path, gpus: int) -> pd.DataFrame:
         keep=("op_name", "all_reduce"),
     )
     raw = raw[(raw["nccl_dtype"] == "half") & (raw["num_gpus"] == gpus)]
-    return merged(
-        pd.DataFrame(
-            {"num_bytes": 2 * raw["message_size_elements"], "time_us": 1e3 * raw["latency_ms"]}
-        )
-    )
+    return tidy(1e3 * raw["latency_ms"], num_bytes=2 * raw["message_size_elements"])
 
 
 def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
@@ -125,7 +108,6 @@ def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
         counts=("input", "tp_size"),
         times=("latency(ns)",),
     )
-    raw = raw[raw["tp_size"] == 1]
     shapes = {
         "q_proj": (4096, 4096),
         "o_proj": (4096, 4096),
@@ -136,16 +118,9 @@ def llmservingsim_gemm(datasets: Path) -> pd.DataFrame:
         "down_proj": (4096, 14336),
         "lm_head": (128256, 4096),
     }
-    raw = raw[raw["layer_name"].isin(list(shapes))]
-    frame = pd.DataFrame(
-        {
-            "m": raw["input"],
-            "n": raw["layer_name"].map({name: n for name, (n, _) in shapes.items()}),
-            "k": raw["layer_name"].map({name: k for name, (_, k) in shapes.items()}),
-            "time_us": raw["latency(ns)"] / 1e3,
-        }
-    )
-    return merged(frame)
+    raw = raw[(raw["tp_size"] == 1) & raw["layer_name"].isin(list(shapes))]
+    n, k = (raw["layer_name"].map({op: s[i] for op, s in shapes.items()}) for i in (0, 1))
+    return tidy(raw["latency(ns)"] / 1e3, m=raw["input"], n=n, k=k)
 
 
 def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -155,28 +130,15 @@ def llmservingsim_attention(datasets: Path) -> tuple[pd.DataFrame, pd.DataFrame]
     """
     path = source_folder(datasets, _LLMSERVINGSIM) / "attention_Llama-3.1-8B_tp1.csv"
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
-
-    def rows(kind: str, is_prefill: bool, count: str) -> pd.DataFrame:
-        raw = read_measurements(
-            path,
-            counts=(count,),
-            from_zero=("kv_cache_size",),
-            times=(f"time_stats.{kind}.median",),
-            keep=("is_prefill", is_prefill),
-        )
-        return raw.rename(columns={count: "count", f"time_stats.{kind}.median": "time_ms"})
-
-    first = rows("attn_prefill", True, "prefill_chunk_size")
-    context = first["kv_cache_size"] - first["count"]
+    chunk, cached, time_us = attention_rows(path, "prefill")
+    context = cached - chunk
     if (context < 0).any():
         at = int(np.argmax(context.to_numpy() < 0))
-        raise MeasurementError(
-            f"{path}: row {first.index[at]}: kv_cache_size {first['kv_cache_size'].iloc[at]} is "
-            f"less than the chunk of {first['count'].iloc[at]} that it must include"
+        raise BundleError(
+            f"{path}: row {chunk.index[at]}: kv_cache_size {cached.iloc[at]} is less than the "
+            f"chunk of {chunk.iloc[at]} that it must include"
         )
-    prefill = pd.DataFrame({"chunk": first["count"], "context": context, "batch": 1})
-    second = rows("attn_decode", False, "batch_size")
-    context = second["kv_cache_size"] // second["count"]
-    decode = pd.DataFrame({"batch": second["count"], "context": context})
-    prefill["time_us"], decode["time_us"] = 1e3 * first["time_ms"], 1e3 * second["time_ms"]
-    return merged(prefill.assign(**heads)), merged(decode[context >= 1].assign(**heads))
+    prefill = tidy(time_us, chunk=chunk, context=context, batch=1, **heads)
+    batch, cached, time_us = attention_rows(path, "decode")
+    decode = tidy(time_us, batch=batch, context=cached // batch, **heads)
+    return prefill, decode[decode["context"] >= 1].reset_index(drop=True)

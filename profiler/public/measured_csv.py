@@ -15,10 +15,6 @@ from profiler.bundle.tables import BundleError
 _REPEAT_FACTOR = 2.0
 
 
-class MeasurementError(BundleError):
-    """A file of measurements that cannot be used; the message names file, row and value."""
-
-
 def source_folder(datasets: Path, name: str) -> Path:
     """``datasets/name``, or ``datasets`` itself where that is already the source's own folder."""
     inside = datasets / name
@@ -40,33 +36,38 @@ def read_measurements(
     ``counts`` are whole numbers from 1, ``from_zero`` from 0; ``times`` are finite and positive,
     as are ``optional_times`` where the file has them; ``labels`` are text. A point (equal counts
     and labels) may occur twice, with times that differ by less than a factor of 2. Rows keep their
-    number in the file as index. Raises FileNotFoundError, or MeasurementError naming file, row (the
+    number in the file as index. Raises FileNotFoundError, or BundleError naming file, row (the
     header is row 1) and value.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file among the public measurements")
-    raw = read_cells(path, MeasurementError, low_memory=False)
+    raw = read_cells(path, low_memory=False)
     times = [*times, *(column for column in optional_times if column in raw.columns)]
     wanted = [*labels, *counts, *from_zero, *times]
     for column in [*wanted, *([keep[0]] if keep else [])]:
         if column not in raw.columns:
-            raise MeasurementError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
+            raise BundleError(f"{path}: column {column!r} is missing; has {list(raw.columns)}")
     if keep is not None:
         raw = raw[_chosen(raw, path, *keep)]
     found: dict[str, Any] = {column: raw[column] for column in labels}
     for column in labels:
-        refuse(raw[column].isna(), raw[column], path, f"{column} is missing", MeasurementError)
+        refuse(raw[column].isna(), raw[column], path, f"{column} is missing")
     for column in counts:
-        found[column] = whole_numbers(raw[column], path, 1, MeasurementError)
+        found[column] = whole_numbers(raw[column], path, 1)
     for column in from_zero:
-        found[column] = whole_numbers(raw[column], path, 0, MeasurementError)
+        found[column] = whole_numbers(raw[column], path, 0)
     for column in times:
-        found[column] = times_us = numbers(raw[column], path, MeasurementError)
+        found[column] = times_us = numbers(raw[column], path)
         problem = f"{column} must be positive"
-        refuse(times_us <= 0, raw[column], path, problem, MeasurementError)
+        refuse(times_us <= 0, raw[column], path, problem)
     frame = pd.DataFrame(found, index=raw.index)
     _check_repeats(frame, [*labels, *counts, *from_zero], times, path)
     return frame
+
+
+def tidy(time_us: pd.Series[float], **inputs: pd.Series[int] | int) -> pd.DataFrame:
+    """A frame of the inputs, in their order, and ``time_us``, :func:`merged`."""
+    return merged(pd.DataFrame({**inputs, "time_us": time_us}))
 
 
 def merged(frame: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +82,7 @@ def _chosen(raw: pd.DataFrame, path: Path, column: str, value: Any) -> pd.Series
         # Of a column with an empty cell, pandas makes text; bool("False") would be true.
         known = cells.astype(str).str.lower()
         wrong = ~known.isin(["true", "false"])
-        refuse(wrong, cells, path, f"{column} must be True or False", MeasurementError)
+        refuse(wrong, cells, path, f"{column} must be True or False")
         return known == str(value).lower()
     chosen: pd.Series[bool] = cells == value
     return chosen
@@ -97,7 +98,7 @@ def _check_repeats(frame: pd.DataFrame, key: list[str], times: list[str], path: 
             same = (repeated[key] == list(point)).all(axis=1)
             rows = ", ".join(str(row) for row in repeated.index[same])
             named = ", ".join(f"{k}={v}" for k, v in zip(key, point, strict=True))
-            raise MeasurementError(
+            raise BundleError(
                 f"{path}: rows {rows} hold the same point ({named}) with {column} from "
                 f"{far['min'].iloc[0]} to {far['max'].iloc[0]}: too far apart to be repeats"
             )

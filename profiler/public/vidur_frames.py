@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.public.measured_csv import merged, read_measurements, source_folder
+from profiler.public.measured_csv import merged, read_measurements, source_folder, tidy
 
 _ATTENTION = "attention_a100_CodeLlama-34b_tp2.csv"
 _SHAPE = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd")
+_HEADS = {"heads": 32, "kv_heads": 4, "head_dim": 128}
 _TP = "num_tensor_parallel_workers"
 #: The ops of one layer that are not GEMMs, with how often each runs in a gated model.
 OTHERS = {
@@ -121,32 +122,32 @@ def _vidur_model(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def vidur_prefill(datasets: Path) -> pd.DataFrame:
     """A100 paged attention of one chunk: 32 query and 4 KV heads; kv_cache_size is BEFORE it."""
-    time = median_of("attn_prefill")
-    raw = read_measurements(
-        source_folder(datasets, "vidur") / _ATTENTION,
-        counts=("prefill_chunk_size",),
-        from_zero=("kv_cache_size",),
-        times=(time,),
-        keep=("is_prefill", True),
-    )
-    frame = pd.DataFrame({"chunk": raw["prefill_chunk_size"], "context": raw["kv_cache_size"]})
-    frame = frame.assign(batch=1, heads=32, kv_heads=4, head_dim=128)
-    return merged(frame.assign(time_us=1e3 * raw[time]))
+    path = source_folder(datasets, "vidur") / _ATTENTION
+    chunk, context, time_us = attention_rows(path, "prefill")
+    return tidy(time_us, chunk=chunk, context=context, batch=1, **_HEADS)
 
 
 def vidur_decode(datasets: Path) -> pd.DataFrame:
     """A100 paged decode attention: 32 query and 4 KV heads; kv_cache_size is per sequence."""
-    time = median_of("attn_decode")
+    path = source_folder(datasets, "vidur") / _ATTENTION
+    batch, context, time_us = attention_rows(path, "decode")
+    return tidy(time_us, batch=batch, context=context, **_HEADS)
+
+
+def attention_rows(
+    path: Path, kind: str
+) -> tuple[pd.Series[int], pd.Series[int], pd.Series[float]]:
+    """Of the rows of a ``prefill`` or ``decode``: chunk or batch, kv_cache_size as it stands
+    there, microseconds."""
+    count, time = {"prefill": "prefill_chunk_size", "decode": "batch_size"}[kind], f"attn_{kind}"
     raw = read_measurements(
-        source_folder(datasets, "vidur") / _ATTENTION,
-        counts=("batch_size",),
+        path,
+        counts=(count,),
         from_zero=("kv_cache_size",),
-        times=(time,),
-        keep=("is_prefill", False),
+        times=(median_of(time),),
+        keep=("is_prefill", kind == "prefill"),
     )
-    frame = pd.DataFrame({"batch": raw["batch_size"], "context": raw["kv_cache_size"]})
-    frame = frame.assign(heads=32, kv_heads=4, head_dim=128)
-    return merged(frame.assign(time_us=1e3 * raw[time]))
+    return raw[count], raw["kv_cache_size"], 1e3 * raw[median_of(time)]
 
 
 def vidur_all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
@@ -161,7 +162,7 @@ def vidur_all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
         times=(time,),
     )
     raw = raw[(raw["num_workers"] == gpus) & (raw["devices_per_node"] == gpus)]
-    return merged(pd.DataFrame({"num_bytes": raw["size"], "time_us": 1e3 * raw[time]}))
+    return tidy(1e3 * raw[time], num_bytes=raw["size"])
 
 
 def vidur_all_reduce_a40(datasets: Path, gpus: int) -> pd.DataFrame:
@@ -178,7 +179,7 @@ def vidur_send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
         times=(time,),
     )
     raw = raw[raw["devices_per_node"] == (2 if scope == "intra_node" else 1)]
-    return merged(pd.DataFrame({"num_bytes": raw["size"], "time_us": 1e3 * raw[time]}))
+    return tidy(1e3 * raw[time], num_bytes=raw["size"])
 
 
 def vidur_p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
@@ -186,14 +187,12 @@ def vidur_p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
 
     Rows of zero tokens (launch overhead only) are left out: the payload has no logarithm.
     """
-    kind = "inter_node" if scope == "inter_node" else "intra_node"
     time = median_of("send_recv")
     raw = read_measurements(
-        source_folder(datasets, "vidur") / f"p2p_a100_{kind}_2023_n_embd_not_12288.csv",
+        source_folder(datasets, "vidur") / f"p2p_a100_{scope}_2023_n_embd_not_12288.csv",
         counts=("n_embd", _TP),
         from_zero=("num_tokens", "rank"),
         times=(time,),
     )
     raw = raw[raw["num_tokens"] > 0]
-    payload = 2 * raw["num_tokens"] * raw["n_embd"] // raw[_TP]
-    return merged(pd.DataFrame({"num_bytes": payload, "time_us": 1e3 * raw[time]}))
+    return tidy(1e3 * raw[time], num_bytes=2 * raw["num_tokens"] * raw["n_embd"] // raw[_TP])
