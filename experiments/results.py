@@ -15,11 +15,14 @@ from typing import Any
 import pandas as pd
 
 from experiments.config.errors import ConfigError
+from experiments.config.policy_file import stored
+from experiments.config.scenario import Scenario
 from profiler.storage.files import make_folders, regular, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, replace_folder
-from profiler.storage.plain_yaml import read_mapping
+from profiler.storage.plain_yaml import dump_yaml, read_mapping
 from profiler.storage.strict import SpecError, one_line
 from simulator.views.ledger import ACCOUNTS
+from simulator.views.metrics import Analysis
 
 FORMAT = "sarathi-sim result 1"
 FIGURES_FORMAT = "sarathi-sim figures 1"
@@ -74,8 +77,7 @@ def maybe_result(out: Path | None, kind: str) -> Iterator[Callable[[Mapping[str,
 
 def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write ``summary.json``, which says of what kind the folder is."""
-    text = json.dumps(to_json({"format": kind, **content}), indent=2, allow_nan=False)
-    (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
+    (folder / SUMMARY).write_bytes(json_bytes({"format": kind, **content}))
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
@@ -122,9 +124,31 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def run_files(
+    runs: Mapping[str, tuple[Scenario, Analysis]], config: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """Files of a result by name: each scenario's requests, its ledger, a policy of the user's own.
+
+    And ``config.yaml``: ``config`` with the resolved scenarios in it, to simulate the same again.
+    """
+    files, scenarios = dict[str, bytes](), {}
+    for name, (scenario, analysis) in runs.items():
+        scenarios[name], policy_file = stored(scenario, name)
+        files |= policy_file
+        files[f"{name}/requests.parquet"] = analysis.requests.to_parquet(index=False)
+        files[f"{name}/ledger.csv"] = analysis.ledger.to_csv(index=False).encode()
+    files["config.yaml"] = dump_yaml({**config, "scenarios": scenarios}).encode()
+    return files
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """A file of JSON, in which NaN and infinities are null."""
+    return (json.dumps(to_json(content), indent=2, allow_nan=False) + "\n").encode()
+
+
 def to_json(value: Any) -> Any:
     """``value`` with NaN and infinities as None: JSON has neither."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]

@@ -154,11 +154,9 @@ def print_table(
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on stdout; NaN and infinities are null."""
-    from json import dumps
+    from experiments.results import json_bytes
 
-    from experiments.results import to_json
-
-    typer.echo(dumps(to_json(dict(value)), indent=2, allow_nan=False))
+    typer.echo(json_bytes(value), nl=False)
 
 
 def print_written(folder: Path | None, *, figures: bool = False, err: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,11 +145,10 @@ def _measure(
 
 
 def _write(result: Mapping[str, Any], outcomes: Comparisons, folder: Path) -> None:
-    from experiments.results import ITERATIONS, VALIDATION
+    from experiments.results import ITERATIONS, VALIDATION, json_bytes
     from experiments.validate.table import iterations
 
-    text = json.dumps(result, indent=2) + "\n"
-    (folder / VALIDATION).write_text(text, encoding="utf-8")
+    (folder / VALIDATION).write_bytes(json_bytes(result))
     iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
 from experiments.config.memory import check_together, workload_needs
 from experiments.config.metric_paths import metric
-from experiments.config.policy_file import stored
 from experiments.config.scenario import Ratio
 from experiments.figures.beside import Artist
 from experiments.figures.slices import (
@@ -26,16 +24,17 @@ from experiments.figures.slices import (
 )
 from experiments.results import (
     FORMAT,
+    ITERATIONS,
     REQUEST_COLUMNS,
-    SUMMARY,
     TOKEN_GAPS,
     Tables,
     check_replaceable,
     result_folder,
+    run_files,
     to_json,
+    write_summary,
 )
 from experiments.run.uncertainty import Uncertainty, ratio_band, uncertainty
-from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metrics import Analysis
 
 Progress = Callable[[str, int, int], None]
@@ -239,30 +238,20 @@ def _ratio(
 
 def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
     experiment = outcome.experiment
-    scenarios, policies = {}, dict[str, bytes]()
-    for name, run in outcome.runs.items():
-        scenarios[name], files = stored(run.deployment.scenario, name)
-        policies |= files
-    resolved = {
+    compare = experiment.compare
+    config = {
         "name": experiment.name,
         "description": experiment.description,
-        "scenarios": scenarios,
-        "compare": {n: r.model_dump(exclude_none=True) for n, r in experiment.compare.items()},
+        "scenarios": {},
+        "compare": {n: r.model_dump(exclude_none=True) for n, r in compare.items()},
     }
-    _write(folder / "config.yaml", dump_yaml(resolved))
-    reference = {name: r.paper for name, r in experiment.compare.items() if r.paper is not None}
-    content = {"format": FORMAT, "name": experiment.name, **outcome.summary()}
-    content["reference"] = reference
-    _write(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
-    for name, run in outcome.runs.items():
+    runs = {n: (run.deployment.scenario, run.analysis) for n, run in outcome.runs.items()}
+    reference = {name: r.paper for name, r in compare.items() if r.paper is not None}
+    content = {"name": experiment.name, **outcome.summary(), "reference": reference}
+    write_summary(folder, FORMAT, content)
+    for name, (_, analysis) in runs.items():
         (folder / name).mkdir()
-        run.analysis.requests.to_parquet(folder / name / "requests.parquet", index=False)
-        run.analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
-        run.analysis.iterations.to_parquet(folder / name / "iterations.parquet", index=False)
-        run.analysis.ledger.to_csv(folder / name / "ledger.csv", index=False)
-    for name, content_of in policies.items():
-        (folder / name).write_bytes(content_of)
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+        analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
+        analysis.iterations.to_parquet(folder / name / ITERATIONS, index=False)
+    for name, file in run_files(runs, config).items():
+        (folder / name).write_bytes(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from io import BytesIO
 
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
@@ -30,7 +29,7 @@ def seconds_of_work(plan: SweepPlan) -> float:
         began = time.perf_counter()
         analysis = Analysis(few.simulate())
         analysis.summary(few.model, few.device, run.scenario.cluster.tp)
-        analysis.requests.to_parquet(BytesIO(), index=False)
+        analysis.requests.to_parquet(index=False)
         took = time.perf_counter() - began
         seconds += took * len(deployment.requests) / max(len(few.requests), 1)
     return seconds / max(len(probed), 1) * len(plan.runs)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiments.results import SUMMARY, SWEEP_FORMAT, to_json
+from experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes
 from experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
 from experiments.sweeps.jobs import Job, JobResult
 from experiments.sweeps.paired import paired_differences
@@ -135,9 +133,7 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
     finished = store.finished()
     rows = [_row(run, plan, store) for run in plan.runs if run.key in finished]
     table = pd.DataFrame(rows)
-    buffer = BytesIO()
-    table.to_parquet(buffer, index=False)
-    store.replace(RESULTS, buffer.getvalue())
+    store.replace(RESULTS, table.to_parquet(index=False))
     paired = paired_differences(table, plan.contrast, plan.axes)
     content = {
         "format": SWEEP_FORMAT,
@@ -150,7 +146,7 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
         "missing": _missing(plan.runs, finished, failures),
         "paired": paired,
     }
-    store.replace(SUMMARY, (json.dumps(to_json(content), indent=2) + "\n").encode())
+    store.replace(SUMMARY, json_bytes(content))
 
 
 def _missing(

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
-from experiments.config.policy_file import stored
 from experiments.config.scenario import Scenario
-from experiments.results import FORMAT, SUMMARY, to_json
+from experiments.results import FORMAT, SUMMARY, json_bytes, run_files
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests
 from profiler.storage.paths import user_path
-from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metrics import Analysis
 
 _requests_of = SharedRequests()
@@ -55,7 +51,7 @@ def _one(job: Job) -> JobResult:
     began = time.perf_counter()
     key = job.run.key
     try:
-        files = run_files(job)
+        files = folder_files(job)
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         took = time.perf_counter() - began
@@ -63,7 +59,7 @@ def _one(job: Job) -> JobResult:
     return JobResult(key, files, time.perf_counter() - began)
 
 
-def run_files(job: Job) -> dict[str, bytes]:
+def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
     the iterations and the figures.
 
@@ -82,19 +78,10 @@ def run_files(job: Job) -> dict[str, bytes]:
     analysis = Analysis(deployment.simulate())
     scenario = run.scenario
     summary = analysis.summary(deployment.model, deployment.device, scenario.cluster.tp)
-    resolved, policy_files = stored(scenario, name)
-    config = {"name": name, "scenarios": {name: resolved}}
-    content = {"format": FORMAT, "name": name, "key": run.key}
-    content |= to_json({"scenarios": {name: summary}, "ratios": {}, "reference": {}})
-    return {
-        "config.yaml": dump_yaml(config).encode(),
-        f"{name}/requests.parquet": _bytes(
-            lambda file: analysis.requests.to_parquet(file, index=False)
-        ),
-        f"{name}/ledger.csv": analysis.ledger.to_csv(index=False).encode(),
-        SUMMARY: (json.dumps(content, indent=2) + "\n").encode(),
-        **policy_files,
-    }
+    content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
+    content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
+    files = run_files({name: (scenario, analysis)}, {"name": name})
+    return {**files, SUMMARY: json_bytes(content)}
 
 
 def located(scenario: Scenario, base: Path) -> Scenario:
@@ -112,9 +99,3 @@ def located(scenario: Scenario, base: Path) -> Scenario:
         trace = lengths.model_copy(update={"path": find(lengths.path)})
         update["workload"] = scenario.workload.model_copy(update={"lengths": trace})
     return scenario.model_copy(update=update)
-
-
-def _bytes(write: Callable[[BytesIO], object]) -> bytes:
-    buffer = BytesIO()
-    write(buffer)
-    return buffer.getvalue()
