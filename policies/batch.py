@@ -1,4 +1,4 @@
-"""One micro-batch: what the scheduler decided, the predictor times and the engine executes."""
+"""One micro-batch: the scheduler forms it, the predictor times it, the engine executes it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Policies by name: whatever a module of this package, or a file of the user's, marks with
-``@named``."""
+"""Policies by name: everything that this package or a user's file marks with ``@named``."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from policies.policy import Builder, Policy, PoolPolicy
 
 
 class PolicyFileError(ValueError):
-    """What is wrong with a file of policies, in one line."""
+    """A file of policies cannot be used; the message is one line."""
 
 
 @cache
@@ -34,10 +33,10 @@ def builders() -> dict[str, Builder]:
 
 @lru_cache(maxsize=64)
 def builders_in(code: str, file: str) -> dict[str, Builder]:
-    """Every policy of a file of the user's own, by name. **This executes ``code``.**
+    """Every policy of a user's file, by name. **This executes ``code``.**
 
-    ``file`` is what tracebacks and messages call it. Raises PolicyFileError where it cannot be
-    executed, or where two policies have the same name.
+    ``file`` is its name in tracebacks and messages. Raises PolicyFileError if it cannot be
+    executed, or if two policies have the same name.
     """
     module = ModuleType(f"policy_file_{sha256(code.encode()).hexdigest()[:16]}", None)
     module.__file__ = file
@@ -53,7 +52,7 @@ def builders_in(code: str, file: str) -> dict[str, Builder]:
 
 
 def blame(error: BaseException, file: str) -> str:
-    """An exception in one line, with the last line of ``file`` that it came through."""
+    """An exception in one line, with the last line of ``file`` in its traceback."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return f"line {error.lineno}: {error.msg}"
     where = ""
@@ -66,7 +65,7 @@ def blame(error: BaseException, file: str) -> str:
 def build(
     name: str, code: str | None = None, file: str = "", **arguments: Any
 ) -> Policy | PoolPolicy:
-    """The named policy with its arguments: a shipped one, or that of a file which holds ``code``.
+    """The named policy with its arguments: a shipped one, or one of a file with content ``code``.
 
     Raises KeyError for an unknown name.
     """
@@ -75,7 +74,7 @@ def build(
 
 
 def _collect(module: ModuleType, found: dict[str, Builder]) -> None:
-    """Add what ``module`` itself marks; what it imports is another one's."""
+    """Add what ``module`` itself marks, not what it imports."""
     for item in vars(module).values():
         name = getattr(item, "policy_name", None)
         if not (isinstance(name, str) and callable(item)) or item.__module__ != module.__name__:

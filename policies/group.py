@@ -15,8 +15,8 @@ class Group:
     Every iteration each decoding member's context grows by one token, so only sums are kept: the
     number of decodes, their summed context, the order of their contexts (``offsets``), and for each
     member the last iteration it takes part in, bucketed in ``due``. The cost of an iteration
-    therefore does not grow with the batch; members are touched one by one only when they join,
-    finish, skip an iteration or move.
+    therefore does not grow with the batch. A member is touched only when it joins, finishes, skips
+    an iteration or moves.
 
     ``iteration`` is the index of the iteration that is in flight, or next to be formed.
     """

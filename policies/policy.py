@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class View:
-    """What a policy sees when one micro-batch is to be formed. Policies only read it.
+    """What a policy sees when the next micro-batch is formed. Policies only read it.
 
     ``waiting``     sequences not admitted yet, oldest first (shared by all micro-batches)
     ``prefilling``  members of this micro-batch whose prompt is unfinished, in order of joining it
@@ -99,10 +99,10 @@ DECODES = Plan()
 
 
 class Chunking(NamedTuple):
-    """How large the chunks are that a policy cuts prompts into.
+    """The sizes of the chunks that a policy cuts prompts into.
 
-    ``tokens`` is the most of one chunk while decodes leave room for it. ``rows`` is the most
-    tokens of chunks in an iteration, whatever the decodes.
+    ``tokens`` is the largest chunk when decodes leave room for it. ``rows`` is the largest number
+    of prompt tokens in an iteration, with any number of decodes.
     """
 
     tokens: int
@@ -110,7 +110,7 @@ class Chunking(NamedTuple):
 
 
 def chunking_of(policy: Policy | PoolPolicy) -> Chunking | None:
-    """What a policy says in its attribute ``chunking``; None without it: it takes whole prompts."""
+    """A policy's attribute ``chunking``; None if it has none and takes whole prompts."""
     found = getattr(policy, "chunking", None)
     return found if isinstance(found, Chunking) else None
 
@@ -118,9 +118,9 @@ def chunking_of(policy: Policy | PoolPolicy) -> Chunking | None:
 class Policy(Protocol):
     """Decides what the next iteration of a micro-batch does.
 
-    A policy is pure: the same view gives the same plan. ``holds_finished`` says that members of a
-    micro-batch leave it only together, those that finish early computing padding until then. One
-    that cuts prompts says so in ``chunking`` (:class:`Chunking`): tables are sized by that.
+    A policy is pure: the same view gives the same plan. With ``holds_finished`` the members of a
+    micro-batch leave together; those that finish early compute padding until then. A policy that
+    cuts prompts has the attribute ``chunking`` (:class:`Chunking`), which sets the size of tables.
     """
 
     holds_finished: bool
@@ -131,15 +131,14 @@ class Policy(Protocol):
 
 
 class PoolPolicy(Protocol):
-    """Decides what an iteration does by acting on the pool, and keeps nothing itself between calls
-    (what it must remember goes into ``Pool.state``).
+    """Decides what an iteration does by acting on the pool. It keeps its state in ``Pool.state``.
 
-    ``pooled`` marks it. ``max_num_seqs`` is the most sequences that run at a time. ``ahead`` says
-    that a sequence's next iteration may be formed before the token of its last one is there, as
-    many steps later as there are stages. ``order`` is the key by which requests wait, smallest
-    first, or None for first come, first served. A policy that bounds the tokens of an iteration
-    says so in ``chunking``, as a :class:`Policy` does. One whose engine does not call its share of
-    the memory ``gpu_memory_utilization`` says so in ``memory_share``.
+    ``pooled`` marks it. ``max_num_seqs`` is the largest number of running sequences. With ``ahead``
+    a sequence's next iteration may be formed before the token of its last one is known, as many
+    steps later as there are stages. ``order`` is the key that sorts the waiting requests, smallest
+    first, or None for first come, first served. A policy that bounds the tokens of an iteration has
+    the attribute ``chunking``, as a :class:`Policy` has. ``memory_share`` is the engine's name for
+    its share of the memory, if this is not ``gpu_memory_utilization``.
     """
 
     pooled: bool
@@ -162,7 +161,8 @@ def memory_share_of(policy: PoolPolicy) -> str:
 
 
 def needs_costs(policy: Policy | PoolPolicy) -> bool:
-    """Whether a policy asks what an iteration takes (``View.cost``): attribute ``needs_costs``."""
+    """Whether a policy needs the time of an iteration (``View.cost``): attribute
+    ``needs_costs``."""
     return bool(getattr(policy, "needs_costs", False))
 
 
@@ -179,7 +179,7 @@ _Named = TypeVar("_Named", bound=Builder)
 
 
 def named(name: str) -> Callable[[_Named], _Named]:
-    """Marks a policy (a class, or a function that makes one) as what ``name`` means.
+    """Registers a policy (a class, or a function that makes one) under ``name``.
 
     Simulator and engine find it by that name (``policies/catalogue.py``).
     """

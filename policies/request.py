@@ -16,8 +16,8 @@ class Request:
     """One inference request, as the workload describes it.
 
     ``output_tokens`` is the true number of tokens it will generate. Only the scheduler's
-    book-keeping and the engine read it; a policy is handed a :class:`Sequence`, which carries
-    the declared ``max_tokens`` instead (invariant 6).
+    bookkeeping and the engine read it. A policy gets a :class:`Sequence` with the declared
+    ``max_tokens`` instead (invariant 6).
 
     Token convention (used everywhere): the iteration that finishes the prompt yields the first
     output token, and each decode yields one more, so a request takes ``output_tokens - 1`` decodes
@@ -47,7 +47,7 @@ class Request:
 
 
 def too_long(request: Request, max_length: int) -> str | None:
-    """Why a request may grow longer than a sequence may be, or None if it may not."""
+    """The reason why a request may become longer than ``max_length``, or None."""
     length = request.prompt_tokens + request.max_tokens
     if length <= max_length:
         return None
@@ -58,11 +58,11 @@ def too_long(request: Request, max_length: int) -> str | None:
 
 
 class Sequence:
-    """A request as policies see it: prompt, declared limit, and how much of the prompt is done.
+    """A request as policies see it: prompt, declared limit, and processed prompt tokens.
 
-    ``kv_tokens`` is what admitting it reserves in the KV cache, in tokens. ``target`` is how many
-    tokens must be processed before it decodes: its prompt and, after a preemption, what it had
-    generated; ``prefilled`` is how many of them have been.
+    ``kv_tokens`` is what its admission reserves in the KV cache, in tokens. ``target`` is the
+    number of tokens to process before it decodes: its prompt and, after a preemption, what it had
+    generated. ``prefilled`` of them are processed.
     """
 
     __slots__ = (
@@ -132,7 +132,8 @@ class Sequence:
         return self.target - self.prefilled
 
     def content(self, index: int, block_size: int) -> Hashable:
-        """What its block ``index`` holds: the same for sequences that agree up to its end."""
+        """The content of its block ``index``: equal for sequences that agree up to the block's
+        end."""
         end = (index + 1) * block_size
         for name, until in self.prefix:
             if end <= until:

@@ -6,8 +6,8 @@ The simulator and the real engine drive it with three calls::
     batch = scheduler.next_batch()     # until this is None
     finished = scheduler.complete(batch)
 
-It reads no clock: when each thing happened is the driver's business. What it logs are integers,
-``spans``: which run of consecutive iterations of which group a request took part in, and as what.
+It reads no clock: the driver keeps the times. It logs ``spans``, as integers: the consecutive
+iterations of a group in which a request took part, and its role in them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFILL, DECODE, PADDING = 0, 1, 2
 
 
 class PolicyError(Exception):
-    """A policy returned a plan that cannot be carried out."""
+    """A policy returned an invalid plan."""
 
 
 def _is_empty(group: Group) -> bool:
@@ -35,16 +35,16 @@ def _is_empty(group: Group) -> bool:
 
 
 class Scheduler:
-    """Queues requests, asks the policy, and keeps the books of one replica.
+    """Queues requests, asks the policy, and does the bookkeeping of one replica.
 
     ``max_in_flight`` micro-batches share ``kv_capacity`` KV tokens; each holds at most
     ``max_batch`` sequences. Admitting a sequence reserves the KV tokens of ``max_length`` (the
-    paper's pre-allocation), or of its own declared length when ``reserve_declared`` is set, so
-    that whatever is admitted can finish (invariant 2).
+    paper's pre-allocation), or with ``reserve_declared`` those of its own declared length. So every
+    admitted sequence can finish (invariant 2).
 
-    A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may join any:
-    whenever a micro-batch is formed (from the group with members that returned first), it first
-    takes in the members of the others that are not in flight, in the order in which they returned.
+    A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may join any: a new
+    micro-batch is formed from the group with members that returned first. It first takes the
+    members of the other idle groups, in the order in which these returned.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Scheduler:
         self._output_tokens: dict[int, int] = {}
 
     def tell_costs(self, iteration_s: Callable[[Batch], float]) -> None:
-        """Let policies know what an iteration takes (``View.cost``): the seconds of a batch."""
+        """Give policies the time of an iteration in seconds (``View.cost``)."""
         for group in self.groups:
             group.view.cost = partial(self._cost, group, iteration_s)
 
@@ -102,7 +102,7 @@ class Scheduler:
         )  # fmt: skip
 
     def refusal(self, request: Request) -> str | None:
-        """Why the request could never be served, or None if it can."""
+        """The reason why the request can never be served, or None."""
         if reason := too_long(request, self.max_length):
             return reason
         if self._reservation(request) > self.kv_capacity:
@@ -128,7 +128,7 @@ class Scheduler:
         return reason
 
     def next_batch(self) -> Batch | None:
-        """Form the next micro-batch that has something to do, or None if none has."""
+        """Form the next micro-batch, or return None if no request has work."""
         idle = self.idle
         pooled = self.free_pool and len(idle) > 1
         if pooled:
@@ -151,7 +151,7 @@ class Scheduler:
         return None
 
     def complete(self, batch: Batch) -> list[Sequence]:
-        """Book a micro-batch that returned from the last stage; returns whom it finished."""
+        """Book a micro-batch that returned from the last stage; returns the finished sequences."""
         group = self.groups[batch.slot]
         iteration = group.iteration
         group.context += batch.num_decodes - batch.padding
@@ -182,7 +182,7 @@ class Scheduler:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were accepted and are not done."""
+        """Accepted requests that are not finished."""
         return len(self._output_tokens)
 
     def _reservation(self, request: Request) -> int:
@@ -191,7 +191,7 @@ class Scheduler:
         return self.max_length
 
     def _form(self, group: Group, plan: Plan) -> Batch:
-        """Carry out a plan: admit, skip, and put the batch together."""
+        """Carry out a plan: admit, skip, and form the batch."""
         decodes = group.num_decodes
         context = group.context
         offsets = group.offsets

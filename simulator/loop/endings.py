@@ -1,4 +1,4 @@
-"""Who ends, as a workload knows it: the output lengths that no scheduler may see."""
+"""The end of each request, from the true output lengths, which no scheduler may see."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from policies.request import Sequence
 
 
 class OutputLengths:
-    """Tells a pool who ends with which iteration (:class:`~policies.pool_books.Endings`).
+    """Tells a pool which sequences end with an iteration (:class:`~policies.pool_books.Endings`).
 
     ``output_tokens`` are the true lengths, by request. A sequence that decodes yields a token in
-    every iteration of its cohort, so the iteration that yields its last one is known when it joins;
-    nobody is looked at in between.
+    every iteration of its cohort, so the iteration that yields its last one is known when it joins.
     """
 
     def __init__(self, output_tokens: Mapping[int, int]) -> None:

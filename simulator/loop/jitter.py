@@ -15,7 +15,7 @@ from simulator.loop.switches import Switches
 class Jitter:
     """Log-normal factors with mean 1 and coefficient of variation ``cv``, one per stage and batch.
 
-    The stream depends only on ``seed``, never on how many factors are asked for at a time.
+    The stream depends only on ``seed``, not on the number of factors per call.
     """
 
     def __init__(self, cv: float, num_stages: int, seed: np.random.SeedSequence) -> None:
@@ -35,7 +35,7 @@ class Jitter:
 
 
 class JitteredService:
-    """Stage times that vary about those predicted (a :class:`~simulator.loop.replica.Service`)."""
+    """Predicted stage times with random variation (a :class:`~simulator.loop.replica.Service`)."""
 
     def __init__(
         self, layers: tuple[int, ...], switches: Switches, seed: np.random.SeedSequence

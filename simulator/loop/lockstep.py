@@ -1,9 +1,9 @@
-"""The simulator's own loop, fed with what a real engine measured.
+"""The simulator's own loop with the measured times of a real engine.
 
 :func:`play_back` runs :class:`~simulator.loop.replica.Replica` with recorded times in place of
-predicted ones. With the clocks that the engine's decisions saw, scheduler and event loop must form
-the very same batches (*lock-step*). Without them, and with the stages' own busy times, what
-differs from the measurement is what the recurrence does not model (*replay*).
+predicted ones. With the clocks of the engine's decisions, scheduler and event loop must form the
+same batches (*lock-step*). Without these clocks, and with the measured busy times of the stages,
+the difference from the measurement is what the recurrence does not model (*replay*).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Formed:
-    """A batch as the playback formed it; the fields are those of an engine's decision."""
+    """A batch formed by the playback, with the fields of an engine's decision."""
 
     group: int
     chunks: tuple[tuple[int, int, int], ...]
@@ -114,7 +114,7 @@ class _Recording:
 def play_back(
     requests: abc.Sequence[Request], scheduler: Scheduler, recorded: Recorded
 ) -> tuple[list[Formed], Records]:
-    """Serve the requests on one replica with recorded times; what was formed, and the records.
+    """Serve the requests on one replica with recorded times; returns the batches and the records.
 
     A batch is formed when stage 0 is free, or at its recorded clock where there are clocks. With
     fewer records than batches the last one counts for the rest.

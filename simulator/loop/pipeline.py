@@ -23,7 +23,7 @@ from simulator.loop.records import Floats, ReplicaLog, StageTimes
 
 
 class Pipeline:
-    """The stages of one replica, and when each has finished what it was given (``free``).
+    """The stages of one replica, and when each is free (``free``).
 
     ``layers`` are the transformer layers of each stage.
     """
@@ -39,7 +39,8 @@ class Pipeline:
     def launch(
         self, now: float, layer_s: float, first_s: float, last_s: float, send_s: float
     ) -> float:
-        """Send a batch down stages that take their layers' time; when the last stage is done."""
+        """Send a batch down stages that take their layers' time; returns when the last one is
+        done."""
         if self.blocking_send:
             times = nominal_times(self.layers, layer_s, first_s, last_s, send_s)
             return self.launch_stages(now, *times)
@@ -90,7 +91,7 @@ class Pipeline:
 
 
 def slowest_stage_s(layers: tuple[int, ...], nominal: tuple[float, float, float, float]) -> float:
-    """Seconds of the stage that takes longest, of a batch's nominal times."""
+    """Seconds of the slowest stage, from a batch's nominal times."""
     return max(nominal_times(layers, *nominal)[0])
 
 
@@ -158,7 +159,7 @@ class Diagonal:
         self._sent, self._received = self.free[:-1], self.arrival[1:]
 
     def advance(self, duration: Floats, send: Floats) -> None:
-        """Every stage runs the batch that arrived, and hands it on to the next one.
+        """Every stage runs the batch that arrived, and sends it to the next stage.
 
         ``duration`` has the shape of ``free``, ``send`` is one stage shorter.
         """

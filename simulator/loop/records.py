@@ -1,4 +1,4 @@
-"""What a simulation leaves behind: flat columns, analysed afterwards by pure functions."""
+"""The records of a simulation: flat columns, which pure functions analyse afterwards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNTED = ("group", "chunks", "decodes", "padding")
 
 
 class Columns(Mapping[str, Floats]):
-    """Iteration columns by name, all given out as floats.
+    """Iteration columns by name, as floats.
 
     They grow while a simulation runs. Arrays of the standard library do that in place, so that a
     run of millions of iterations never holds two copies of them.
@@ -80,10 +80,10 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class PoolLog:
-    """What a replica with paged memory did with it.
+    """The memory of a replica with paged KV.
 
-    ``kv_tokens`` is the room of the blocks in use after each micro-batch was formed. ``events`` has
-    the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/pool.py``) and tokens.
+    ``kv_tokens`` is the capacity of the blocks in use after each micro-batch was formed. ``events``
+    has the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/pool.py``) and tokens.
     """
 
     kv_tokens: Ints
@@ -98,15 +98,15 @@ class ReplicaLog:
     micro-batch, in launch order (which is the order on every stage).
 
     ``spans`` has the columns request, role (PREFILL, DECODE or PADDING), group, first and last:
-    the request took part in that run of the group's iterations, counted within the group from 0.
+    the request took part in these consecutive iterations of the group, counted from 0.
 
-    ``stage_s`` holds the time on each stage, shape (iterations, stages), where run-time jitter
-    made it differ from what the iteration columns say.
+    ``stage_s`` holds the time on each stage, shape (iterations, stages), if jitter made it differ
+    from the iteration columns.
 
-    ``pool`` is there where memory was paged, and requests could be preempted.
+    ``pool`` is given for paged memory.
 
-    ``measured`` are the times on a real engine's stages, where this is the log of one: they do not
-    follow from the durations.
+    ``measured`` are the stage times of a real engine, if this is its log: they do not follow from
+    the durations.
     """
 
     layers: tuple[int, ...]

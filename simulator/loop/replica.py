@@ -37,12 +37,12 @@ class Predictor(Protocol):
     """Times a batch. All results are whole quanta (see ``quantum.py``), in seconds."""
 
     def __call__(self, batch: Batch) -> Nominal:
-        """What the batch takes."""
+        """The times of the batch."""
         ...
 
 
 class Service(Protocol):
-    """Times a batch on each stage, where that is not what the predictor says of its layers."""
+    """Times a batch on each stage, in place of the predicted time of the stage's layers."""
 
     def __call__(
         self, batch: Batch, nominal: Nominal
@@ -99,7 +99,7 @@ class Replica:
         return reason
 
     def _woken(self, _: Moment) -> None:
-        """Form batches at this instant, of which everything else has happened."""
+        """Form batches at this instant, after all its other events."""
         now = self.env.now
         if now == self._wake_at:
             self._wake_at = -1.0
@@ -110,7 +110,7 @@ class Replica:
         return self.pipeline.free[0]
 
     def _dispatch(self, now: float) -> None:
-        """Form and launch batches for as long as there is one to form."""
+        """Form and launch batches until there is none to form."""
         scheduler, opens = self.scheduler, self.opens
         while scheduler.idle:
             if opens is not None and (at := opens()) > now:
@@ -123,7 +123,7 @@ class Replica:
             self._launch(batch, now)
 
     def _launch(self, batch: Batch, now: float) -> None:
-        """Send a batch down the pipeline, and come back when the last stage finishes it."""
+        """Send a batch down the pipeline, and note when the last stage finishes it."""
         layer_s, first_s, last_s, send_s = self.predict(batch)
         turnaround_s = self._turnaround_s
         if self.service is None:
@@ -163,7 +163,7 @@ class Replica:
         """Book the batch that came back from the last stage and form its successor.
 
         Batches come back in launch order. As long as nothing else in the simulation happens before
-        the next return, that one is handled right here, and costs no event.
+        the next return, that one is handled here, without an event.
         """
         self._awaiting = False
         env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
@@ -185,7 +185,7 @@ class Replica:
         self._await_return()
 
     def _await_return(self) -> None:
-        """Be there when the next batch comes back."""
+        """Schedule an event for the next return."""
         if self._in_flight and not self._awaiting:
             self._awaiting = True
             Moment(self.env, self._in_flight[0][0] - self.env.now, RETURN, self._returned)
@@ -197,7 +197,7 @@ class Replica:
             Moment(self.env, when - self.env.now, DISPATCH, self._woken)
 
     def log(self) -> ReplicaLog:
-        """What happened, as columns."""
+        """The records of the run, as columns."""
         self._columns.extend(self._rows)
         self._rows.clear()
         scheduler, layers = self.scheduler, self.pipeline.layers

@@ -1,4 +1,4 @@
-"""A whole run: requests arrive, a router spreads them over replicas, records come out."""
+"""A whole run: requests arrive, a router sends them to replicas, the result is records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOO_LONG = f"simulated time passed {HORIZON_S / 86400:.0f} days, beyond which it
 
 
 class SimulationError(Exception):
-    """A simulation cannot go on, and why."""
+    """A simulation cannot continue; the message says why."""
 
 
 def simulate(
@@ -50,8 +50,8 @@ def simulate(
     ``layers`` are the transformer layers of each pipeline stage. ``router`` sends an arriving
     request to the replicas in turn, or to the one with the fewest declared tokens (prompt +
     ``max_tokens``) of unfinished requests. Jitter is drawn from ``seed``. Requests arrive at their
-    ``arrival_s``, or when ``clients`` send them. ``progress`` is called now and then with the
-    number of requests finished.
+    ``arrival_s``, or when ``clients`` send them. ``progress`` is called from time to time with the
+    number of finished requests.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
     requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
@@ -82,7 +82,7 @@ def simulate(
 
 @contextmanager
 def _no_collector() -> abc.Iterator[None]:
-    """Pause Python's cycle collector: the loop makes no cycles, and would be searched in vain."""
+    """Pause Python's cycle collector: the loop makes no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,7 +93,7 @@ def _no_collector() -> abc.Iterator[None]:
 
 
 class _Replicas:
-    """The arrivals, the router and the count of what is done."""
+    """The arrivals, the router and the number of finished requests."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _Replicas:
         self._outstanding[target] += tokens
 
     def finished(self, replica: int, sequences: abc.Iterable[Sequence], now: float) -> None:
-        """Called by each replica with what it finished, and when."""
+        """Called by each replica with finished sequences and the time."""
         for sequence in sequences:
             self.num_finished += 1
             self._account(replica, -sequence.prompt_tokens - sequence.max_tokens)

@@ -1,4 +1,4 @@
-"""How the simulated engine behaves beside its op times: one object, carried whole."""
+"""The behaviour of the simulated engine apart from its op times, as one object."""
 
 from __future__ import annotations
 

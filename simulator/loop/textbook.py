@@ -1,11 +1,11 @@
-"""The simulation as a textbook would write it, to hold the fast path against.
+"""The simulation as a textbook would write it, to check the fast path.
 
 A SimPy process for each stage and each link, a Store in front of each, lists of requests, and a
-loop over every request in every iteration. It shares with the fast path what a system consists of
-(policies, predictor, jitter, the order within an instant) but neither the book-keeping of
-``policies.scheduler`` nor the recurrence of ``simulator.loop.replica``. Results must be bitwise
-equal (``tests/simulator/test_textbook.py``); ``sarathi-sim bench`` states the fast path's speed as
-a multiple of this one's.
+loop over every request in every iteration. It shares with the fast path what defines the system
+(policies, predictor, jitter, the order within an instant), but neither the bookkeeping of
+``policies.scheduler`` nor the recurrence of ``simulator.loop.pipeline``. Results must be bitwise
+equal (``tests/simulator/test_textbook.py``); ``sarathi-sim bench`` gives the fast path's speed as a
+multiple of this one's.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class _Sent:
 def _submit(
     cluster: list[TextbookPipeline], target: TextbookPipeline | None, event: Moment
 ) -> None:
-    """Hand a request to its replica, or to the one with the fewest declared tokens unfinished."""
+    """Send a request to its replica, or to the one with the fewest declared unfinished tokens."""
     if target is None:
         target = min(cluster, key=_declared_tokens)
     target.submit(event._value)

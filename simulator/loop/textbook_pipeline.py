@@ -55,7 +55,7 @@ class Micro:
 
 
 class TextbookPipeline:
-    """A pipeline of processes. What goes into it, and what comes of that, a subclass says."""
+    """A pipeline of processes. A subclass forms the batches and books their results."""
 
     def __init__(
         self,

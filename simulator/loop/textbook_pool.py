@@ -1,9 +1,9 @@
 """A pool with paged memory as a textbook would write it: lists, loops, and every block an object.
 
-It stands for ``policies.pool``, ``cohort`` and ``kv`` in the textbook simulation. Policies act on
-:class:`TextbookPool` as they act on :class:`~policies.pool.Pool`. Each sequence is looked at in
-every iteration; what it has computed, and which tokens are on their way, is counted for it alone.
-Output lengths are those of the requests: nobody else says who ends.
+It replaces ``policies.pool``, ``cohort`` and ``kv`` in the textbook simulation. Policies act on
+:class:`TextbookPool` as they act on :class:`~policies.pool.Pool`. It visits each sequence in every
+iteration, and counts its computed tokens and its tokens in flight for it alone. A request ends by
+its own output length.
 """
 
 from __future__ import annotations
