@@ -211,7 +211,7 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
 
 def _check_names(overrides: Any, source: Source) -> dict[str, dict[str, Any]]:
     if not isinstance(overrides, dict) or not overrides:
-        raise source.error("scenarios", overrides, "expected names with what each changes")
+        raise source.error("scenarios", overrides, "expected scenario names, each with its keys")
     lowered: set[str] = set()
     for name, override in overrides.items():
         try:

@@ -79,7 +79,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
 
 
 def trace_path(lengths: TraceLengths, source: Source) -> Path:
-    """Where the trace lies. Raises ConfigError where ``~`` in it is nobody's home."""
+    """The path of the trace. Raises ConfigError if its ``~user`` has no home folder."""
     try:
         return user_path(lengths.path)
     except SpecError as error:
@@ -102,7 +102,9 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
     lengths = workload.lengths
     if trace is not None:
         if workload.pd_ratio is not None:
-            raise source.error("workload.pd_ratio", workload.pd_ratio, "a trace has its own")
+            raise source.error(
+                "workload.pd_ratio", workload.pd_ratio, "must be left out: a trace has its own"
+            )
         return trace.prompt, trace.output
     count = workload.requests
     if count is None:
@@ -117,7 +119,7 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
             )
         if lengths.prompt is not None and lengths.decode is not None:
             if workload.pd_ratio is not None:
-                problem = "does not go with lengths.prompt and lengths.decode"
+                problem = "must be left out where lengths.prompt and lengths.decode are given"
                 raise source.error("workload.pd_ratio", workload.pd_ratio, problem)
             return (
                 np.full(count, lengths.prompt, np.int64),

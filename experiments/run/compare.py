@@ -32,7 +32,7 @@ _LABELS = {
     "pb1": "PB1: prefills of different length",
     "pb2": "PB2: prefill next to decodes",
     "pb3": "PB3: decodes of different context",
-    "equal": "bubbles between equals",
+    "equal": "bubbles between equal batches",
     "communication": "transfers not hidden",
     "turnaround": "scheduler turn-around",
     "fill": "pipeline fill",
@@ -87,8 +87,8 @@ def explain(folder: Path, progress: Progress | None = None) -> Compared:
         )
     if summary["steady"]["state"] == "overloaded":
         notes.append(
-            f"{folder}: overloaded: its queue grows for as long as requests arrive, so its mean "
-            "latency depends on how long the run is"
+            f"{folder}: overloaded: its queue grows while requests arrive, so its mean latency "
+            "depends on the length of the run"
         )
     requests = tuple(
         np.ascontiguousarray(column).tobytes()
@@ -194,7 +194,7 @@ def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
         total, parts = result[key]["total"], result[key]["parts"]
         divided = divisible(total)
         headings = ("A", "B", "B - A", "of A's total", "of the difference")
-        too_little = "The totals differ by less than 1 %: too little to be divided."
+        too_little = "The totals differ by less than 1 %: too little for shares."
         table = rich_table(
             ["seconds"],
             headings[: 5 if divided else 4],

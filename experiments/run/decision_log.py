@@ -101,7 +101,7 @@ def read_log(path: Path) -> DecisionLog:
             path, header["depth"], dict(header["config"]), list(header["requests"]), rows[1:]
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: line 1: the header lacks or garbles {error}") from None
+        raise ConfigError(f"{path}: line 1: the header has no valid {error}") from None
     _check(log)
     return log
 

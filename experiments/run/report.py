@@ -75,9 +75,9 @@ def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> lis
     ``written`` is the folder of the result.
     """
     return [
-        f"{name} is overloaded: its queue grows for as long as requests arrive (Kendall's S "
-        f"{summary['steady']['kendall_s']} of 45 over ten blocks), so its latencies depend on how "
-        f"long the run is, and are not printed; those over all of its {summary['finished']:,} "
+        f"{name} is overloaded: its queue grows while requests arrive (Kendall's S "
+        f"{summary['steady']['kendall_s']} of 45 over ten blocks). Its latencies depend on the "
+        f"length of the run and are not printed. Those over all its {summary['finished']:,} "
         f"requests are in {written / SUMMARY} (scenarios.{name}: {', '.join(STEADY)})"
         for name, summary in summaries.items()
         if summary["steady"]["state"] == "overloaded"

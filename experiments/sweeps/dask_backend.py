@@ -164,9 +164,9 @@ class DaskWorkers:
                 # What a run raises comes back as its result: this is a worker that joined later
                 # and lacks the package, or the cluster itself.
                 raise ConfigError(
-                    f"--backend dask: a worker cannot take in what it was sent: {error!r}"
+                    f"--backend dask: a worker cannot read what it was sent: {error!r}"
                 ) from error
-        raise ConfigError("--backend dask: the scheduler went away, or gave the runs up")
+        raise ConfigError("--backend dask: the scheduler was lost, or cancelled the runs")
 
     def _without_workers(self) -> ConfigError:
         return ConfigError(

@@ -113,7 +113,7 @@ def waited_for(waiting: Waiting) -> str:
     for who, jobs in waiting.under_way.items():
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
         parts.append(f"run {jobs[0].run.key} ({jobs[0].run.name}){more} with {who}")
-    return f"nothing came back for {waiting.seconds:.0f} s; waiting for {'; '.join(parts)}"
+    return f"no result for {waiting.seconds:.0f} s; waiting for {'; '.join(parts)}"
 
 
 def _keep(result: JobResult, store: Store, report: Report) -> None:

@@ -76,7 +76,7 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     lengths = {key: len(values) for key, values in zipped.items()}
     if len(set(lengths.values())) > 1:
         named = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise ConfigError(f"{where}.zip: all keys need as many values: {named}")
+        raise ConfigError(f"{where}.zip: all keys need the same number of values: {named}")
     parts: dict[str, list[Point]] = {
         key: [{key: value} for value in values] for key, values in grid.items()
     }
@@ -104,7 +104,7 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
         )
     if wanted > count:
         raise ConfigError(
-            f"{where}.sample.points: value {wanted}: must be at most {count}, the points there are"
+            f"{where}.sample.points: value {wanted}: must be at most {count}, the number of points"
         )
     rng = np.random.default_rng(spec.sample.seed)
     chosen = np.sort(rng.choice(count, wanted, replace=False)).tolist()

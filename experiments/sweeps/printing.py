@@ -56,7 +56,7 @@ def results_table(table: pd.DataFrame, axes: Sequence[str]) -> Table | None:
     if len(points) > _MOST_ROWS:
         said.append(f"and {len(points) - _MOST_ROWS} more in results.parquet")
     if (table["steady.state"] == "overloaded").any():
-        said.append("latencies of overloaded runs, over all of their requests: in results.parquet")
+        said.append("latencies of overloaded runs are in results.parquet, over all their requests")
     shown = [known(path) for path in _RESULTS]
     found = []
     for _, rows in points[:_MOST_ROWS]:
@@ -120,5 +120,5 @@ def outcome(report: Report, workers: int) -> str:
             f"{100 * report.busy:.0f} % of it in runs"
         )
     if report.lost_workers:
-        parts.append(f"{report.lost_workers} bundles of a worker that died were sent again")
+        parts.append(f"{report.lost_workers} bundles were sent again after their worker died")
     return ", ".join(parts)

@@ -84,7 +84,7 @@ class Store:
         found = differences(self.folder, manifest, _APART.fullmatch)
         if found.changed or found.foreign:
             raise ConfigError(
-                f"--out {self.folder}: holds what is not the sweep's "
+                f"--out {self.folder}: holds files that are not the sweep's "
                 f"({found.in_the_way()}): move that away, or name another folder"
             )
         return True
@@ -126,7 +126,10 @@ class Store:
             damage = _damage(self.runs / key)
             if damage:
                 target = self._move_away(key)
-                say(f"run {key} is damaged ({damage}) and done again; its folder is now {target}")
+                say(
+                    f"run {key} is damaged ({damage}) and is done again; "
+                    f"its old folder is now {target}"
+                )
             else:
                 found.add(key)
         return found

@@ -99,7 +99,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     except SpecError as error:
         raise ConfigError(f"{source.name(('model',))}: {error}") from None
     if scenario.device not in ("cpu", "cuda"):
-        problem = "must be cpu or cuda: what is validated is the machine that this runs on"
+        problem = "must be cpu or cuda: the machine that runs this command is validated"
         raise source.error("device", scenario.device, problem)
     try:
         model.check_tp(cluster.tp)
@@ -116,7 +116,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
         raise source.error("batching.formation", batching.formation, problem)
     policy = scenario.policy.build()
     if needs_costs(policy):
-        problem = "asks what an iteration takes, which only the simulator predicts"
+        problem = "needs predicted times, which only the simulator has"
         raise source.error("policy.name", scenario.policy.name, problem)
     if is_pooled(policy):
         problem = "acts on a pool with paged memory, which this engine does not have"

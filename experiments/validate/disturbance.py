@@ -54,7 +54,7 @@ class LostTime:
             limit = MOST_OF_TARGET * TARGETS[name]
             if abs(share) > limit:
                 return (
-                    f"work that was preempted makes {abs(share):.1%} of {name}, "
+                    f"preempted work accounts for {abs(share):.1%} of {name}, "
                     f"and {limit:.2%} is allowed"
                 )
         return None

@@ -90,7 +90,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     missed = [row for row in result["targets"] if row["met"] is False]
     lines += [
         f"missed: {row['what']} of {row['cell']} is {row['value']:+.1%}, "
-        f"and was to be within {row['limit']:.0%}"
+        f"and should be within {row['limit']:.0%}"
         for row in missed
     ]
     lines += [

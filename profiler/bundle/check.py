@@ -1,4 +1,4 @@
-"""Is a bundle plausible? Physics that its times must obey, and points that look wrong, by name."""
+"""Whether a bundle is plausible: impossible times, and suspicious points, by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know about a bundle. ``where`` is a table or an op."""
+    """A finding about a bundle. ``where`` is a table or an op."""
 
     level: Literal["error", "warning", "note"]
     where: str
@@ -77,7 +77,7 @@ def load_plausible(path: Path) -> Bundle:
 
 
 def check_folder(path: Path) -> Checked:
-    """Load a bundle and check it. What load_bundle refuses becomes an error, in its words."""
+    """Load a bundle and check it. An error of load_bundle becomes a finding."""
     try:
         bundle = load_bundle(path)
     except BundleError as error:

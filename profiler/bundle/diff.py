@@ -1,4 +1,4 @@
-"""Two bundles of the same shard, op by op: how much longer the second one says things take."""
+"""Two bundles of the same shard, op by op: the ratio of the second one's times to the first's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OpDiff:
 
 
 def diff_bundles(first: Bundle, second: Bundle) -> tuple[list[OpDiff], list[str]]:
-    """The ops that both bundles hold at overlapping sizes, and a line for each that is left out.
+    """The ops that both bundles hold at overlapping sizes, and a message for each that is left out.
 
     Devices and sources may differ. Raises BundleError where model or tp differ.
     """
@@ -59,7 +59,7 @@ def diff_bundles(first: Bundle, second: Bundle) -> tuple[list[OpDiff], list[str]
 
 
 def backend_differences(first: Bundle, second: Bundle) -> list[str]:
-    """A line for each table whose attention was computed in other ways in the two bundles."""
+    """A message for each table whose attention backends differ between the two bundles."""
     return [
         f"{name}: {was} in the first, {now} in the second"
         for name, table in TABLES.items()
@@ -71,7 +71,7 @@ def backend_differences(first: Bundle, second: Bundle) -> list[str]:
 
 
 def _backends(bundle: Bundle, table: str) -> str:
-    """What computed a table's points; empty where it does not say."""
+    """The backends of a table's points; empty if it has none."""
     rows = bundle.tables()[table]
     return " and ".join(sorted(rows["backend"].unique())) if "backend" in rows else ""
 
@@ -140,7 +140,7 @@ def _along(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.Dat
 
 
 def _over(first: pd.DataFrame, second: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """The second, log-linear between its points, at the first's sizes inside its hull."""
+    """The second, log-linear between its points, at the first's sizes inside its convex hull."""
     from scipy.interpolate import LinearNDInterpolator
 
     def coordinates(rows: pd.DataFrame) -> Array:

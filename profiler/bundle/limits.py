@@ -1,4 +1,4 @@
-"""What a device cannot do: times that are faster than its data sheet allows."""
+"""The limits of a device: times that are faster than its data sheet allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile bundle is: the only door through which op times reach the simulator.
+"""The format of a profile bundle: all op times reach the simulator through it.
 
 A bundle is a folder ``<root>/<device>/<model>/tp<k>/`` with ``meta.yaml`` and one CSV per table of
 :data:`TABLES`. Times are microseconds for ONE layer on ONE tensor-parallel rank (of whole ops where
@@ -91,7 +91,7 @@ class BundleMeta:
 class Bundle:
     """Op times of one model shard on one device; the frames have the columns of TABLES.
 
-    Each frame of a measured one also has the ``extras`` of its table; those of others need not.
+    Each frame of a measured bundle also has the ``extras`` of its table.
     ``all_reduce`` is empty for tp 1; ``send_recv`` may be empty, as those after it often are.
     """
 
@@ -113,7 +113,7 @@ class Bundle:
 
 
 def bundle_path(root: Path, device: str, model: str, tp: int) -> Path:
-    """Where a bundle lies under ``root``."""
+    """The folder of a bundle under ``root``."""
     return root / device / model / f"tp{tp}"
 
 
@@ -130,7 +130,7 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
 def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
     """The folder of one bundle under ``root``.
 
-    Raises BundleError where there is none, with what exists and how to get it.
+    Raises BundleError if there is none, and names the existing ones and how to make it.
     """
     path = bundle_path(root, device, model, tp)
     if (path / "meta.yaml").is_file():
@@ -204,13 +204,13 @@ def check_replaceable(path: Path, *, force: bool = False) -> None:
     found = read_manifest(path)
     if found is not None and found.kind == MEASURED_KIND and not force:
         raise BundleError(
-            f"{path}: exists and was measured, so it is not replaced: give --force to measure or "
-            "make it anew, or name another folder"
+            f"{path}: holds a measured bundle, which is not replaced: give --force to "
+            "replace it, or name another folder"
         )
 
 
 def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMeta:
-    """Write ``bundle`` to the folder ``path``, replacing one that is there; returns its meta.
+    """Write ``bundle`` to the folder ``path``, replacing an earlier one; returns its meta.
 
     The same bundle gives the same bytes. A reader sees the old folder or the new one, never half.
     Raises BundleError for frames that a reader would refuse, and as :func:`check_replaceable`.

@@ -1,4 +1,4 @@
-"""What a GPU is to the simulator: its data-sheet numbers, and what was fitted to measurements."""
+"""A GPU as the simulator sees it: data-sheet numbers, and constants fitted to measurements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ErrorStats:
 
 @dataclass(frozen=True)
 class FittedOp:
-    """One op's constants, where they come from, and how far off they are on rows not fitted.
+    """One op's constants, their source, and their errors on held-out rows.
 
     ``source`` names the measurements, ``origin`` their repository and commit, ``rows`` how many
     were used, ``hold_out`` how rows were held out for ``held_out`` (physics with the learned
@@ -65,9 +65,9 @@ class FittedOp:
 class DeviceSpec:
     """One GPU model. Sizes are decimal bytes, rates per second, ``peak_flops`` dense fp16.
 
-    ``fitted`` is None for a device with specifications only: it can be named in a configuration,
-    but no bundle can be modelled on it. ``reported_bytes`` is what the driver reports as the memory
-    of one, where known. Raises ValueError for numbers that are not positive.
+    ``fitted`` is None for a device with specifications only: a configuration may name it, but no
+    bundle can be modelled on it. ``reported_bytes`` is the memory that the driver reports for one
+    GPU, where known. Raises ValueError for numbers that are not positive.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -128,7 +128,7 @@ def list_devices() -> list[str]:
 def load_device(name_or_path: str | Path) -> DeviceSpec:
     """A shipped device by name, or one from a YAML file.
 
-    Raises SpecError for an unknown name (with what exists) and for a file that cannot be used.
+    Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
     """
     path = user_path(name_or_path)
     if path.suffix != ".yaml":

@@ -1,7 +1,7 @@
-"""A Hugging Face ``config.json`` read as the fields of a ModelSpec: modelled wholly, or refused.
+"""A Hugging Face ``config.json`` read as the fields of a ModelSpec: modelled completely or refused.
 
-Every key that changes cost is used here or refused by name (``hf_keys.py``); keys that nobody
-knows are named in a warning.
+Every key that changes the cost is used here or refused by name (``hf_keys.py``). A warning names
+unknown keys.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
 
     ``where`` names the file in errors. Raises SpecError for an unsupported ``model_type``, for a
     key that is missing or not a positive integer, and, a line each, for every key that asks for
-    something that is not modelled. Keys that nobody knows are logged as a warning.
+    something that is not modelled. Unknown keys are logged as a warning.
     """
     kind = config.get("model_type")
     found = [f"{where}: {line}" for line in problems(config)]
@@ -177,13 +177,13 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     if names := unknown(config, reader.used):
         shown = ", ".join(short(name) for name in names[:20])
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-        _warn(f"note: {where}: unknown keys, taken to be free of cost: {shown}{more}")
+        _warn(f"note: {where}: unknown keys, assumed to have no cost: {shown}{more}")
     return fields
 
 
 @cache
 def _warn(text: str) -> None:
-    """Once a process: a sweep reads the same file for every run."""
+    """Warn once per process: a sweep reads the same file for every run."""
     logging.getLogger(__name__).warning(text)
 
 

@@ -1,6 +1,6 @@
 """What the keys of a Hugging Face ``config.json`` mean for cost: which are free, which refused.
 
-Whatever is in neither table, nor read by ``hf_config.py``, is a key that nobody here knows.
+A key in neither table that ``hf_config.py`` does not read is unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a transformer decoder is to the simulator: sizes, parameters, and every op's shape."""
+"""A transformer decoder as the simulator sees it: sizes, parameters, and every op's shape."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def list_models() -> list[str]:
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """A shipped model by name, or the model of a Hugging Face ``config.json`` (file or folder).
 
-    Raises SpecError for an unknown name (with what exists) and for a file that cannot be used.
+    Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
     """
     path = user_path(name_or_path)
     if path.is_dir() and (path / "config.json").is_file():

@@ -1,9 +1,9 @@
-"""Every op of a transformer on one tensor-parallel rank: the one list of them.
+"""The registry of ops: every op of a transformer on one tensor-parallel rank.
 
-A new op is an entry of :data:`OPS` and what measures it (``profiler/measuring/shard_ops.py``, and
-``profiler/engine/stage.py`` where the engine runs it). The profiler's plan, the bundle format, the
-device models, regressions, the predictor, breakdown, explanation, error bands and figures read the
-entry. An op with a CSV of its own is a change of the bundle format too (``profiler/bundle/``).
+To add an op, add an entry of :data:`OPS` and its measurement (``profiler/measuring/shard_ops.py``;
+if the engine runs it, also ``profiler/engine/stage.py``). The profiler's plan, the bundle format,
+the device models, regressions, the predictor, breakdown, explanation, error bands and figures read
+the entry. An op with a CSV of its own is a change of the bundle format too (``profiler/bundle/``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one tensor-parallel rank holds; ``vocab_columns`` are those of its LM head, padded."""
+    """The shard of one tensor-parallel rank; ``vocab_columns`` are those of its padded LM head."""
 
     hidden: int
     heads: int
@@ -59,7 +59,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Size:
-    """What an op's time depends on: a bundle's column, its name in messages and on an axis."""
+    """A size that an op's time depends on: a bundle's column, its name in messages and on an
+    axis."""
 
     column: str
     name: str

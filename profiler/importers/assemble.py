@@ -51,8 +51,8 @@ def assemble(
             f"{op} ({shape.n}, {shape.k})" for op, shape in sorted(model.gemms(tp).items())
         )
         raise BundleError(
-            f"{source.name}: no GEMM of {model.name} at tp {tp} on {device.name} is in this folder "
-            f"or near one that is; (n, k) wanted: {shapes}; to model all of it instead: "
+            f"{source.name}: this folder has no GEMM of {model.name} at tp {tp} on {device.name}, "
+            f"and none near one; (n, k) needed: {shapes}; to model all of it instead: "
             f"sarathi-sim make-bundle --device {device.name} --model {model.name} --tp {tp} "
             "--out profiles"
         )

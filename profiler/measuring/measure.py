@@ -151,7 +151,7 @@ def missing_degrees(
                 check_replaceable(path, force=settings.force)
                 missing.append(tp)
             else:
-                say(f"tp {tp}: measured already; --force measures it anew")
+                say(f"tp {tp}: measured already; --force measures it again")
     except (NotOursError, BundleError) as error:
         raise ProfileError(str(error)) from None
     return missing
@@ -179,7 +179,7 @@ def _check(settings: Settings, per_node: int) -> None:
     name = settings.device_name
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise ProfileError(
-            f"--device-name {name!r}: it names a folder, so letters, digits, _ . and - are allowed"
+            f"--device-name {name!r}: must hold only letters, digits, _ . and -: it names a folder"
         )
     for tp in settings.tps:
         try:

@@ -76,8 +76,8 @@ class Journal:
                 op, key, timing = _point(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise ProfileError(
-                    f"{self.path}: row {number} is damaged: {line[:60]!r}; remove that line to "
-                    "have its point measured again, or the file to begin anew"
+                    f"{self.path}: row {number} is damaged: {line[:60]!r}; remove this line to "
+                    "measure its point again, or the file to measure all points again"
                 ) from None
             self._points[op, key] = timing
         return len(content) - len(cut)

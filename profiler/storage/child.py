@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
     """Start ``python -m module``, which calls :func:`channel_to_parent`; the process and a channel.
 
-    Only the child holds the other end, so that its death closes the channel, whenever it comes.
+    Only the child holds the other end, so its end closes the channel at any time.
     Raises OSError.
     """
     channel, theirs = Pipe()
@@ -42,7 +42,7 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
 def channel_to_parent() -> Connection:
     """The child's end of the channel.
 
-    From then on Linux ends this process with its parent, at once and whatever it is doing.
+    From then on Linux ends this process at once when its parent ends.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -55,7 +55,7 @@ def channel_to_parent() -> Connection:
 def _ctrl_c_blocked() -> Iterator[None]:
     """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
 
-    What it means is for the parent to decide. What is blocked is inherited, and from the start.
+    The parent handles it. A blocked signal is inherited, from the start of the child.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,4 +1,4 @@
-"""How much memory a container leaves this process: cgroup v2's limits and what is used of them."""
+"""The memory that a container leaves to this process: cgroup v2's limits and their use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files and folders that are there whole or not at all, also after the power has failed.
+"""Files and folders that are complete or absent, even after a power failure.
 
-A rename alone keeps readers from half a file. But the disk may learn of it before it has what was
-written, so what is put in its place is sent to the disk first.
+A rename alone keeps readers from half a file. But the disk may store the rename before the content,
+so the content is flushed to the disk first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
 def partial(file: Path) -> Path:
-    """Where :func:`write_whole` writes; a process that was killed may have left it."""
+    """The temporary file of :func:`write_whole`; a killed process may leave it."""
     return file.with_name(f".{file.name}.partial")
 
 
@@ -32,7 +32,7 @@ def regular(file: Path) -> Path:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Replace ``file`` by one with this content, text as UTF-8; else it stays as it was.
+    """Replace ``file`` by one with this content (text as UTF-8), or leave it as it was.
 
     Raises OSError where that cannot be done.
     """
@@ -46,7 +46,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder and those above it, however many; returns what was made, the lowest first.
+    """Make a folder and all folders above it; returns the new ones, the lowest first.
 
     Raises OSError where that cannot be done; none of them is left then.
     """
@@ -69,14 +69,14 @@ def make_folders(folder: Path) -> list[Path]:
 
 
 def remove_empty(folders: list[Path]) -> None:
-    """Remove those of the folders that nothing was put into."""
+    """Remove the folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def flush_folder(folder: Path) -> None:
-    """Send all of a folder to the disk. Raises OSError."""
+    """Flush all of a folder to the disk. Raises OSError."""
     for root, _, names in os.walk(folder):
         for name in names:
             _to_disk(Path(root, name))
@@ -85,7 +85,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def exchange(first: Path, second: Path) -> None:
-    """Give two folders side by side each other's name, in one step where the system can.
+    """Exchange the names of two folders side by side, in one step if the system can.
 
     Elsewhere ``second`` is missing for a moment; see :func:`restore`. Raises OSError.
     """
@@ -114,9 +114,9 @@ def _three_renames(first: Path, second: Path) -> None:
 
 
 def restore(target: Path) -> None:
-    """Put back the folder that a process took from ``target`` that was killed within an exchange.
+    """Put back the folder of ``target`` after a process was killed during an exchange.
 
-    Where the new folder was in place already, the earlier one gets a name that is in nobody's way.
+    If the new folder is already in place, the earlier one gets an unused name.
     """
     aside = _aside(target)
     if aside.is_dir() and not os.path.lexists(target):

@@ -1,4 +1,4 @@
-"""One process at a time at work in a folder."""
+"""A lock for one process at a time in a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FolderLock:
     """Holds ``folder`` for this process, by a lock on the file ``lock`` in it; makes the folder.
 
     The system drops the lock with the process, however that ends. Raises FolderBusyError;
-    FileExistsError where ``lock`` is somebody else's file.
+    FileExistsError if ``lock`` is a foreign file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class FolderLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.seek(0)
-            holder = self._file.read() or "a process that does not say which"
+            holder = self._file.read() or "an unknown process"
             self._file.close()
             raise FolderBusyError(holder) from None
 

@@ -1,9 +1,9 @@
-"""The mark of what we wrote: each folder of ours names its files, with their sizes and hashes.
+"""Manifests: each folder of ours names its files, with their sizes and hashes.
 
     DIR/manifest.json   {"format": ..., "kind": ..., "files": {NAME: {"size": ..., "sha256": ...}}}
 
-Only a folder with such a mark is replaced, and only where everything in it is as it was written.
-So a file that somebody put there or edited is never lost: the caller is told its name instead.
+A folder is replaced only if it has a manifest and everything in it is unchanged. So an added or
+edited file is never lost: the error names it instead.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NAMED, _COUNTED = 10, 1000
 
 
 class NotOursError(Exception):
-    """A folder or file that is not replaced, as somebody else's work would be lost."""
+    """A folder or file that is not replaced, because foreign files would be lost."""
 
 
 class Digest(NamedTuple):
-    """What a file holds, in short."""
+    """Size and hash of a file."""
 
     size: int
     sha256: str
@@ -39,10 +39,10 @@ class Digest(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder of ours holds: digests by name, with ``/`` below sub-folders.
+    """The files of a folder of ours: digests by name, with ``/`` below sub-folders.
 
-    ``kind`` says what the folder is. While a file is being replaced, ``earlier`` has the digest of
-    what may be there still.
+    ``kind`` is the kind of folder. While a file is being replaced, ``earlier`` has the digest of
+    the old one, which may still be there.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Manifest:
     earlier: Mapping[str, Digest] = field(default_factory=dict)
 
     def names(self, name: str, content: Digest) -> bool:
-        """Whether a file of this name and content is ours."""
+        """Whether a file with this name and content is ours."""
         return content in (self.files.get(name), self.earlier.get(name))
 
     def dump(self) -> bytes:
@@ -64,7 +64,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Differences:
-    """How a folder is not what its manifest says; names are relative to it.
+    """The differences between a folder and its manifest; names are relative to it.
 
     ``changed`` are files with another content, ``missing`` those that are not there, ``foreign``
     is everything that the manifest does not name (up to a thousand of each).
@@ -79,7 +79,7 @@ class Differences:
         return "; ".join([*filter(None, [self.in_the_way()]), *missing])
 
     def in_the_way(self) -> str:
-        """What would be lost if the folder were replaced."""
+        """The files that would be lost if the folder were replaced."""
         kinds = (("changed", self.changed), ("not ours", self.foreign))
         return "; ".join(f"{what}: {listed(names)}" for what, names in kinds if names)
 
@@ -210,7 +210,7 @@ def listed(names: list[str]) -> str:
 
 
 def check_ours(folder: Path, *kinds: str) -> None:
-    """Check that replacing ``folder`` loses nothing but what we wrote.
+    """Check that replacing ``folder`` loses only files that we wrote.
 
     It may also be missing or empty. Raises NotOursError where it is of none of these kinds, or
     holds a file that is foreign or changed, with their names; OSError.
@@ -235,8 +235,8 @@ def check_ours(folder: Path, *kinds: str) -> None:
     found = differences(folder, manifest)
     if found.changed or found.foreign:
         raise NotOursError(
-            f"holds what is not part of an earlier result ({found.in_the_way()}), so it is not "
-            "replaced: move that away, or name another folder"
+            f"holds files that are not part of an earlier result ({found.in_the_way()}), so it "
+            "is not replaced: move them away, or name another folder"
         )
 
 
@@ -246,7 +246,7 @@ def held(folder: Path) -> str:
 
 
 def replace_folder(scratch: Path, target: Path, kind: str, *, over: tuple[str, ...] = ()) -> None:
-    """Move a finished folder to ``target`` beside it, with its mark; whole, or not at all.
+    """Move a finished folder to ``target`` beside it, with its manifest; completely or not at all.
 
     What is there must be missing, empty, or of this kind or one of ``over``, and as it was written:
     else it stays, and NotOursError names what is in the way. After a kill at any
@@ -301,7 +301,7 @@ def check_files(folder: Path, *names: str) -> None:
 
 
 def replace_files(folder: Path, kind: str, contents: Mapping[str, bytes]) -> None:
-    """Write files directly in a folder that holds others' too, and name them in its manifest.
+    """Write files directly in a folder that holds foreign files too, and name them in its manifest.
 
     Each is whole or as it was, and killed at any moment they are known as ours. Raises NotOursError
     where one of them is there and is not ours.

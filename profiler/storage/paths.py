@@ -1,4 +1,4 @@
-"""Where the shipped data lies, and where the public measurements lie on this machine."""
+"""The paths of the shipped data, and of the public measurements on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WHERE = "data/README.md says where the measurements come from"
 
 
 def user_path(text: str | Path) -> Path:
-    """The path that ``text`` names, a leading ``~`` or ``~user`` being a home.
+    """The path ``text`` with a leading ``~`` or ``~user`` replaced by the home folder.
 
     Raises SpecError where there is no such user.
     """
@@ -39,7 +39,8 @@ def user_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         home = Path(text).parts[0]
-        raise SpecError(f"{text}: {home} is nobody's home; a folder's name is ./{home}") from None
+        problem = f"there is no home folder {home}; a folder of this name is ./{home}"
+        raise SpecError(f"{text}: {problem}") from None
 
 
 def public_datasets(flag: Path | None = None) -> Path:
@@ -50,8 +51,8 @@ def public_datasets(flag: Path | None = None) -> Path:
     named = flag if flag is not None else os.environ.get(DATASETS_VARIABLE)
     if not named:
         raise FileNotFoundError(
-            "the public measurements are needed and their folder is not named: "
-            f"give --datasets DIR or set {DATASETS_VARIABLE}; {WHERE}"
+            "this needs the public measurements: name their folder with --datasets DIR or in "
+            f"{DATASETS_VARIABLE}; {WHERE}"
         )
     folder = user_path(named)
     if not folder.is_dir():

@@ -1,8 +1,8 @@
 """Every YAML file here: mappings, lists and the scalars of YAML 1.2's core schema, nothing else.
 
-PyYAML only splits the text into events, with libyaml where it is there (ten times as fast). What
-they mean is decided below, so that no tag constructs an object and both parsers refuse the same:
-aliases, keys given twice, tags that do not fit. What ``dump_yaml`` writes reads back as it was.
+PyYAML only splits the text into events, with libyaml if it is installed (ten times as fast). This
+module gives them their meaning, so no tag constructs an object, and both parsers refuse the same:
+aliases, duplicate keys, wrong tags. The output of ``dump_yaml`` reads back unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Refused(ValueError):
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises SpecError, one line, where it holds none."""
+    """The mapping in a YAML file. Raises SpecError, in one line, if there is none."""
     content = read_bounded(path)
     try:
         text = content.decode("utf-8")

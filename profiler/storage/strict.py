@@ -1,4 +1,4 @@
-"""What files and options say, as checked objects, with one clear line per mistake.
+"""The content of files and options as checked objects, with one clear line per mistake.
 
 Pydantic models (experiments) and frozen dataclasses (models, devices, bundles) are checked alike.
 """
@@ -32,7 +32,7 @@ class SpecError(ValueError):
 
 
 def one_line(error: Exception) -> str:
-    """What an error of a library says, which may take several lines, in one."""
+    """The message of a library's error in one line."""
     return " ".join(str(error).split())
 
 

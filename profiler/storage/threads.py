@@ -1,7 +1,7 @@
 """One thread for linear algebra and fits, unless the user has chosen otherwise.
 
-All matrices here are small. Where another program keeps a processor busy, each call would wait
-milliseconds for its second thread (docs/performance.md).
+All matrices are small. If another program keeps a processor busy, each call would wait milliseconds
+for its second thread (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _BLAS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 def default_to_one_thread(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Give this process, and those that it starts, one thread a library.
+    """Give this process, and those that it starts, one thread per library.
 
-    ``environment`` is that of a process to be started instead. A variable of the user's own counts,
-    and ``OMP_NUM_THREADS`` for every library. The libraries read them when they are imported; one
-    that is in already is told.
+    ``environment`` is that of a process to be started instead. The user's own variables have
+    priority, and ``OMP_NUM_THREADS`` holds for every library. A library reads them when it is
+    imported; the limit is also set on libraries that are imported already.
     """
     if environment is os.environ and "numpy" in sys.modules:
         _limit(environment)
@@ -31,12 +31,12 @@ def default_to_one_thread(environment: MutableMapping[str, str] = os.environ) ->
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """The same while this context lasts, for use in a process that is not ours."""
+    """The same during this context, for a process that is not ours."""
     return _limit(os.environ)
 
 
 def _limit(environment: Mapping[str, str]) -> AbstractContextManager[Any]:
-    """Limit the libraries that are in, from now on, until the context that it returns ends."""
+    """Limit the imported libraries until the returned context ends."""
     if _OPENMP in environment:
         return nullcontext()
     from threadpoolctl import threadpool_limits

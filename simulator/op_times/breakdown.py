@@ -1,4 +1,4 @@
-"""What each op took in the recorded iterations, recovered from the columns after the run."""
+"""The time of each op in the recorded iterations, recovered from the columns after the run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from simulator.op_times.predictor import BundlePredictor
 class OpUse:
     """One op in the recorded iterations.
 
-    ``time_s`` is its part of the layer's (first stage's, last stage's, transfer's) time and
-    ``size`` what it is a function of: shape (iterations, 1 or 2), in the units of the bundle's
+    ``time_s`` is its part of the time of the layer (first stage, last stage, transfer). ``size``
+    holds the sizes that it depends on: shape (iterations, 1 or 2), in the units of the bundle's
     columns. Rows of iterations without the op hold time 0 and sizes without meaning.
     """
 
@@ -26,13 +26,12 @@ class OpUse:
 
 
 def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
-    """Every op's use, by name. The layer's ops add up to ``layer_s`` (the rest once a layer).
+    """Every op's use, by name. The layer's ops add up to ``layer_s``.
 
-    Linear ops and all-reduces are known from the token rows, decode attention from the decodes and
-    their mean context. What remains of a layer is prefill attention where there are chunks (whose
-    sizes are the *mean* chunk and its mean context), with what mixing adds; else decode attention
-    (unequal contexts). What a whole layer takes beyond its ops is in
-    the op that is the rest of a layer.
+    Linear ops and all-reduces follow from the token rows, decode attention from the decodes and
+    their mean context. If there are chunks, the rest of a layer is prefill attention with the extra
+    time of mixing; its sizes are the *mean* chunk and its mean context. Else the rest is decode
+    attention (unequal contexts). The time of a whole layer beyond its ops is in the op ``others``.
     """
     cost, columns = predict.cost, log.iterations
     decodes, chunks = columns["decodes"], columns["chunks"]
@@ -72,7 +71,7 @@ def _divided(
 
 
 def mixing_s(log: ReplicaLog, predict: BundlePredictor, used: dict[str, OpUse]) -> Floats:
-    """Seconds of a layer that a chunk and decodes in one batch added; ``used`` is its breakdown.
+    """Extra seconds of a layer for a chunk and decodes in one batch; ``used`` is its breakdown.
 
     They are part of the prefill attention there.
     """
@@ -92,7 +91,7 @@ def whole_layer(log: ReplicaLog, used: dict[str, OpUse]) -> OpUse:
 
 
 def distinct_sizes(sizes: Floats) -> tuple[Floats, Ints]:
-    """The distinct rows of ``sizes``, rounded to whole numbers, and which of them each row is."""
+    """The distinct rows of ``sizes``, rounded to whole numbers, and the index of each row there."""
     whole = np.round(sizes).astype(np.int64)
     # As one number a row: np.unique over rows takes ten times as long.
     span = int(whole[:, -1].max(initial=0)) + 1

@@ -1,10 +1,10 @@
-"""Arrays that took long to compute, kept on disk under a hash of all that they depend on.
+"""Arrays that take long to compute, cached on disk under a hash of all that they depend on.
 
 The folder is ``$SARATHI_SIM_CACHE``, else ``$XDG_CACHE_HOME/sarathi-sim``, else
 ``~/.cache/sarathi-sim``; ``SARATHI_SIM_CACHE=off`` switches it off. It may be deleted at any time.
-What is kept carries a hash of its content. Where that does not fit, or a file cannot be read, the
-array is computed again and a message is logged; a folder that cannot be written is no error; the
-home of a user that there is not (``~nosuch``) is one.
+Each file carries a hash of its content. If the hash does not fit, or a file cannot be read, the
+array is computed again and a message is logged. A folder that cannot be written is not an error.
+The home of an unknown user (``~nosuch``) is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path | None:
-    """Where arrays are kept; None where that is switched off."""
+    """The cache folder; None if the cache is switched off."""
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() == "off":
         return None
@@ -47,7 +47,7 @@ def cache_folder() -> Path | None:
 
 
 def cached(key: str, make: Callable[[], Floats]) -> Floats:
-    """The array that ``make`` computes, from the disk if it was computed before.
+    """The array that ``make`` computes, or its copy from the disk.
 
     ``key``, a hash, must cover everything that the array depends on.
     """
@@ -80,12 +80,12 @@ def _read(path: Path, key: str) -> Floats | None:
 
 
 def _digest(key: str, array: Floats) -> str:
-    """Covers the key, so that a file with another one's content is found out, and the shape."""
+    """Covers the shape, and the key, so that a file with another's content is detected."""
     return sha256(f"{key} {array.shape} ".encode() + array.tobytes()).hexdigest()
 
 
 def _write(path: Path, array: Floats, key: str) -> None:
-    """A reader sees the whole file or none."""
+    """Write a file so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(prefix=".", suffix=".npz", dir=path.parent)
     try:

@@ -1,16 +1,16 @@
-"""What a whole layer takes beyond the sum of its ops, and decodes beyond their mean context.
+"""The time of a whole layer beyond the sum of its ops, and of decodes beyond their mean context.
 
-Ops are measured one by one. Two tables of a bundle say what that misses, and a few parameters are
-fitted to each; without the tables the sum and the mean stand.
+Ops are measured one by one. Two tables of a bundle hold what this misses. A few parameters are
+fitted to each; without the tables the sum and the mean are used.
 
 *Whole layers* (``mixed``): a layer of a chunk alone or of decodes alone takes ``scale`` times the
-sum of its ops, plus ``extra_s`` (launches, say). One that holds both takes, within the scale,
-``both`` of the sum and ``decode`` of its decode attention on top: kernels that share a launch or
-the caches.
+sum of its ops, plus ``extra_s`` (launches, say). A layer with both takes more, within the scale:
+the shares ``both`` of the sum and ``decode`` of its decode attention. Reasons are kernels that
+share a launch or the caches.
 
 *Skewed decodes* (``attn_decode_skew``): a batch takes the time of equal contexts of ``mean + skew *
-(longest - mean)`` tokens. 0 is a kernel that only reads what there is, 1 one that pads to the
-longest.
+(longest - mean)`` tokens. A skew of 0 is a kernel that reads only the existing tokens; 1 is one
+that pads to the longest.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MICRO = 1e-6
 
 
 def fit_whole_layer(ops: OpTimes, mixed: pd.DataFrame) -> WholeLayer:
-    """The terms of a bundle's ``mixed`` table; SUM where it is empty."""
+    """The terms fitted to a bundle's ``mixed`` table; SUM if it is empty."""
     return _fit_layer(_Layers.of(ops, mixed)) if len(mixed) else SUM
 
 
 def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
-    """Absolute errors in percent, a row per measured layer, none of which was in its own fit.
+    """Absolute held-out errors in percent, a row per measured layer.
 
     Columns: kind (``mixed``, ``prefill`` or ``decode``), ``sum`` (of the ops, as measured one by
     one) and ``measured`` (with the whole-layer terms). Layers with the same number of tokens are
@@ -98,7 +98,7 @@ class _Layers:
 
 
 def _fit_layer(layers: _Layers) -> WholeLayer:
-    """First what holds for all layers, from those that are not mixed; then what mixing adds."""
+    """Fit the terms of all layers to unmixed ones, then the terms of mixed layers."""
     scale, extra_s = 1.0, 0.0
     alone = layers.take(~layers.both)
     if len(alone.time):
@@ -119,7 +119,7 @@ def _fit_layer(layers: _Layers) -> WholeLayer:
 def _relative(
     terms: list[Floats], target: Floats, time: Floats, lowest: tuple[float, float]
 ) -> Floats:
-    """Least squares of relative errors with bounds, drawn towards 0 by the prior's weight."""
+    """Bounded least squares of relative errors, regularised towards 0 by the prior's weight."""
     from scipy.optimize import lsq_linear
 
     rows = np.stack(terms, axis=-1) / time[:, None]

@@ -1,8 +1,8 @@
-"""What an iteration costs: the one place where the times of ops add up, numbers and arrays alike.
+"""The cost of an iteration: the one place that adds up op times, for numbers and arrays.
 
-The predictor tabulates it. The breakdown and the explanation take recorded iterations apart with
-it. A machine (``experiments/run/machine.py``) asks it for single ones. Terms of whole layers are
-fitted to it (``interaction.py``).
+The predictor tabulates it. The breakdown and the explanation divide recorded iterations with it.
+``Machine`` (``experiments/run/machine.py``) uses it for single iterations. Terms of whole layers
+are fitted to it (``interaction.py``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Seconds = TypeVar("Seconds", float, Floats)
 
 @dataclass(frozen=True)
 class WholeLayer:
-    """What a layer takes beyond its ops.
+    """The time of a layer beyond its ops.
 
-    It takes ``scale`` times their sum, and ``extra_s``. One that holds both a chunk and decodes
-    takes on top ``both`` of all its scaled ops, ``decode`` of the scaled decode attention, and
-    ``both_s``.
+    It takes ``scale`` times their sum, and ``extra_s``. A layer with a chunk and decodes takes on
+    top: the share ``both`` of all its scaled ops, the share ``decode`` of the scaled decode
+    attention, and ``both_s``.
     """
 
     scale: float = 1.0
@@ -44,11 +44,12 @@ class WholeLayer:
 
     @property
     def mixes(self) -> bool:
-        """Whether a chunk and decodes in one batch add anything."""
+        """Whether a chunk and decodes in one batch take extra time."""
         return bool(self.both or self.decode or self.both_s)
 
     def mixing_s(self, ops_s: Seconds, decode_s: Seconds) -> Seconds:
-        """What mixing adds to scaled ops of ``ops_s``, with ``decode_s`` of decode attention."""
+        """The extra time of mixing for scaled ops of ``ops_s``, with ``decode_s`` decode
+        attention."""
         return self.both * ops_s + self.decode * decode_s + self.both_s
 
     def mixing_within_s(self, mixed_s: Seconds, decode_s: Seconds) -> Seconds:
@@ -60,7 +61,7 @@ SUM = WholeLayer()
 
 
 def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> Seconds:
-    """The context as which a batch of decodes counts, all of them equal."""
+    """The context of equal decodes that take as long as these."""
     return mean + skew * (longest - mean)
 
 
@@ -104,7 +105,7 @@ class IterationCost:
         return found
 
     def beside_s(self, tokens: npt.ArrayLike) -> Floats:
-        """What a layer takes that neither scale nor mixing concerns: the extra, and all-reduces."""
+        """The part of a layer without scale and mixing: ``extra_s`` and the all-reduces."""
         rows = np.asarray(tokens)
         found = np.full(rows.shape, self.layer.extra_s)
         if self.ops.all_reduce is not None:
@@ -120,22 +121,22 @@ class IterationCost:
         return self.layer.scale * self.ops.decode(batch, context)
 
     def first_s(self, tokens: npt.ArrayLike) -> Floats:
-        """What comes on top on the first stage."""
+        """Extra time on the first stage."""
         return self._edges(FIRST, tokens)
 
     def last_s(self, outputs: npt.ArrayLike) -> Floats:
-        """What comes on top on the last stage, for the rows that yield a token."""
+        """Extra time on the last stage, for the rows that yield a token."""
         return self._edges(LAST, outputs)
 
     def transfer_s(self, tokens: npt.ArrayLike) -> Floats:
-        """To the next stage: each rank sends its slice."""
+        """Time to send the activations to the next stage: each rank sends its slice."""
         rows = np.asarray(tokens)
         if self.scope is None:
             return np.zeros(rows.shape)
         return self.ops.send[self.scope](self.num_bytes(rows) / self.ops.tp)
 
     def num_bytes(self, tokens: npt.ArrayLike) -> Floats:
-        """Of the activations of ``tokens`` rows."""
+        """Bytes of the activations of ``tokens`` rows."""
         rows = np.asarray(tokens, np.float64)
         return rows * self.ops.model.hidden_size * self.ops.dtype_bytes
 

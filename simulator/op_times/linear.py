@@ -1,4 +1,4 @@
-"""Times over one size: piecewise linear through the points, and how they go on beyond the last."""
+"""Times over one size: piecewise linear through the points, and extrapolated beyond the last."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ class Shape:
 class PooledRoofline:
     """A soft-max roofline with one set of constants for all GEMMs of a bundle.
 
-    ``t = overhead + (compute^p + memory^p)^(1/p)``, where compute counts the rows rounded up to a
-    tile in part, and memory the numbers in weights and activations. Two shapes tell compute from
-    memory where one's points do not; so it is fitted (to relative errors, robustly) over all.
+    ``t = overhead + (compute^p + memory^p)^(1/p)``, where compute counts the rows, partly rounded
+    up to a tile, and memory the numbers in weights and activations. It is fitted to all shapes
+    together (robustly, to relative errors), because the points of one shape may not separate
+    compute from memory.
     """
 
     TILE = 128.0
@@ -87,11 +88,12 @@ class PooledRoofline:
         return 1e-6 * self._time_us(self.constants, tokens, shape.n, shape.k)
 
     def beyond(self, shape: Shape, tokens: Floats, time_s: Floats) -> Curve:
-        """How the op goes on after its last point.
+        """The op's times beyond its last point.
 
-        The roofline, corrected by half (in logarithms) of what it misses in the last third of an
-        octave: kernels differ in efficiency, but not all of a difference lasts. On public GEMMs
-        up to 1024 tokens, predicted to 4096, this is better than none and than all of it.
+        This is the roofline, corrected by half (in logarithms) of its error in the last third of an
+        octave: kernels differ in efficiency, but not all of a difference persists. On public GEMMs
+        up to 1024 tokens, predicted to 4096, half is better than no correction and than the full
+        one.
         """
         late = tokens >= 0.75 * tokens[-1]
         missed = np.log(time_s[late] / self.time_s(shape, tokens[late]))

@@ -1,4 +1,4 @@
-"""How long a batch takes: dense tables, filled once from the regressions, looked up per batch."""
+"""The time of a batch: dense tables, filled once from the regressions, looked up per batch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CHUNK_BLOCK = 32
 
 @dataclass(frozen=True)
 class TableSizes:
-    """How much a predictor tabulates: row counts up to ``tokens``, contexts up to ``max_length``,
-    and up to ``sequences`` in a micro-batch. More tokens or sequences are tabulated when met.
+    """What a predictor tabulates: row counts up to ``tokens``, contexts up to ``max_length``, and
+    up to ``sequences`` in a micro-batch. It tabulates more when a batch needs them.
 
-    ``max_prompt`` is the longest prompt (None: ``max_length``), and ``chunk_blocks`` how many
-    blocks of chunk sizes may be met at most.
+    ``max_prompt`` is the longest prompt (None: ``max_length``), and ``chunk_blocks`` the largest
+    number of blocks of chunk sizes.
     """
 
     tokens: int
@@ -59,23 +59,22 @@ class TableSizes:
 
     @property
     def chunk_points(self) -> int:
-        """Points of the chunks' rows, of which a run makes those that it meets."""
+        """Points of the chunks' rows; a run makes only those that it needs."""
         return self.chunk_blocks * CHUNK_BLOCK * self.row_points
 
 
 class BundlePredictor:
     """Times a :class:`~policies.batch.Batch` from a bundle's regressions.
 
-    What an iteration costs is :class:`~simulator.op_times.iteration.IterationCost`; this tabulates
-    it. One layer of a batch with M token rows takes the linear ops and elementwise ones of M tokens
-    (fused over chunks and decodes), two all-reduces of M * hidden numbers (TP > 1), the attention
-    of each chunk, and one attention of all decodes. The first stage adds the embedding of M tokens,
-    the last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP
-    numbers per rank.
+    It tabulates :class:`~simulator.op_times.iteration.IterationCost`. One layer of a batch with M
+    token rows takes the linear ops and elementwise ones of M tokens (fused over chunks and
+    decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and one
+    attention of all decodes. The first stage adds the embedding of M tokens, the last the LM head
+    for the rows that yield a token. To the next stage goes M * hidden / TP numbers per rank.
 
-    Where the bundle timed whole layers, ``layer_time`` "measured" corrects that sum by them, also
-    for what a chunk and decodes do to each other (:mod:`simulator.op_times.interaction`); "sum"
-    does not.
+    If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
+    the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
+    "sum" does not.
 
     ``max_tokens`` is the most token rows and ``max_batch`` the most decodes tabulated beforehand
     (more are tabulated when met), ``max_length`` the longest context, ``max_prompt`` the longest

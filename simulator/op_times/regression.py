@@ -1,9 +1,9 @@
-"""From a bundle's measured points to op times anywhere: vectorised, once, before a simulation.
+"""From a bundle's points to op times of any size: vectorised, once, before a simulation.
 
 Inside the measured range linear ops and transfers are piecewise linear (in time, not its
-logarithm: that is off by 9 to 14 % between points). Beyond it a GEMM follows a roofline pooled
-over the bundle's GEMMs; the other ops go on in proportion to the size. Attention is a physical
-formula with a learned residual (``surface.py``).
+logarithm: that is off by 9 to 14 % between points). Beyond it a GEMM follows a roofline fitted to
+all GEMMs of the bundle; the other ops are proportional to the size. Attention is a physical formula
+with a learned residual (``surface.py``).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class OpTimes:
 
     ``by_rows[op](rows)``, ``prefill(chunk, context)``, ``decode(batch, mean_context)``,
     ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
-    ``dtype_bytes`` is what a number takes in the dtype that was timed. ``whole_layer`` and ``skew``
-    are what the ops one by one, with equal contexts, miss.
+    ``dtype_bytes`` is the size of a number in the timed dtype. ``whole_layer`` and ``skew`` correct
+    for whole layers and unequal contexts.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -109,7 +109,7 @@ class OpTimes:
 
     @cached_property
     def skew(self) -> float:
-        """Where between mean and longest context a batch of decodes counts."""
+        """The context that counts for a batch of decodes: 0 the mean, 1 the longest."""
         rows = self.bundle.attn_decode_skew
         if rows.empty:
             return 0.0
@@ -117,7 +117,7 @@ class OpTimes:
 
     @cached_property
     def whole_layer(self) -> WholeLayer:
-        """What a layer takes beyond the sum of its ops."""
+        """The time of a layer beyond the sum of its ops."""
         rows = self.bundle.mixed
         if rows.empty:
             return WholeLayer()

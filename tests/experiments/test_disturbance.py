@@ -52,7 +52,7 @@ def test_lost_time_is_wall_time_less_cpu_time(cell: Cell) -> None:
     # All but links and returns would have been faster by that.
     assert -0.1 < shares.makespan_error < -0.05
     assert shares.too_much() == (
-        "work that was preempted makes 10.0% of iteration_error_median, and 2.50% is allowed"
+        "preempted work accounts for 10.0% of iteration_error_median, and 2.50% is allowed"
     )
 
 

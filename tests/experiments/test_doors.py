@@ -58,24 +58,24 @@ PATHS = ["model={}", "device={}", "profiles={}", TRACE]
 @pytest.mark.parametrize("place", ["~nosuch/x", "~nosuch/x.yaml"])
 def test_the_home_of_nobody(write_config: Write, form: str, place: str) -> None:
     line = refused("check", write_config(SMALL), "--set", form.format(place))
-    assert f"{place}: ~nosuch is nobody's home" in line
+    assert f"{place}: there is no home folder ~nosuch" in line
     assert "--set " in line
 
 
 def test_the_home_of_nobody_as_config_and_as_cache(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "~nosuch is nobody's home" in refused("check", "~nosuch/x.yaml")
+    assert "there is no home folder ~nosuch" in refused("check", "~nosuch/x.yaml")
     monkeypatch.setenv("SARATHI_SIM_CACHE", "~nosuch/x")
     line = refused("run", write_config(ALONE), "--out", tmp_path / "out", "--quiet")
-    assert line.startswith("error: SARATHI_SIM_CACHE: ~nosuch/x: ~nosuch is nobody's home")
+    assert line.startswith("error: SARATHI_SIM_CACHE: ~nosuch/x: there is no home folder ~nosuch")
     assert not (tmp_path / "out").exists()
 
 
 def test_the_home_of_nobody_in_a_sweep(write_config: Write) -> None:
     path = write_config(ALONE.replace("  pd_ratio: 5\n", ""))
     line = refused("plan", path, "--set", TRACE.format("~nosuch/x"))
-    assert "workload.lengths.path: ~nosuch/x: ~nosuch is nobody's home" in line
+    assert "workload.lengths.path: ~nosuch/x: there is no home folder ~nosuch" in line
 
 
 def test_a_home_means_the_same_everywhere(
@@ -99,7 +99,7 @@ def test_a_home_means_the_same_everywhere(
         done = CliRunner().invoke(app, ["check", "~/mine/config.yaml", *more])
         assert done.exit_code == 0, done.output
     assert user_path("~/x") == tmp_path / "x"
-    with pytest.raises(SpecError, match=r"a folder's name is \./~nosuch"):
+    with pytest.raises(SpecError, match=r"a folder of this name is \./~nosuch"):
         user_path("~nosuch/x")
 
 

@@ -218,7 +218,7 @@ def measured(root: Path, device: str, **facts: str | int | float) -> Path:
 def test_a_measured_bundle_is_replaced_only_with_force(tmp_path: Path) -> None:
     bundle = measured(tmp_path, "a6000")
     before = tree(tmp_path)
-    refused(command(*MAKE, "--out", tmp_path), "was measured", "--force")
+    refused(command(*MAKE, "--out", tmp_path), "measured bundle", "--force")
     assert tree(tmp_path) == before
     assert command(*MAKE, "--out", tmp_path, "--force").exit_code == 0
     assert load_bundle(bundle).meta.source == "modelled"
@@ -239,10 +239,10 @@ def test_the_same_measurement_goes_on_and_another_one_needs_force(tmp_path: Path
     settings, said = measuring(tmp_path), list[str]()
     bundle = measured(tmp_path, "cpu", settings=asked_for(settings, identities[1]))
     assert missing_degrees(settings, "cpu", identities, said.append) == [2]
-    assert said == ["tp 1: measured already; --force measures it anew"]
-    with pytest.raises(ProfileError, match=r"tp1: exists and was measured.*--force"):
+    assert said == ["tp 1: measured already; --force measures it again"]
+    with pytest.raises(ProfileError, match=r"tp1: holds a measured bundle.*--force"):
         missing_degrees(measuring(tmp_path, target=0.01), "cpu", identities, said.append)
-    with pytest.raises(ProfileError, match=r"tp1: exists and was measured.*--force"):
+    with pytest.raises(ProfileError, match=r"tp1: holds a measured bundle.*--force"):
         missing_degrees(settings, "cpu", {1: {"tp": 1, "torch": "3"}}, said.append)
     forced = measuring(tmp_path, force=True)
     assert missing_degrees(forced, "cpu", identities, said.append) == [1, 2]

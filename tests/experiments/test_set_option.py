@@ -32,7 +32,7 @@ Write = Callable[[str], Path]
             "scenarios.sarathy.seed=0",
             "no scenario is called sarathy (did you mean sarathi?); there",
         ),
-        ("scenarios={}", "--set scenarios: value {}: expected names with what each changes"),
+        ("scenarios={}", "--set scenarios: value {}: expected scenario names, each with its keys"),
         ("scenarios.ORCA={}", "value 'ORCA': another name differs in upper and lower case only"),
         ("workload={requests: 3}", "--set workload.lengths: this key is missing"),
         ("cluster.tp=16", "--set cluster.tp: value 16: must be at most 8, the GPUs of a node of"),

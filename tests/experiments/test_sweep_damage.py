@@ -56,7 +56,7 @@ def test_a_damaged_run_is_done_again_and_nothing_is_deleted(
         kept = folder / "damaged" / (run.key if number == 1 else f"{run.key}-2")
         says = says.replace("SCENARIO", scenario)
         assert said == [
-            f"run {run.key} is damaged ({says}) and done again; its folder is now {kept}"
+            f"run {run.key} is damaged ({says}) and is done again; its old folder is now {kept}"
         ] or (name == "manifest.json" and says in said[0] and len(said) == 1)
         assert (report.earlier, report.finished) == (RUNS - 1, RUNS)
         assert tree(kept) == was

@@ -177,7 +177,7 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
     if workers:
         assert backend._taken(future) == "done again"
         assert future.waited == [0.0, 60, 120, 240]
-        with pytest.raises(ConfigError, match="cannot take in what it was sent: ImportError"):
+        with pytest.raises(ConfigError, match="cannot read what it was sent: ImportError"):
             backend._taken(Gone([ImportError("no such package")]))
     else:
         with pytest.raises(ConfigError, match="tcp://here: the cluster has had no worker for 60 s"):

@@ -185,7 +185,7 @@ def test_the_table_says_which_points_are_overloaded_and_where_their_numbers_are(
     assert columns["latency, median (s)"] == ["overloaded", "0.5"]
     assert columns["time between tokens, p99 (s)"] == ["0.5", "0.5"]
     assert columns["model FLOPs utilisation (%)"] == ["50.00", "50.00"]
-    assert "overloaded runs, over all of their requests: in results.parquet" in caption
+    assert "overloaded runs are in results.parquet" in caption
     many = pd.concat([table.assign(**{"cluster.tp": n}) for n in range(25)])
     columns, caption = _printed(many, ["cluster.tp", "seed"])
     assert len(columns["TP"]) == 20

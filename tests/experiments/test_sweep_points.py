@@ -85,7 +85,7 @@ def test_all_that_is_compared_is_at_every_drawn_point() -> None:
         ),
         ({"grid": {"a": {"from": 0, "to": 2, "num": 2, "scale": "log"}}}, "from above 0"),
         ({"grid": {"a": {"from": 0, "to": 1e9, "step": 1e-9}}}, "at most 200000"),
-        ({"zip": {"a": [1], "b": [1, 2]}}, "as many values: a has 1, b has 2"),
+        ({"zip": {"a": [1], "b": [1, 2]}}, "the same number of values: a has 1, b has 2"),
         ({"grid": {"a": [1], "b..c": [1]}}, "is not a key path"),
         ({"grid": {"a": [1]}, "cases": [{"a": 2}]}, "a is swept twice"),
         ({"grid": {"a": [1, 2]}, "sample": {"points": 3}}, "value 3: must be at most 2"),

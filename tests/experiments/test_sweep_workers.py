@@ -70,7 +70,7 @@ def test_a_worker_that_stops_within_its_answer_is_named(
     assert report.finished == RUNS
     assert tree(tmp_path / "sweep") == tiny_files
     found = re.fullmatch(
-        r"nothing came back for [\d.]+ s; waiting for run (\w{16}) \((.+)\) "
+        r"no result for [\d.]+ s; waiting for run (\w{16}) \((.+)\) "
         r"with process \d+ for \d+ s",
         said[0],
     )
@@ -83,7 +83,7 @@ def test_what_is_waited_for_is_said_by_run(tiny_plan: SweepPlan) -> None:
     name = tiny_plan.runs[0].name
     waiting = Waiting({"process 7 for 90 s": jobs, "process 8 for 60 s": jobs[2:]}, 60)
     assert waited_for(waiting) == (
-        f"nothing came back for 60 s; waiting for run {keys[0]} ({name}) and 2 more with process 7 "
+        f"no result for 60 s; waiting for run {keys[0]} ({name}) and 2 more with process 7 "
         f"for 90 s; run {keys[2]} ({name}) with process 8 for 60 s"
     )
 

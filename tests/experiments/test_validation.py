@@ -188,7 +188,7 @@ def test_gates_reject_what_the_machine_spoilt(experiment: Experiment) -> None:
         "the grid took 0.94 times as long after as before"
     )
     preempted = replace(outcome, lost=LostTime(0.026, 0.0, 0.0, 0.0))
-    why = "work that was preempted makes 2.6% of iteration_error_median, and 2.50% is allowed"
+    why = "preempted work accounts for 2.6% of iteration_error_median, and 2.50% is allowed"
     assert rejection(repeat, [outcome, preempted, preempted]) == why
     assert rejection(drifted, [preempted]) == (
         f"the grid took 1.06 times as long after as before; {why}"

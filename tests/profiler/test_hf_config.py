@@ -122,7 +122,7 @@ def test_a_key_that_nobody_knows_is_named(tmp_path: Path, caplog: pytest.LogCapt
         _load(tmp_path, changed)
     (record,) = caplog.records  # once, however often the file is read
     assert record.getMessage().endswith(
-        "config.json: unknown keys, taken to be free of cost: 'use_flux_gate', 'hyper_rank'"
+        "config.json: unknown keys, assumed to have no cost: 'use_flux_gate', 'hyper_rank'"
     )
 
 

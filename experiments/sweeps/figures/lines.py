@@ -34,7 +34,7 @@ def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -
     The line is the median over everything else that was swept (other axes, seeds), the band its
     10th to 90th percentile.
     """
-    said = "median of all else that was swept; band: 10th to 90th percentile"
+    said = "median over the other axes; band: 10th to 90th percentile"
     figure = Figure(figsize=(_PANEL[0] * len(metrics), _PANEL[1] + 1.0), layout="constrained")
     drawn = figure.subplots(1, len(metrics), squeeze=False).ravel()
     known = table.dropna(subset=[x])
