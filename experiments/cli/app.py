@@ -30,7 +30,7 @@ from experiments.cli.common import (
     print_written,
 )
 from experiments.cli.data import calibrate, devices, make_bundle, models, policies
-from experiments.cli.lockstep import lockstep
+from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
 from experiments.cli.results import compare, plot
@@ -220,6 +220,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "compare": compare,
         "validate": validate,
         "lockstep": lockstep,
+        "replay": replay,
         "bench": bench,
     },
     "Sweep": {"plan": plan, "sweep": sweep},

@@ -1,13 +1,22 @@
-"""The command that compares our scheduler with an engine's recorded decisions."""
+"""The commands that hold the simulator against an engine: its decisions, and a server's run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.common import JsonOption, consoles, print_json
+from experiments.cli.common import (
+    ConfigArgument,
+    JsonOption,
+    SetOption,
+    consoles,
+    print_json,
+    print_notes,
+    print_table,
+)
 
 
 def lockstep(
@@ -49,3 +58,69 @@ def lockstep(
         typer.echo(f"{len(found)} logs, {same:,} of {total:,} decisions identical")
     if any(one.first_difference is not None for one in found.values()):
         raise typer.Exit(1)
+
+
+def replay(
+    config: ConfigArgument,
+    requests: Annotated[
+        Path, typer.Argument(metavar="REQUESTS", help="A server's run: JSON lines, one a request.")
+    ],
+    assignments: SetOption = None,
+    ticks: Annotated[
+        Path | None, typer.Option(help="What the server logged every second: a CSV file.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Simulate a real server's requests, and compare with what it took.
+
+    Every scenario of CONFIG is run with the requests of REQUESTS at the times when they reached the
+    server, instead of its own workload. Times to first token, times per output token and latencies
+    are printed beside the measured ones. docs/real_servers.md says what the file holds.
+
+    \b
+    Examples:
+      sarathi-sim replay docs/real_servers/rtx4090.yaml requests.jsonl --ticks timeseries.csv
+      sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
+    """
+    from experiments.config.loading import load_experiment
+    from experiments.run.server_run import (
+        COUNTS,
+        NUMBERS,
+        read_server_run,
+        replay_server,
+    )
+    from experiments.run.server_ticks import TICK_LABELS, read_ticks
+    from simulator.views.metric_registry import known
+
+    log = read_ticks(ticks) if ticks is not None else None
+    found = replay_server(
+        load_experiment(config, assignments or []), read_server_run(requests), log
+    )
+    if json:
+        print_json(found)
+        return
+    scenarios = list(found["scenarios"].values())
+    print_notes(note for one in scenarios for note in one["notes"])
+    rows = []
+    labels = {path: f"{known(path).label} (s)" for path in NUMBERS}
+    if log is not None:
+        labels |= TICK_LABELS
+    for path, label in labels.items():
+        cells = [label, _cell(found["measured"], path)]
+        for one in scenarios:
+            cells += [_cell(one, path), _cell(one["off_pct"], path, "{:+.1f} %")]
+        rows.append(cells)
+    for key in COUNTS:
+        if any(key in one for one in scenarios):
+            cells = [key.replace("_", " "), "not recorded"]
+            rows.append(cells + [cell for one in scenarios for cell in (_cell(one, key), "")])
+    headings = ["measured", *(text for name in found["scenarios"] for text in (name, "off"))]
+    print_table(("",), headings, rows)
+
+
+def _cell(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
+    """The number at ``KEY`` or ``KEY.STATISTIC``; a dash where there is none."""
+    key, _, statistic = path.partition(".")
+    value = numbers.get(key)
+    value = value[statistic] if statistic and value is not None else value
+    return "-" if value is None else form.format(value)
