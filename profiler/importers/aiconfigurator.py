@@ -1,8 +1,8 @@
 """aiconfigurator's A100 tables: GEMMs over a grid of (n, k), attention by head count, NCCL.
 
-Traps heeded: milliseconds; sizes of messages are ELEMENTS of 2 bytes; several frameworks in one
-file, of which one is taken; decode context is ``step``, per sequence; rows that only L2 could have
-served, which a server would not see.
+The reader handles these traps: times are milliseconds; sizes of messages are ELEMENTS of 2 bytes; a
+file holds several frameworks, of which one is used; decode context is ``step``, per sequence; some
+rows are so fast that their data came from L2, which does not happen in a server.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _prefill(folder: Path, model: ModelSpec, tp: int, times: DeviceModel) -> Par
 
 
 def _decode(folder: Path, model: ModelSpec, tp: int, times: DeviceModel) -> Part | None:
-    """MHA from TensorRT-LLM and GQA from vLLM, as the device model has it, and for its reasons."""
+    """MHA from TensorRT-LLM and GQA from vLLM, for the reasons given in the device model."""
     heads, kv_heads = model.heads_per_rank(tp)
     framework = "TRTLLM" if heads == kv_heads else "VLLM"
     rows = data.aic_decode(folder, framework)

@@ -1,4 +1,4 @@
-"""From the parts that a source has to a whole bundle; the gaps come from the device model."""
+"""From the parts of a source to a whole bundle; the device model fills the gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profiler.storage.strict import SpecError
 
 @dataclass(frozen=True)
 class Publication:
-    """Published measurements: ``name`` on the command line, where they are from, on what."""
+    """Published measurements: their ``name`` on the command line, origin and hardware."""
 
     name: str
     origin: Origin

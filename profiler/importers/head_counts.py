@@ -1,4 +1,4 @@
-"""Attention measured at one head count, carried to another, and to cached context."""
+"""Attention measured at one head count, scaled to another one, and extended to cached context."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def attention_part(
 
     ``rows``: chunk or batch, context, heads, kv_heads, head_dim, time_us. Where the rank's head
     count was not measured, the nearest one's times are multiplied by the ratio of the calibrated
-    device model's predictions for the two. Decode is not carried between MHA and GQA: those are
-    different kernels, and the result would beat the memory; single rows that do are left out.
+    device model's predictions for the two. Decode is not scaled between MHA and GQA: these are
+    different kernels, and the result would be faster than the memory; single rows that are too fast
+    are left out.
     None where there are no rows, or no such kernel.
     """
     rows = rows[rows["head_dim"] == model.head_dim]
@@ -67,7 +68,7 @@ def attention_part(
 
 
 def with_context(part: Part, model: ModelSpec, tp: int, device: DeviceModel, most: int) -> Part:
-    """A prefill part without cached context, with rows for contexts up to ``most`` added.
+    """A prefill part without cached context, extended by rows for contexts up to ``most``.
 
     What cached tokens add is the calibrated device model's difference.
     """

@@ -2,9 +2,10 @@
 
 Its newer profiles (``profiler/perf``) are read by ``llmservingsim_perf.py``.
 
-Traps heeded: layer latencies are nanoseconds and attention milliseconds; kv_cache_size includes the
-chunk, and is the total of the batch in decode rows; q, k, v and gate, up are separate GEMMs, while
-a bundle has them fused; norms, rotary, activation and ``attn`` are unfused eager kernels, left out.
+The reader handles these traps: layer latencies are nanoseconds and attention milliseconds;
+kv_cache_size includes the chunk, and is the total of the batch in decode rows; q, k, v and gate, up
+are separate GEMMs, while a bundle has them fused; norms, rotary, activation and ``attn`` are
+unfused eager kernels, left out.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _FORMS = (
 
 
 def measured_on(folder: Path) -> str:
-    """The device of the folder's measurements. Raises BundleError where it is none of ours."""
+    """The device of the folder's measurements. Raises BundleError if no shipped device has it."""
     return device_of(folder) if is_perf(folder) else _DEVICE
 
 

@@ -5,8 +5,8 @@ tokens, one layer), ``per_sequence.csv`` (ops by sequences) and ``attention.csv`
 ``prefill_chunk`` tokens after ``kv_prefill`` cached ones, in one call with ``n_decode`` decodes of
 ``kv_decode`` tokens each.
 
-Traps heeded: microseconds; a layer has two norms, and the file the time of one; the kernels were
-launched one by one (``enforce_eager``), so that times hold no launches.
+The reader handles these traps: times are microseconds; a layer has two norms, and the file has the
+time of one; the kernels were launched one by one (``enforce_eager``), so times hold no launches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A piece of an imported bundle: some rows, and where they come from."""
+"""A part of an imported bundle: rows, and their origin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Part:
 def half_octaves(rows: pd.DataFrame) -> pd.DataFrame:
     """Messages (num_bytes, time_us) thinned to two sizes an octave, never faster when larger.
 
-    Published small messages scatter by a factor of two; a median over half an octave steadies them.
+    Published small messages scatter by a factor of two; a median over half an octave smooths them.
     Each bin gives its median size and median time; then a running maximum is taken.
     """
     bins = np.floor(2 * np.log2(rows["num_bytes"])).astype(int)

@@ -1,7 +1,7 @@
 """GEMM shapes that a source has not measured, from those that it has.
 
-What is interpolated over (n, k) is not the time but the ratio of measured to expected time, where
-the expectation counts tiles and waves over the device's SMs: times step with the number of waves.
+Not the time is interpolated over (n, k), but the ratio of measured to expected time. The expected
+time counts tiles and waves over the device's SMs, because times step with the number of waves.
 On the A100 grid, a shape predicted from its neighbours in n is then off by 2.9 % in the median and
 12 % at the 95th percentile (calibrated device model fitted without that shape), 4.7 and 24 % with a
 roofline, and about 5 and 27 % where the times themselves are interpolated. In k: 2.6 and 11 %.
@@ -42,7 +42,7 @@ _PLAIN = {
 
 
 def expectation(device: DeviceSpec) -> tuple[Expectation, str]:
-    """What a GEMM should take on ``device``, and what to call it.
+    """The expected time of a GEMM on ``device``, and the name of this model.
 
     The calibrated device model where there is one (its form counts tiles and waves), else a
     roofline with tiles and waves from the data sheet.

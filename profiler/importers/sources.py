@@ -1,4 +1,4 @@
-"""The sources that can be imported, by the name that the command line gives them."""
+"""The sources that can be imported, by their names on the command line."""
 
 from __future__ import annotations
 

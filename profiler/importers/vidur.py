@@ -1,9 +1,9 @@
 """Vidur's profiles: per-op times of whole models on A100 and A40, attention on one A100 rank.
 
-Traps heeded: milliseconds; gate and up are one GEMM of 2 x ffn / tp columns; a token count may
-occur twice; ``add`` runs twice a layer; kv_cache_size is before the chunk, and per sequence;
-messages are bytes; a tensor-parallel rank sends its share only; ranks spread over nodes are in the
-same files as ranks of one node.
+The reader handles these traps: times are milliseconds; gate and up are one GEMM of 2 x ffn / tp
+columns; a token count may occur twice; ``add`` runs twice a layer; kv_cache_size is before the
+chunk, and per sequence; messages are bytes; a tensor-parallel rank sends its share only; ranks
+spread over nodes are in the same files as ranks of one node.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def import_vidur(
 ) -> Bundle:
     """A bundle from the folder of Vidur's files; the model is found by its architecture.
 
-    ``device`` is told from the files by the first part of its name (``a100``, ``a40``). Raises
-    BundleError for a folder without files of the device or the model's shapes.
+    The first part of a file's name (``a100``, ``a40``) gives ``device``. Raises BundleError for a
+    folder without files of the device or the model's shapes.
     """
     gpu = device.name.split("-")[0]
     files = vidur_files(folder, gpu)

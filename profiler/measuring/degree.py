@@ -47,7 +47,7 @@ class DegreeSession:
         self._expected: dict[tuple[str, Key], float] = {}
 
     def announce(self, free_bytes: float) -> None:
-        """Say how long it will take and how much memory, from two probes of each op."""
+        """Print the expected time and memory, from two probes of each op."""
         from profiler.measuring.shard_ops import memory_needs
 
         settings = self.settings
@@ -86,7 +86,7 @@ class DegreeSession:
             self._expected[op, key] = (2 + 1.5 * self.settings.repeats) * one + 1e-3
 
     def measure(self) -> dict[str, Grid]:
-        """The coarse and the designed points whole, then adaptive ones until target or budget."""
+        """All coarse and designed points, then adaptive ones until target or budget."""
         total = sum(self._expected.values())
         done = 0.0
         for op, keys in (self.coarse | self.designed).items():
@@ -138,7 +138,7 @@ class DegreeSession:
         self.progress(what, max(1, round(room)), max(1, round(room)))
 
     def overhead(self) -> None:
-        """What launching a layer costs beside running it, and what that means for a simulation."""
+        """Measure the launch overhead of a layer, and print what it means for a simulation."""
         from profiler.measuring.overhead import advice, time_overhead
 
         if self.journal.get("overhead", (OVERHEADS.index("layer_launch"),)) is None:
@@ -173,7 +173,7 @@ class DegreeSession:
             self.progress(f"tp {self.tp}: collectives, sizes", done, total)
 
     def facts(self, grids: dict[str, Grid]) -> Facts:
-        """Points and held-out error of each op, said and kept in the meta."""
+        """Points and held-out error of each op, printed and kept in the meta."""
         known: Facts = {"repeats": self.settings.repeats, "target_pct": 100 * self.settings.target}
         for op, grid in grids.items():
             errors = sorted(100 * error for error in grid.held_out)
@@ -192,7 +192,7 @@ class DegreeSession:
 
 
 def _work(op: str, key: Sequence[int]) -> float:
-    """What an op's time is roughly proportional to."""
+    """A size that an op's time is roughly proportional to."""
     if op == "attn_decode_skew":
         return float(key[0] * (key[2] + 1))
     if op == "mixed":  # the linear ops weigh most

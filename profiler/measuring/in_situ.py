@@ -1,8 +1,8 @@
-"""A profile bundle measured in the running engine: its own ops, between its own other work.
+"""A profile bundle measured in the running engine, between the engine's other work.
 
-All stages are kept busy with synthetic micro-batches, as in serving. What a layer takes beyond its
-GEMMs and attention is ``others``; what a stage takes beyond its layers is ``embedding`` (the first)
-and ``lm_head`` (the last), so that the parts add up to what the engine takes. torch-free.
+All stages are kept busy with synthetic micro-batches, as in serving. The time of a layer beyond its
+GEMMs and attention is ``others``. The time of a stage beyond its layers is ``embedding`` (first
+stage) and ``lm_head`` (last stage). So the parts add up to the engine's time. No torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
 
 
 def grid_works(max_batch: int, chunks: list[int], whole: list[int], longest: int) -> list[GridWork]:
-    """Micro-batches that cover what a workload will do.
+    """Micro-batches that cover those of a workload.
 
     Decodes alone: every number up to ``max_batch``, at three contexts up to ``longest``, and some
     with unequal ones. Chunks alone: those of ``chunks`` with and without context, those of

@@ -1,4 +1,4 @@
-"""Measure op times on this machine and write them as profile bundles; resumes where it was killed.
+"""Measure op times on this machine and write them as profile bundles; a killed run can resume.
 
 Needs torch only when :func:`profile` runs.
 """
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
     """Profile every TP degree; returns the bundle folders and the device file, as written.
 
-    ``say`` gets lines for the user, ``progress`` what is done, how much, and of how much (seconds).
+    ``say`` prints lines for the user; ``progress`` gets the current step, its progress and its
+    length (seconds).
     Raises ProfileError for a device, dtype or degree that cannot be measured here.
     """
     try:
@@ -198,7 +199,7 @@ def _check(settings: Settings, per_node: int) -> None:
 def _attention(
     settings: Settings, tp: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Attention, str]:
-    """What computes attention, and why it is not xformers; chosen before anything is measured."""
+    """The attention backend, and why it is not xformers; chosen before the first measurement."""
     from profiler.shard.attention import choose_attention
 
     model = settings.model

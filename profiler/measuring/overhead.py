@@ -1,8 +1,8 @@
-"""What launching a layer costs beside running it, for the smallest batch. Imports torch.
+"""The launch overhead of a layer for the smallest batch. Imports torch.
 
-Op times on a GPU hold no launches: kernels queue behind each other. Where a layer is launched more
-slowly than it runs, the GPU waits, and only a CUDA graph helps. On a CPU launching is dispatching,
-and is part of every op's time.
+Op times on a GPU hold no launches, because kernels queue behind each other. If a layer takes longer
+to launch than to run, the GPU waits, and only a CUDA graph helps. On a CPU a launch is a dispatch,
+and part of every op's time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _host_time(call: Callable[[], object], repeats: int) -> Timing:
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
-    """Replays ``call`` as one CUDA graph; warm-ups go on another stream, as capturing demands."""
+    """Replays ``call`` as one CUDA graph; warm-ups run on another stream, as capturing requires."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -88,7 +88,7 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:
-    """A line for the user: what a small batch's iteration takes on top of the op times."""
+    """A message for the user: the time of a small batch's iteration beyond its op times."""
     run, launch = time_us["layer_run"], time_us["layer_launch"]
     if device == "cpu":
         return (

@@ -1,7 +1,7 @@
 """One rank of a timed collective: ``python -m profiler.measuring.ranks``. Imports torch.
 
 :mod:`profiler.measuring.collectives` starts one such process a rank. Between nodes, start two with
-torchrun (one a node) and hand the file of rank 0 to ``sarathi-sim profile --inter-node``::
+torchrun (one per node) and give the file of rank 0 to ``sarathi-sim profile --inter-node``::
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
         -m profiler.measuring.ranks --backend nccl --send-recv 1024 65536 ... --out inter_node.jsonl

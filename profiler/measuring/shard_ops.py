@@ -1,4 +1,4 @@
-"""Every op of a plan as something to time: inputs made, buffers rotated. Imports torch."""
+"""Every op of a plan as a timed call, with inputs and rotating buffers. Imports torch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ShardOps:
             return Timing(None, note="ran out of memory")
 
     def _misfit(self, op: str, key: Key) -> str:
-        """Why a point does not fit in memory; empty where it does."""
+        """The reason why a point does not fit in memory; empty if it fits."""
         need, room = _slots(op, key), self.cache.tokens
         if need > room:
             return f"needs {need} KV slots, and memory holds {room}"
@@ -104,7 +104,7 @@ class ShardOps:
         return ""
 
     def probe(self, op: str, key: Key) -> float:
-        """Seconds on the wall that one call takes, roughly; 0 for a point that does not fit."""
+        """Approximate wall-clock seconds of one call; 0 for a point that does not fit."""
         if self._misfit(op, key):
             return 0.0
         call = self.call(op, key)

@@ -103,7 +103,7 @@ def measured(journal: Journal, op: str) -> dict[Key, Timing]:
 
 
 def _rounded(time_us: float) -> float:
-    """Six digits: more than is known."""
+    """Round to six digits, more than the measurement's precision."""
     return float(f"{time_us:.6g}")
 
 
@@ -134,7 +134,7 @@ def spreads(journal: Journal) -> Facts:
 
 
 def skipped(journal: Journal) -> list[str]:
-    """A line for each point that did not fit."""
+    """A message for each point that did not fit."""
     return [
         f"{op} {key if len(key) > 1 else key[0]}: {timing.note}"
         for op in (*LOCAL, *DESIGNED)

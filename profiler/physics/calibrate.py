@@ -1,7 +1,7 @@
-"""Fit a device's op times to the public measurements, and say how far off they are.
+"""Fit a device's op times to the public measurements, and report their errors.
 
-Final constants and residuals come from all rows; every error that is reported comes from models
-that saw no row of the scored group.
+Final constants and residuals come from all rows. Every reported error comes from models that saw no
+row of the scored group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Points chosen beforehand: whole layers of mixed batches, and decodes of unequal contexts.
 
-What is fitted to them has one to four parameters, so they span the sizes rather than fill them.
-torch-free.
+The terms fitted to them have one to four parameters, so the points span the sizes rather than fill
+them. No torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _mixed(limits: Limits) -> list[Key]:
     """Keys (chunk, context, batch, decode context); a chunk and its decodes fill a tile.
 
     Half of all combinations, each level of one size with each of any other; and the layers of the
-    chunks alone and of the decodes alone, which tell an interaction from a layer that is merely not
+    chunks alone and of the decodes alone, which separate an interaction from a layer that is not
     the sum of its ops.
     """
     most = limits.max_context

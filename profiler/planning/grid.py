@@ -1,7 +1,7 @@
-"""Where to measure next: where a fit through the points so far may be furthest off.
+"""The next point to measure: where the fit through the points so far may have its largest error.
 
-Every point beyond the coarse ones is predicted from its neighbours before it is measured, so its
-error is a held-out one, and says when to stop. torch-free.
+Every point beyond the coarse ones is predicted from its neighbours before it is measured. So its
+error is a held-out one, and decides when to stop. No torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Grid(Protocol):
         """The next point, or None where the target is met everywhere."""
 
     def add(self, key: Key, time: float, noise: float = 0.0) -> None:
-        """Book a measured point; ``noise`` is its relative spread, which is no error of the fit."""
+        """Book a measured point; ``noise`` is its relative spread, which is not an error of the
+        fit."""
 
     def skip(self, key: Key) -> None:
         """Never propose ``key`` again (it does not fit in memory, say)."""
@@ -46,13 +47,12 @@ class SizeGrid:
     """Times over one size, piecewise linear between the points.
 
     The next point halves the interval with the largest relative step between its ends, times the
-    root of its length: bisection finds a step, and wide intervals get their look too. An interval
-    is left alone once its ends are within ``target`` of each other, or once the last
-    :data:`LOOKS` points measured in it lay on the line (one alone can do so by accident where a
-    step up and a step down are hidden).
+    root of its length: bisection finds a step, and wide intervals are visited, too. An interval is
+    finished if its ends are within ``target`` of each other, or if its last :data:`LOOKS` points
+    were on the line (a single one may be so by accident, between a step up and a step down).
 
     ``coarse`` are the points to start from, ``target`` the held-out error (a fraction) to reach,
-    ``resolution`` the finest interval to look into, as a fraction of the size (0: single tokens).
+    ``resolution`` the finest interval to halve, as a fraction of the size (0: single tokens).
     """
 
     LOOKS = 2

@@ -1,4 +1,4 @@
-"""The points measured so far, on disk: a killed profiler loses none that it finished."""
+"""The journal of measured points on disk: a killed profiler loses no finished point."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def settings_hash(settings: Mapping[str, Any]) -> str:
 
 
 class Journal:
-    """JSON lines, one a point, flushed to the disk before the next point is begun.
+    """JSON lines, one per point, flushed to the disk before the next point begins.
 
     ``folder`` is made, and held until :meth:`close`; the file in it is named after
     :func:`settings_hash`, so points measured with other settings are never mixed in. A last line
@@ -102,7 +102,7 @@ class Journal:
         self._points[op, key] = timing
 
     def close(self) -> None:
-        """Close the file and let others in; the points stay."""
+        """Close the file and release the folder; the points stay."""
         self._file.close()
         self._lock.release()
 

@@ -1,4 +1,4 @@
-"""What can go wrong when a device is profiled."""
+"""The error of a device or setting that cannot be profiled."""
 
 from __future__ import annotations
 

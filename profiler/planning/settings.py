@@ -1,4 +1,4 @@
-"""What a profile measures: the ops, their coarse grids, and how far each may go. torch-free."""
+"""What a profile measures: the ops, their coarse grids, and their limits. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AttentionChoice = Literal["auto", "xformers", "sdpa"]
 
 @dataclass(frozen=True)
 class Limits:
-    """How far to measure.
+    """The largest sizes to measure.
 
     ``max_tokens``: tokens of a batch (linear ops). ``max_context``: chunk + cached tokens of one
     sequence. ``max_batch``: sequences of a decode batch, and rows of the LM head.

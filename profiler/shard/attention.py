@@ -42,10 +42,10 @@ class Attention(Protocol):
     name: str
 
     def prefill_bias(self, chunk: int, context: int) -> Any:
-        """What masks a chunk's later tokens, after ``context`` cached ones."""
+        """The bias that masks a chunk's later tokens, after ``context`` cached ones."""
 
     def decode_bias(self, batch: int, context: int, stride: int) -> Any:
-        """What says how long each of ``batch`` cached sequences is."""
+        """The bias with the length of each of ``batch`` cached sequences."""
 
     def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
         """The same, where each sequence holds another number of cached tokens."""
@@ -92,8 +92,8 @@ def _try_all(
     dtype: torch.dtype,
     sizes: tuple[int, int, int],
 ) -> None:
-    """Each call that a profile or the engine makes, so that none is refused half-way: operators
-    differ in the biases that they take. ``sizes`` are heads, KV heads, head dimension."""
+    """Try each call of a profile or the engine, so that none fails later: operators differ in the
+    biases that they accept. ``sizes`` are heads, KV heads, head dimension."""
     heads, kv_heads, dim = sizes
     cache = KVCache(64, kv_heads, dim, device, dtype)
     q = torch.zeros(16, heads, dim, device=device, dtype=dtype)

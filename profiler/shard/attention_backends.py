@@ -1,4 +1,4 @@
-"""The two ways to compute attention that are known: torch's SDPA, and xformers. Imports torch.
+"""The two attention backends: torch's SDPA, and xformers. Imports torch.
 
 Both have the methods of :class:`profiler.shard.attention.Attention`, which says what they take and
 give.

@@ -1,4 +1,4 @@
-"""The device that is profiled: can it be, what is it, how fast does it copy. Imports torch."""
+"""The profiled device: whether it can be used, its facts, its copy bandwidth. Imports torch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def processor_name() -> str:
 
 
 def facts(device: str, threads: int) -> Facts:
-    """What a measurement depends on: hardware and library versions, driver, threads."""
+    """The environment of a measurement: hardware and library versions, driver, threads."""
     known: Facts = {
         "processor": processor_name(),
         "system": f"{platform.system()} {platform.release()}",
@@ -162,7 +162,7 @@ def copy_bandwidth(device: torch.device, timer: Timer, free_bytes: float) -> flo
 
 
 def release() -> None:
-    """Hand freed GPU memory back, so that it counts as free."""
+    """Return freed GPU memory to the driver, so that it counts as free."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

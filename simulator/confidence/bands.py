@@ -13,7 +13,7 @@ from simulator.loop.records import Floats
 
 LEVEL = 0.9
 FEWEST = 8
-"""Residuals from which a width is taken; with fewer, the next wider kind stands in."""
+"""Residuals needed for a width; with fewer, the next wider kind is used."""
 
 TINY = 1e-9
 UNKNOWN = 0.25
@@ -24,12 +24,12 @@ UNKNOWN = 0.25
 class Band:
     """Half-widths on the logarithm of an op's time.
 
-    ``inside`` the measured region; at ``edges`` of tiles that were not measured themselves; and,
-    per octave, ``beyond`` the region (at least one octave's worth; it adds to the one inside).
+    ``inside`` holds in the measured region, ``edges`` at tile edges that were not measured, and
+    ``beyond``, per octave, outside of the region (for at least one octave, on top of ``inside``).
 
-    Over one size the first two are multiples of the local roughness: how far the points around
-    are off the line through their neighbours, plus ``floor``. So a band is narrow where times are
-    smooth, and where a grid is dense enough for them to look so.
+    Over one size the first two are multiples of the local roughness: the distance of the
+    surrounding points from the line through their neighbours, plus ``floor``. So a band is narrow
+    where times are smooth, or the grid is dense.
     """
 
     inside: float
@@ -49,7 +49,7 @@ class Band:
 
 
 def _roughness(table: OpTable, points: Floats, floor: float) -> Floats:
-    """What half-widths inside are multiples of; 1 over two sizes."""
+    """The local roughness, the unit of half-widths inside; 1 over two sizes."""
     if points.shape[1] > 1:
         return np.ones(len(points))
     size, time = table.points[:, 0], table.time_s
@@ -86,7 +86,7 @@ def fit_band(table: OpTable) -> Band:
 
 
 def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]:
-    """Of all scored rows: log errors, whether the band covers them, and which they are.
+    """Of all scored rows: log errors, whether the band covers them, and their indices.
 
     The band as well is that of a fold's fitted rows alone.
     """
@@ -99,7 +99,7 @@ def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]
 
 
 def coverage(table: OpTable) -> tuple[int, float]:
-    """How many points the band was tried on, and the share of them it covered.
+    """The number of points that tested the band, and the share that it covered.
 
     The points inside, a fifth at a time (over two sizes: two fifths, which takes seconds enough):
     neither the fit nor the residuals that gave the width saw them.

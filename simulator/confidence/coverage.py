@@ -1,4 +1,4 @@
-"""Which queries of a run lay outside what its bundle measured, and what to profile for them."""
+"""The batches of a run outside the region that its bundle measured, and the points to profile."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FEW = 3
 
 @dataclass(frozen=True)
 class Outside:
-    """One op's queries outside the measured region.
+    """One op's sizes outside the measured region.
 
     ``iterations`` is their share of the iterations that use the op, ``time`` that of the op's
-    time, ``beyond`` how many times larger than anything measured they get (1: beside or below it),
-    ``profile`` the points that would bring most of them inside, as keys of the op's table.
+    time, ``beyond`` the largest ratio to the measured sizes (1: beside or below them), ``profile``
+    the points that would bring most of them inside, as keys of the op's table.
     """
 
     op: str
@@ -51,7 +51,7 @@ class Outside:
 
 
 def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) -> list[Outside]:
-    """The ops with queries outside, by their share of the time. ``uses`` are the replicas'."""
+    """The ops with sizes outside, by their share of the time. ``uses`` are the replicas'."""
     found = []
     for op in uses[0]:
         used = [use[op].time_s > 0 for use in uses]

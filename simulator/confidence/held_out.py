@@ -1,14 +1,14 @@
-"""How far off the regressions of a bundle are on points they did not see. Never training error.
+"""Errors of a bundle's regressions on held-out points.
 
-Every figure comes from models fitted without the points it is scored on:
+Every error comes from a model fitted without the scored points:
 
 ``between``  a random fifth left out in turn (the ends of the range stay): inside the range
 ``edges``    of those, tokens at a multiple of the bundle's tile and one above it
 ``beyond``   fitted up to a quarter of the range, scored on the rest: extrapolation
 ``unseen``   a GEMM's shape, predicted from the bundle's other GEMMs
 
-The baselines are what known tools use, a random forest and a polynomial of degree three, on the
-same folds. scikit-learn is imported when the table is asked for.
+The baselines are those of known tools, a random forest and a polynomial of degree three, on the
+same folds. scikit-learn is imported when the table is computed.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def between(table: OpTable) -> Folds:
 
 
 def beyond(table: OpTable, share: int = 4) -> Folds:
-    """Everything up to ``1 / share`` of the range, and the rest; none where that is too little."""
+    """The points up to ``1 / share`` of the range, and the rest; none if that is too little."""
     points = table.points
     near = (points <= points.max(axis=0) / share).all(axis=1)
     if near.sum() < 8 or near.all():
@@ -115,7 +115,7 @@ def beyond(table: OpTable, share: int = 4) -> Folds:
 
 
 def residuals(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Rows]:
-    """``log(predicted / measured)`` of all scored rows, and which they are."""
+    """``log(predicted / measured)`` of all scored rows, and their indices."""
     found = [np.empty(0)]
     for fitted, scored in folds:
         predicted = fit(table.points[fitted], table.time_s[fitted])(table.points[scored])

@@ -1,4 +1,4 @@
-"""What a bundle measured, and how far outside of it a query lies."""
+"""The region that a bundle measured, and the distance of other sizes from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SLACK = 1e-9
 class Hull:
     """The region that measured points span.
 
-    Over one size it is the range. Over two it is the convex hull in the regression's coordinates
+    Over one size this is the range. Over two it is the convex hull in the regression's coordinates
     (:func:`~simulator.op_times.surface.coordinates`), outside of which the regression extrapolates.
     """
 
@@ -39,9 +39,9 @@ class Hull:
         return np.asarray(beyond)
 
     def times_beyond(self, wanted: Floats) -> Floats:
-        """How many times larger than anything measured: in a size, in their sum or product.
+        """The largest ratio to the measured points: in a size, in the sum or product of both.
 
-        1 where no larger, which includes what lies outside below or beside the points.
+        It is 1 for sizes that are no larger, also if they are below or beside the points.
         """
         over = (_extents(wanted) / np.maximum(self._largest, 1)).max(axis=1)
         return np.asarray(np.where(self.outside(wanted), np.maximum(over, 1.0), 1.0))

@@ -1,4 +1,4 @@
-"""How far off a bundle's op times may be, and joint samples of such errors.
+"""The errors of a bundle's op times, and joint samples of them.
 
 Errors are normal on the logarithm of an op's time and of two kinds: one *common* to all sizes of
 an op (another efficiency of the kernel), and *local* ones, shared by the sizes of one octave. Two
@@ -10,9 +10,9 @@ sources add up:
   so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
   ``UNKNOWN`` where the device has none.
 
-Where whole layers were measured, what they are off by beyond their ops is an error of its own.
+Where whole layers were measured, their error beyond that of their ops is an error of its own.
 
-In neither: what all measurements of a bundle have in common (clocks, drivers, another library).
+Not included are common errors of all measurements of a bundle (clocks, drivers, another library).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OpError:
 
 @dataclass(frozen=True)
 class LayerError:
-    """What measured layers are off by where their ops and the whole-layer terms are as fitted: one
+    """The error of measured layers beyond that of their ops, with the fitted whole-layer terms: one
     local standard deviation for all sizes, on the logarithm of a layer's time."""
 
     local: float

@@ -1,12 +1,12 @@
 """Re-time a recorded schedule under other durations: the same batches, in the same order.
 
-For the question "how long would it have taken, had the ops been a little slower?" the simulation
-need not run again. A batch can be formed once its members are back and have arrived, and from
-there on the pipeline is a max-plus recurrence. It is evaluated for all samples at once, along the
-diagonals (batch + stage), so that one step handles every stage of every replica. With the recorded
-durations it gives the recorded finish times, to the bit.
+The simulation need not run again to find the makespan with slightly slower ops. A batch can be
+formed when its requests have arrived and returned. From then on the pipeline is a max-plus
+recurrence. It is evaluated for all samples at once, along the diagonals (batch + stage), so that
+one step handles every stage of every replica. With the recorded durations it gives the recorded
+finish times, to the bit.
 
-What it leaves out: with other durations the scheduler might have decided otherwise.
+It does not cover other decisions of the scheduler under other durations.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ first stage, of the last and of the transfer, in these iterations; shapes (rows,
 @dataclass(frozen=True)
 class Causes:
     """When each batch of a replica can be formed: not before ``arrived_s``, nor before batch
-    ``after`` came back (-1: none)."""
+    ``after`` has returned (-1: none)."""
 
     after: Ints
     arrived_s: Floats
 
 
 def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
-    """What every batch waited for, from the records.
+    """The events that every batch waited for, from the records.
 
     ``arrival_s`` are the arrivals of ``spans.requests``. Batches come back in launch order, so
     the last of those awaited stands for all.

@@ -1,4 +1,4 @@
-"""How long a run may have taken: its schedule re-timed under joint op errors."""
+"""The band of a run's makespan: its schedule re-timed under joint op errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WHOLE_LAYER = "whole_layer"
 
 
 class _Perturbed:
-    """What op errors add to the recorded times of one replica's iterations.
+    """The changes of the recorded times of one replica's iterations by op errors.
 
     All sizes of an op that lie in one octave have one relative error in each sample. Such an (op,
     octave) is a column of a table of times; times the table of errors it gives what is added.

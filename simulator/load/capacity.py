@@ -13,7 +13,7 @@ class CapacityError(ValueError):
 
 
 def stage_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each of ``pp`` pipeline stages: as even as can be, the longer stages first.
+    """Layers of each of ``pp`` pipeline stages: as even as possible, the longer stages first.
 
     Raises :class:`CapacityError` when there are more stages than layers.
     """

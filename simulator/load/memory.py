@@ -1,4 +1,4 @@
-"""How much memory there is to take, so that what needs more can be refused before it is taken."""
+"""The free memory of this machine, so that larger needs can be refused before allocation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def available_bytes() -> int:
-    """Bytes that this process may still take without swapping.
+    """Bytes that this process may still allocate without swapping.
 
-    What the machine has free (``MemAvailable``), or less where a control group or ``ulimit -v``
-    allows less.
+    This is the machine's free memory (``MemAvailable``), or less if a control group or ``ulimit
+    -v`` allows less.
     """
     left: list[int] = [psutil.virtual_memory().available, *_left_in_groups()]
     limit = getattr(psutil, "RLIMIT_AS", None)  # Linux only
@@ -32,7 +32,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def _left_in_groups() -> list[int]:
-    """What each control group around this process (versions 1 and 2) leaves to take."""
+    """The free memory in each control group of this process (versions 1 and 2)."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -64,6 +64,7 @@ def _left_in_groups() -> list[int]:
 
 
 def _field(path: Path, name: str) -> int:
-    """A number of a ``name value`` file; 0 without. File cache counts as used, but is given up."""
+    """A number of a ``name value`` file; 0 without. File cache counts as used, but can be
+    dropped."""
     rows = (line.split() for line in path.read_text().splitlines())
     return next((int(row[1]) for row in rows if row[0] == name), 0)

@@ -1,4 +1,4 @@
-"""Request traces in CSV files, as they are published."""
+"""Request traces in CSV files, in their published forms."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """The file's lines; one that does not end is not read to its end."""
+    """The file's lines; the read of a line that is too long stops early."""
     number = 0
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1

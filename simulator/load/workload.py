@@ -1,7 +1,7 @@
-"""Requests to serve: how long they are and when they arrive, from distributions or from a trace.
+"""Requests to serve: their lengths and arrivals, from distributions or from a trace.
 
-Lengths and arrivals are made apart and joined by :func:`make_requests`. Every random choice has a
-stream of its own, keyed by what it is used for, so that a new use never shifts the others.
+:func:`make_requests` joins lengths and arrivals. Every random choice has a stream of its own, keyed
+by its use, so a new use does not change the others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from simulator.loop.records import Floats, Ints
 
 
 class WorkloadError(ValueError):
-    """A workload cannot be made, and why."""
+    """A workload cannot be made; the message says why."""
 
 
 def stream(seed: int, use: str) -> np.random.Generator:
-    """The random stream for one use, such as ``"lengths"``: independent of those of other uses."""
+    """The random stream for one use, such as ``"lengths"``, independent of other streams."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *use.encode()])))
 
 
@@ -102,8 +102,8 @@ def make_requests(
     """Requests 0, 1, ... in the order of the arrays.
 
     A request declares that it may fill ``max_length``, or its true output length
-    (``declare_exact``). One that is longer than ``max_length`` declares what it needs, so that
-    the scheduler rejects it. Without ``user`` they are all of user 0.
+    (``declare_exact``). A request longer than ``max_length`` declares its length, so the scheduler
+    rejects it. Without ``user`` all requests belong to user 0.
     """
     declared = output if declare_exact else np.maximum(output, max_length - prompt)
     columns = (arrival_s.tolist(), prompt.tolist(), output.tolist(), declared.tolist())

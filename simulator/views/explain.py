@@ -1,4 +1,4 @@
-"""Where the time of a run went, in parts that add up: to its makespan, and to a request's latency.
+"""The time of a run in parts, which add up to its makespan and to the mean latency.
 
 Durations are whole quanta, so the sums here are sums of integers and close exactly. Two breakdowns
 answer two questions:
@@ -6,13 +6,13 @@ answer two questions:
 *Of the stages' time* (per stage, averaged over stages and replicas), which adds up to the wall
 clock: the bubble ledger, with ``busy`` divided into ops.
 
-*Of the requests' latency* (the mean over those that finished): queueing, then for each micro-batch
-that a request rode in the ops of the whole micro-batch, its transfers, its waits for a stage that
-another micro-batch occupied, and the time from one micro-batch to the request's next one.
+*Of the requests' latency* (the mean over those that finished): queueing; then, for each micro-batch
+of a request, the ops of the whole micro-batch, its transfers, and its waits for a stage that
+another micro-batch occupied; and the time from one micro-batch to the request's next one.
 
 Of one layer's recorded time (``breakdown.py``), ``linear`` is the linear ops and others, ``mixing``
-what a chunk and decodes add in one batch, ``prefill_attention`` what is left. ``chunking`` is the
-prefill attention beyond what the same prompts would take whole.
+the extra time of a chunk and decodes in one batch, and ``prefill_attention`` the rest. ``chunking``
+is the prefill attention beyond that of the same prompts taken whole.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Explanation:
 
 
 def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
-    """Divide a run's time. ``predict`` is what it was simulated with."""
+    """Divide a run's time. ``predict`` is the predictor of its simulation."""
     records = analysis.records
     logs = records.replicas
     stages = sum(log.num_stages for log in logs)
@@ -140,7 +140,7 @@ def _chunking(
 
 
 def _quanta(seconds: Floats) -> Ints:
-    """Whole quanta as integers: those of all requests together are more than a double holds."""
+    """Whole quanta as integers: a double could not hold the sum over all requests."""
     return np.asarray(np.rint(seconds / QUANTUM_S), np.int64)
 
 

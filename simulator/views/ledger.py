@@ -1,27 +1,26 @@
-"""Where every second of every stage went: the bubble ledger.
+"""The bubble ledger: every second of every stage by cause.
 
 For each stage, to the bit (times are whole quanta)::
 
     wall = busy + sending + pb1 + pb2 + pb3 + equal + communication + turnaround
            + fill + drain + no_work
 
-The gap before micro-batch k on a stage is ``start[k] - release[k-1]``. From its end, what the
-batch spent on the link (stages 1 and later) is booked as *communication*, and what the scheduler's
-turn-around delayed it (stage 0) as *turnaround*. Of the rest, the time during which fewer
-micro-batches were in flight than there are stages, because the scheduler had nothing it could
-run, is *no_work*. What remains is a pipeline bubble, named after the two batches around it
-(section 3.2 of the paper):
+The gap before micro-batch k on a stage is ``start[k] - release[k-1]``. Its end is booked as
+*communication* for the time of the batch on the link (stages 1 and later), and as *turnaround* for
+the delay by the scheduler's turn-around (stage 0). Of the rest, *no_work* is the time during which
+the scheduler had no batch to run and fewer micro-batches were in flight than there are stages. What
+remains is a pipeline bubble, named after the two batches around it (section 3.2 of the paper):
 
 ``pb1``    both hold prefill tokens, and different numbers of them
 ``pb2``    one holds prefill tokens, the other only decodes
 ``pb3``    both hold only decodes, of different number or context
 ``equal``  both hold the same number of prefill tokens, or only decodes alike in both respects
 
-The names are descriptive, not causal: a gap between two decode batches may go back to a prefill
-that delayed both on an earlier stage. Before a stage's first batch the time is no work until that
-batch is formed and pipeline *fill* from then on; after its last one it is pipeline *drain* until
-the replica is done and no work from then on. *sending* is the time that a transfer occupies its
-sender, with blocking sends; it is no bubble.
+The names are descriptive, not causal: a prefill on an earlier stage may have caused the gap between
+two decode batches. Before a stage's first batch, the time is no work until this batch is formed,
+and then pipeline *fill*. After its last batch, it is pipeline *drain* until the replica is done,
+and then no work. *sending* is the time that a transfer occupies its sender, with blocking sends; it
+is not a bubble.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ACCOUNTS = ("busy", "sending", *WAITS, "fill", "drain", "no_work")
 
 @dataclass(frozen=True)
 class Gaps:
-    """What each micro-batch waited for on each stage, in seconds, shape (iterations, stages).
+    """The idle time before each micro-batch on each stage by cause: seconds, (iterations, stages).
 
     ``kind`` indexes :data:`BUBBLES`, shape (iterations,); row 0 of everything but ``fill`` is 0.
     """
@@ -57,7 +56,7 @@ class Gaps:
 
 
 def pair_kinds(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """For every micro-batch, the index in :data:`BUBBLES` of the pair it makes with the last."""
+    """For every micro-batch, the index in :data:`BUBBLES` of its pair with the one before."""
     columns = log.iterations
     prefill, decodes, context = (
         columns[name] for name in ("prefill_tokens", "decodes", "decode_context")
@@ -79,11 +78,11 @@ def pair_kinds(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
 
 
 class StarvedTime:
-    """Time until ``t`` during which too little work was to be had to fill the pipeline.
+    """Time until ``t`` during which there was too little work to fill the pipeline.
 
-    That is while fewer micro-batches were in flight than there are stages (or than may be), and no
-    further one was formed although it could have been. A batch is in flight from when it is formed
-    until the scheduler has handled its return.
+    That is while fewer micro-batches were in flight than there are stages (or than are allowed),
+    although another one could have been formed. A batch is in flight from its formation until the
+    scheduler has handled its return.
     """
 
     def __init__(self, log: ReplicaLog, times: StageTimes) -> None:
@@ -141,7 +140,7 @@ def gaps(log: ReplicaLog) -> Gaps:
 
 
 def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether a batch was formed at the moment its group's last one had been handled."""
+    """Whether a batch was formed at the instant when the return of its group's last was handled."""
     group, ready = log.iterations["group"], log.iterations["ready_s"]
     back = log.iterations["finish_s"] + log.switches.turnaround_s
     order = np.argsort(group, kind="stable")

@@ -1,11 +1,11 @@
-"""Every metric of a run, said once: its name, unit, better direction, and how it is printed.
+"""The registry of metrics: each one's name, unit, better direction, and how it is printed.
 
 The summary's keys, the printed tables, the axes of figures, Pareto fronts, the tables of sweeps and
-the list in docs/metrics.md are made from :data:`METRICS`. A new metric is a line there, and its
+the list in docs/metrics.md are made from :data:`METRICS`. A new metric is an entry there, and its
 computation in :mod:`simulator.views.metrics`.
 
-A *path* is a metric's key with a statistic, as in ``ttft_s.p99``: where the number is in
-``summary.json``, what a ``compare`` section names, and a column of a sweep's table.
+A *path* is a metric's key with a statistic, as in ``ttft_s.p99``: its place in ``summary.json``,
+its name in a ``compare`` section, and a column of a sweep's table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = {"p50": "median", "pb1": "PB1", "pb2": "PB2", "pb3": "PB3"}
 
 
 class Better(StrEnum):
-    """Which of two values one would rather have."""
+    """Which of two values is better."""
 
     LESS = "less"
     MORE = "more"
@@ -36,8 +36,8 @@ class Metric:
 
     A distribution has ``statistics`` (``ttft_s.p99``), a number has none. ``scale`` is the printed
     value of a stored 1: 100 for a share, printed in percent. ``grows``: in an overloaded run it
-    says how long the run was. ``in_summary`` is false for what only the requests' table has,
-    ``paged`` is true for what only runs with paged memory have.
+    depends on the length of the run. ``in_summary`` is false for a metric of the requests' table
+    only, ``paged`` is true for one of runs with paged memory only.
     """
 
     key: str
@@ -128,14 +128,14 @@ class Quantity:
 
     @property
     def label(self) -> str:
-        """As a row of a table says it: ``time to first token, p99``."""
+        """The heading of a table's row: ``time to first token, p99``."""
         statistic = _WORDS.get(self.statistic, self.statistic.replace("_", " "))
         part = "steady part" if self.of_steady_part else ""
         return ", ".join(filter(None, (self.metric.name, statistic, part)))
 
     @property
     def axis(self) -> str:
-        """As an axis says it: ``time to first token, p99 (s)``."""
+        """The label of an axis: ``time to first token, p99 (s)``."""
         return with_unit(self.label, self.metric.unit)
 
     def text(self, value: float) -> str:
@@ -144,7 +144,7 @@ class Quantity:
 
 
 def quantity(path: str) -> Quantity | None:
-    """What a path such as ``ttft_s.p99`` or ``steady.ttft_s.p99`` names; None where nothing.
+    """The metric of a path such as ``ttft_s.p99`` or ``steady.ttft_s.p99``; None if there is none.
 
     A distribution's key alone names it as a whole.
     """
@@ -172,7 +172,7 @@ def with_unit(name: str, unit: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number for people: whole from 1,000 on, with three digits below 1."""
+    """A number for readers: whole from 1,000 on, with three digits below 1."""
     if isinstance(value, int) or abs(value) >= 999.5:
         return f"{value:,.0f}"
     if abs(value) < 1:

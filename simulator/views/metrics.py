@@ -1,4 +1,4 @@
-"""What a run amounts to, per request, per iteration and in all. See docs/metrics.md."""
+"""The metrics of a run, per request, per iteration and in all. See docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_cont
 
 
 class Analysis:
-    """The views of one finished run, each computed when first asked for and then kept.
+    """The views of one finished run, each computed at its first use and then kept.
 
     ``requests``, ``iterations`` and ``ledger`` are data frames; :meth:`summary` is the run in
     numbers. Nothing here changes ``records``.
@@ -35,7 +35,7 @@ class Analysis:
 
     @cached_property
     def at_work(self) -> list[int]:
-        """The replicas on which anything ran. The others cost no analysis."""
+        """The replicas that served any request. The others are not analysed."""
         return [n for n, log in enumerate(self.records.replicas) if log.num_iterations]
 
     @cached_property
@@ -88,7 +88,8 @@ class Analysis:
         )
 
     def _measure(self, spans: Spans, split: Gaps, found: dict[str, Floats]) -> None:
-        """Fill in the requests of one replica; its own function, so that its arrays go with it."""
+        """Fill in the requests of one replica; a function of its own, so that its arrays are
+        freed."""
         row = np.searchsorted(self.records.request_id, spans.requests)
         found["start"][row] = split.times.start[spans.first_row(), 0]
         found["first_token"][row] = spans.first_token_s()
@@ -238,7 +239,7 @@ class Analysis:
 
 
 def _spread(values: pd.Series[float]) -> dict[str, float]:
-    """Mean and quantiles without the NaNs, as pandas has them, which takes six times as long."""
+    """Mean and quantiles without the NaNs, equal to pandas' and six times as fast."""
     found = values.to_numpy(np.float64)
     there = ~np.isnan(found)
     if not there.any():
@@ -253,7 +254,7 @@ def _named(values: Sequence[float], mean: float | None = None) -> dict[str, floa
 
 
 def _useful_flops(model: ModelSpec, prompt: Floats, output: Floats) -> float:
-    """FLOPs that serving the requests takes, however they are scheduled."""
+    """FLOPs of the requests, under any schedule."""
     processed = prompt + output - 1
     pairs = processed * (processed + 1) / 2
     attention = 4.0 * model.num_layers * model.num_heads * model.head_dim * pairs.sum()

@@ -1,4 +1,4 @@
-"""What a run with paged memory did: preemptions, what was computed again, what the cache saved."""
+"""Metrics of paged memory: preemptions, recomputed tokens, hits in the prefix cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of a run that is too large to keep them all: one replica's at a time."""
+"""Views of a run that is too large to keep all of them: one replica at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MOST_KEPT = 4_000_000
 
 
 class PerReplica(Sequence[T]):
-    """Something worked out for every replica's log when asked for, and kept unless it is large.
+    """A value computed for each replica's log at its first use, and kept unless it is large.
 
-    For a million requests the gaps of all replicas would take more memory than the records; then
-    those of one replica at a time are worked out, more than once.
+    For a million requests the gaps of all replicas would take more memory than the records. Then
+    they are computed for one replica at a time, more than once.
     """
 
     def __init__(self, records: Records, work_out: Callable[[ReplicaLog], T]) -> None:

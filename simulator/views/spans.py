@@ -40,7 +40,7 @@ class Spans:
         return np.asarray(self._finish[self.last[self.ends]])
 
     def first_token_s(self) -> Floats:
-        """When each request's prompt was done: its first token."""
+        """When each request's prompt was finished: the time of its first token."""
         prefill = np.where(self.role == PREFILL, self.last, -1)
         # Spans of a request are in order, so its last prefill span is the latest one; but positions
         # of different groups do not compare, hence the span's index and not its position.
@@ -96,7 +96,7 @@ class Spans:
         return np.where(result < 0, np.nan, result)
 
     def _recomputed(self) -> Ints:
-        """The spans that process again what was lost, and end with a token."""
+        """The spans that recompute lost tokens, and end with a new token."""
         return np.flatnonzero(self.role == RECOMPUTE)
 
     def _entry_gaps(self, spans: Ints) -> Floats:

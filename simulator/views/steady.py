@@ -1,14 +1,14 @@
 """Whether a run reached a steady state, and from which request on.
 
-**Overload.** The requests are cut, in order of arrival, into :data:`BLOCKS` blocks of as many each.
-A run is *overloaded* where the blocks' mean queueing delays rise (Kendall's S, the later blocks
-that are higher less those that are lower, is at least :data:`CRITICAL`: one-sided 1 % for ten
-values in random order) and the last block's is more than a tenth of the median latency. Under a
-load it can serve the delays of a queue wander; under more than that they grow for as long as
-requests arrive.
+**Overload.** The requests are divided, in order of arrival, into :data:`BLOCKS` blocks of equal
+size.
+A run is *overloaded* if the blocks' mean queueing delays rise (Kendall's S, the number of rising
+pairs minus that of falling ones, is at least :data:`CRITICAL`: one-sided 1 % for ten values in
+random order) and the last block's is more than a tenth of the median latency. Below the capacity
+the delays of a queue fluctuate; above it they grow while requests arrive.
 
-**Warm-up.** MSER-5 (White 1997): latencies in order of arrival are averaged in fives, and as many
-are dropped, up to half, as make the standard error of the mean of the rest smallest.
+**Warm-up.** MSER-5 (White 1997): latencies in order of arrival are averaged in fives. The first
+averages are dropped, at most half, so that the standard error of the mean of the rest is smallest.
 
 How often the first rule errs is measured in ``tests/simulator/test_steady.py``.
 """
@@ -31,7 +31,7 @@ State = Literal["steady", "overloaded", "closed", "short"]
 
 @dataclass(frozen=True)
 class SteadyState:
-    """``state`` is closed where all requests arrive at once, short where there are too few to tell.
+    """``state`` is closed if all requests arrive at once, and short if there are too few.
 
     ``kendall_s`` is the trend of the queueing delay, -45 to 45 (0 where not tested);
     ``warmup_requests`` how many of the first requests a steady state leaves out.
@@ -56,7 +56,7 @@ def steady_state(arrival_s: Floats, queueing_s: Floats, latency_s: Floats) -> St
 
 
 def kendall_s(values: Floats) -> int:
-    """Pairs in rising order less pairs in falling order."""
+    """Pairs in rising order minus pairs in falling order."""
     first, second = np.triu_indices(len(values), 1)
     return int(np.sign(values[second] - values[first]).sum())
 
