@@ -71,7 +71,7 @@ def replay(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Simulate a real server's requests, and compare with what it took.
+    """Simulate what a real server served, and compare.
 
     Every scenario of CONFIG is run with the requests of REQUESTS at the times when they reached the
     server, instead of its own workload. Times to first token, times per output token and latencies

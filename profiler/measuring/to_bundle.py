@@ -188,6 +188,7 @@ def write_device(
     spec = DeviceSpec(
         name=name,
         memory_bytes=float(memory_bytes),
+        reported_bytes=float(memory_bytes),
         peak_flops=float(f"{peak:.4g}"),
         memory_bandwidth=float(f"{memory_bandwidth:.4g}"),
         num_sms=num_sms,
