@@ -1,4 +1,4 @@
-"""The folder of a finished run: written whole or not at all, and read back for plots."""
+"""The folder of a finished run: written completely or not at all, and read back for plots."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
 
 @contextmanager
 def maybe_result(out: Path | None, kind: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """What writes numbers as the ``summary.json`` of a folder; without one it does nothing."""
+    """A function that writes numbers to the ``summary.json`` of a folder; without one it does
+    nothing."""
     if out is None:
         yield lambda content: None
         return
@@ -81,7 +82,8 @@ def write_summary(folder: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
-    """Where ``out`` leads to. Raises ConfigError where it holds what is not ours to replace."""
+    """The resolved path of ``out``. Raises ConfigError if it holds files that we may not
+    replace."""
     target = resolved(out)
     if target in (Path.cwd(), *Path.cwd().parents):
         raise ConfigError(

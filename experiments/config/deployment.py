@@ -37,9 +37,9 @@ from simulator.op_times.regression import OpTimes
 class Deployment:
     """A scenario with every default filled in, ready to run.
 
-    ``scenario`` is the resolved one: running it again gives the same result. ``notes`` is what its
-    user should know. ``bundle_sha256`` identifies the content of the profile bundle. ``memory`` is
-    what a paged KV cache is made of.
+    ``scenario`` is the resolved one: running it again gives the same result. ``notes`` are messages
+    for the user. ``bundle_sha256`` identifies the content of the profile bundle. ``memory`` is what
+    a paged KV cache is made of.
     """
 
     scenario: Scenario
@@ -111,7 +111,7 @@ class Deployment:
 
     @property
     def table_sizes(self) -> TableSizes:
-        """How large the predictor's tables are to be: what this workload can make of the limits.
+        """The sizes of the predictor's tables: the largest that this workload can need.
 
         No micro-batch holds more sequences than there are requests or than reserve their KV
         tokens, and no chunk is longer than a prompt.
@@ -144,7 +144,7 @@ class Deployment:
 
     @property
     def memory_needs(self) -> list[Need]:
-        """The memory that running this will take, the requests being there."""
+        """The memory of a run, without its requests."""
         return run_needs(self.scenario, len(self.requests), self.table_sizes)
 
     @cached_property
@@ -168,8 +168,8 @@ class Deployment:
         progress: Callable[[int], None] | None = None,
         predictor: Predictor | None = None,
     ) -> Records:
-        """Run it. ``progress`` gets the number of finished requests now and then; batches take as
-        long as ``predictor`` says, else :attr:`predictor`.
+        """Simulate it. ``progress`` gets the number of finished requests from time to time.
+        ``predictor`` replaces :attr:`predictor`.
         """
         scenario = self.scenario
         with blamed(scenario.policy):
@@ -194,8 +194,8 @@ def deploy(
 ) -> Deployment:
     """Check a scenario against its model, device, profiles and workload, and fill in defaults.
 
-    ``requests_of`` lets who deploys many scenarios share requests between them. Raises ConfigError,
-    naming file, key, value and what is allowed.
+    ``requests_of`` lets a sweep share requests between scenarios. Raises ConfigError, naming file,
+    key, value and what is allowed.
     """
     cluster, batching = scenario.cluster, scenario.batching
     model, device = model_of(scenario, source), device_of(scenario, source)
@@ -280,7 +280,7 @@ def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple
 
 
 def _depth(policy: PoolPolicy, pp: int) -> int:
-    """Micro-batches in flight: one a stage, and one more where they are formed ahead."""
+    """Micro-batches in flight: one per stage, and one more if they are formed ahead."""
     return pp + policy.ahead
 
 

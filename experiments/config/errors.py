@@ -1,7 +1,7 @@
-"""What a user can get wrong: one exception whose text is all they need to read."""
+"""The exception for a user's mistake; its text is all that the user needs."""
 
 from __future__ import annotations
 
 
 class ConfigError(ValueError):
-    """A configuration, or what it asks for, cannot be used; the message says what is allowed."""
+    """A configuration, or a file that it names, is invalid; the message says what is allowed."""

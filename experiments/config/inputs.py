@@ -1,6 +1,6 @@
-"""What a scenario names, read and checked: its model, its device, its profile bundle.
+"""The inputs of a scenario, read and checked: its model, its device, its profile bundle.
 
-What was read is kept for the next scenario: a sweep names the same few in every run.
+They are kept for the next scenario, because a sweep names the same few in every run.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def _profiles(scenario: Scenario) -> Path:
 
 
 def dtype_bytes_of(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> int:
-    """Bytes a number takes in the profiled dtype; fp16's where there is no profile to ask.
+    """Bytes of a number in the profiled dtype; those of fp16 if there is no profile.
 
-    That there is none is said later, once the memory was found to suffice.
+    A missing profile is reported later, after the check of the memory.
     """
     try:
         path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
@@ -109,7 +109,7 @@ def bundle_digest(path: Path) -> str:
 
 
 def _changed(path: Path) -> int:
-    """When a file was changed, for the caches below; 0 for a shipped name."""
+    """The time of a file's last change, for the caches below; 0 for a shipped name."""
     return path.stat().st_mtime_ns if path.is_file() else 0
 
 
@@ -128,7 +128,7 @@ def _load_model(name: str, changed: int) -> ModelSpec:
 def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
     """The regressions of one bundle, and its longest context; scenarios share them.
 
-    ``digest`` is that of the bundle: a worker may live on when the folder's content changes.
+    ``digest`` is that of the bundle: a worker may outlive a change of the folder.
     """
     bundle = load_plausible(path)
     return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())

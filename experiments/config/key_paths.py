@@ -14,13 +14,13 @@ _TAGS = ("kind", "name")
 
 
 def key_path(text: str) -> KeyPath | None:
-    """``cluster.pp`` as a key path; None where it is none: an empty key, or far too many."""
+    """``cluster.pp`` as a key path; None if it has an empty key, or far too many keys."""
     path = tuple(text.split("."))
     return path if all(path) and len(path) <= DEEPEST else None
 
 
 def meet(path: KeyPath, key: KeyPath) -> bool:
-    """Whether one is the other, or lies below it."""
+    """Whether one equals the other, or is below it."""
     return key[: len(path)] == path[: len(key)]
 
 
@@ -44,8 +44,8 @@ def assign(tree: Mapping[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the values of ``override``, mapping by mapping.
 
-    A mapping of another kind (``kind: zipf`` over ``kind: fixed``) replaces the one below it: their
-    other keys have nothing to do with each other.
+    A mapping of another kind (``kind: zipf`` over ``kind: fixed``) replaces the whole mapping,
+    because their other keys are unrelated.
     """
     merged = dict(base)
     for key, value in override.items():

@@ -28,7 +28,7 @@ _FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
 
 @dataclass(frozen=True)
 class Source:
-    """Where the values of one scenario come from, for messages.
+    """The origin of a scenario's values, for messages.
 
     ``override`` is what the scenario itself sets, ``assigned`` the key paths of ``--set``.
     """
@@ -48,8 +48,8 @@ class Source:
         return f"{self.file}: {'.'.join(key)}" if key else self.file
 
     def folder(self, key: KeyPath) -> Path:
-        """What a path at ``key`` that goes with the file is relative to: the file's folder, and
-        for ``--set`` the one in which the command runs."""
+        """The folder that a relative path at ``key`` starts from: the file's folder, or for
+        ``--set`` the current folder."""
         return Path(self.file).parent if self._assigned(key) is None else Path()
 
     def _assigned(self, key: KeyPath) -> KeyPath | None:
@@ -63,7 +63,7 @@ class Source:
         return None
 
     def error(self, key: str, value: object, problem: str) -> ConfigError:
-        """What to raise when a value cannot be used although its type is right."""
+        """The error for a value of the right type that is not allowed."""
         return ConfigError(f"{self.name(tuple(key.split('.')))}: value {show(value)}: {problem}")
 
 
@@ -239,7 +239,7 @@ def _check_names(overrides: Any, source: Source) -> dict[str, dict[str, Any]]:
 def _check_effect(
     raw: Mapping[str, Any], overrides: Mapping[str, Any], assigned: tuple[KeyPath, ...]
 ) -> None:
-    """A ``--set`` that every scenario sets again itself would do nothing, silently."""
+    """Refuse a ``--set`` that every scenario overrides: it would have no effect."""
     for path in assigned:
         if path[0] in ("scenarios", *Header.model_fields):
             continue

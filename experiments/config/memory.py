@@ -1,6 +1,6 @@
-"""What a scenario will take of this machine's memory: estimated, and refused where it is too much.
+"""The memory that a scenario needs on this machine: estimated, and refused if it is too much.
 
-The bytes each part takes were measured with ``tracemalloc`` and are those at its peak.
+The bytes of each part were measured with ``tracemalloc`` at its peak.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ at once, and those of chunks, which are made block by block."""
 
 @dataclass(frozen=True)
 class Need:
-    """``num_bytes`` for ``what``, which the value of ``key`` decides."""
+    """``num_bytes`` for ``what``, caused by the value of ``key``."""
 
     what: str
     num_bytes: int
@@ -39,7 +39,7 @@ class Need:
 
 
 def workload_needs(scenario: Scenario) -> list[Need]:
-    """What making the requests takes. A trace's reader sees to its own
+    """The memory for the requests. A trace's reader checks its own
     (``simulator/load/trace.py``)."""
     workload, lengths = scenario.workload, scenario.workload.lengths
     count = (REQUEST_BYTES + RECORD_BYTES) * (workload.requests or 0)
@@ -52,7 +52,7 @@ def workload_needs(scenario: Scenario) -> list[Need]:
 
 
 def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list[Need]:
-    """What simulating a resolved scenario takes once its requests are made."""
+    """The memory to simulate a resolved scenario, without its requests."""
     cluster, batching = scenario.cluster, scenario.batching
     replica = REPLICA_BYTES + STAGE_BYTES * cluster.pp + GROUP_BYTES * (batching.max_in_flight or 1)
     by_chunk = tables.chunk_points * CHUNK_POINT_BYTES
@@ -69,7 +69,7 @@ def run_needs(scenario: Scenario, num_requests: int, tables: TableSizes) -> list
 
 
 def check_memory(needs: Sequence[Need], scenario: Scenario, source: Source) -> None:
-    """Raises ConfigError, naming the key that asks for most, where this machine has not as much."""
+    """Raises ConfigError, naming the key that needs most, if this machine has too little."""
     problem = shortage(needs)
     if problem is not None:
         largest = max(needs, key=lambda need: need.num_bytes)
@@ -77,7 +77,7 @@ def check_memory(needs: Sequence[Need], scenario: Scenario, source: Source) -> N
 
 
 def shortage(needs: Iterable[Need]) -> str | None:
-    """What is needed, and what there is; None where it suffices."""
+    """The needed and the free memory as text; None if there is enough."""
     largest_first = sorted(needs, key=lambda need: -need.num_bytes)
     total, free = sum(need.num_bytes for need in largest_first), available_bytes()
     if total <= free:
@@ -97,7 +97,7 @@ def _value(scenario: Scenario, key: str) -> object:
 
 
 def check_together(needs: Iterable[tuple[str, Sequence[Need]]], file: str) -> None:
-    """Raises ConfigError where scenarios that are held at once need more than there is.
+    """Raises ConfigError if the scenarios together need more memory than is free.
 
     ``needs`` are those of each scenario by name.
     """

@@ -1,4 +1,4 @@
-"""The KV cache of policies that act on a pool: its blocks, and the memory that they are made of."""
+"""The KV cache of policies that act on a pool: its blocks, and their memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def paged_cache(
 
 
 def _check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
-    """What a policy that acts on a pool leaves no choice about."""
+    """Refuse settings that have no effect for a policy that acts on a pool."""
     batching, standard = scenario.batching, Batching()
     if batching.max_batch == max_num_seqs:  # a resolved configuration says so
         standard = Batching(max_batch=max_num_seqs)

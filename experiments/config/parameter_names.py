@@ -1,4 +1,4 @@
-"""What the keys of a configuration are called on axes, in legends and in the heads of tables."""
+"""The names of configuration keys on axes, in legends and in headings of tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from simulator.views.metric_registry import number_text, with_unit
 
 @dataclass(frozen=True)
 class Parameter:
-    """A key's name and unit; ``short`` is what stands beside a point, as in ``TP 4``."""
+    """A key's name and unit; ``short`` is its label beside a point, as in ``TP 4``."""
 
     name: str
     unit: str = ""
@@ -17,12 +17,12 @@ class Parameter:
 
     @property
     def axis(self) -> str:
-        """As an axis says it: ``chunk size (tokens)``."""
+        """The label of an axis: ``chunk size (tokens)``."""
         return with_unit(self.name, self.unit)
 
     @property
     def heading(self) -> str:
-        """As the head of a column says it: ``chunk (tokens)``."""
+        """The heading of a column: ``chunk (tokens)``."""
         return with_unit(self.short or self.name, self.unit)
 
     def value(self, value: object) -> str:
@@ -98,7 +98,7 @@ PARAMETERS = {
 
 
 def parameter(path: str) -> Parameter:
-    """The name of a key, its unit, and what to call it for short."""
+    """The name of a key, its unit, and its short name."""
     return PARAMETERS.get(path) or Parameter(path.rpartition(".")[2].replace("_", " "))
 
 

@@ -1,4 +1,4 @@
-"""The ``policy`` section: every shipped policy by its name, or one of a file of the user's own.
+"""The ``policy`` section: every shipped policy by its name, or one of a user's file.
 
 The parameters of a policy's constructor are its keys.
 """
@@ -56,7 +56,7 @@ class ShippedPolicy(NamedPolicy):
 
 
 class FilePolicy(NamedPolicy):
-    """A policy of a file of the user's own; its subclasses hold the file's ``code``.
+    """A policy of a user's file; its subclasses hold the file's ``code``.
 
     It is pickled as that code, so that a worker needs no such file. ``sha256`` is that of the file.
     """
@@ -105,7 +105,7 @@ def file_policy(code: str, file: str, name: str) -> type[FilePolicy]:
 
 
 def code_sha256(code: str) -> str:
-    """What ``sha256sum`` says of the file."""
+    """The SHA-256 of the file."""
     return sha256(code.encode()).hexdigest()
 
 
@@ -116,7 +116,7 @@ def _again(code: str, keys: dict[str, Any]) -> FilePolicy:
 def _policy_model(
     name: str, builder: Builder, base: type[_Kind], reserved: Iterable[str] = ("name",)
 ) -> type[_Kind]:
-    """The keys that a policy takes: the parameters of what builds it. Whole numbers are counts."""
+    """The keys of a policy: the parameters of its constructor. Whole numbers are counts."""
     fields: dict[str, Any] = {"name": (Literal[name], ...)}
     try:
         made_by = builder.__init__ if isinstance(builder, type) else builder  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A policy from a file of the user's own: read for a configuration, and kept with a result."""
+"""A policy from a user's file: read for a configuration, and kept with a result."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _read(file: str, source: Source) -> tuple[Path, str]:
 
 @contextmanager
 def blamed(policy: NamedPolicy) -> Iterator[None]:
-    """Turns what a policy of the user's own does wrong in a simulation into a ConfigError."""
+    """Turns an error of a user's policy in a simulation into a ConfigError."""
     try:
         yield
     except (ConfigError, SimulationError):
@@ -94,9 +94,9 @@ def blamed(policy: NamedPolicy) -> Iterator[None]:
 
 
 def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """A resolved scenario as a result's ``config.yaml`` holds it, and the files that go with it.
+    """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
 
-    A policy of the user's own goes along, so that the result can be simulated again anywhere.
+    A user's policy is stored, so that the result can be simulated again anywhere.
     """
     content, policy = scenario.model_dump(), scenario.policy
     if not isinstance(policy, FilePolicy):

@@ -1,8 +1,8 @@
-"""What an experiment may say: every key, its type, its bounds and its default.
+"""The keys of an experiment: type, bounds and default of each.
 
 The ``workload`` section is in :mod:`experiments.config.workload`, ``policy`` in
 :mod:`experiments.config.policy`.
-:mod:`experiments.config.loading` reads these from YAML and turns mistakes into messages.
+:mod:`experiments.config.loading` reads them from YAML and turns mistakes into messages.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Scenario(Strict):
 
     ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
     device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
-    Paths are relative to the folder in which the command runs.
+    Paths are relative to the current folder.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -1,4 +1,4 @@
-"""The ``workload`` section: how long requests are, and when they arrive."""
+"""The ``workload`` section: the lengths of requests, and their arrivals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Poisson(Strict):
 class Gamma(Strict):
     """Gamma-distributed gaps between arrivals; ``cv`` is their coefficient of variation.
 
-    Below 0.001 they are as good as regular; above 10 nearly all gaps would be 0.
+    Below 0.001 the gaps are practically regular; above 10 nearly all gaps would be 0.
     """
 
     kind: Literal["gamma"]

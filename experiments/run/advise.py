@@ -1,6 +1,6 @@
-"""Which chunk size and batch cap suit a workload: ranked by a closed form, checked by simulation.
+"""The best chunk size and batch cap for a workload: ranked by a closed form, then simulated.
 
-The paper leaves it open how to pick the chunk (section 6). The closed form is a steady state of
+The paper does not say how to choose the chunk (section 6). The closed form is a steady state of
 equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes piggybacked
 on each; decodes that find no chunk to piggyback on run on their own, B at a time. The best few, and
 the fixed chunks 256 and 512, are then simulated on requests drawn from the whole workload.
@@ -31,10 +31,10 @@ _LARGEST_BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A chunk size and batch cap, and what the closed form makes of them.
+    """A chunk size and batch cap, and the closed form's prediction for them.
 
-    ``seconds`` is GPU time a request takes; ``lost`` is how much of it each term costs against
-    prefill at the best rate, in one piece, with all decodes piggybacked.
+    ``seconds`` is the GPU time of a request. ``lost`` is the part of it that each term costs,
+    compared with prefill at the best rate, in one piece, with all decodes piggybacked.
     """
 
     chunk: int
@@ -60,7 +60,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Advice:
-    """Everything that was found; ``verified`` is sorted, the best first."""
+    """All results; ``verified`` is sorted, the best first."""
 
     demand: Demand
     largest_batch: int
@@ -69,7 +69,7 @@ class Advice:
     fixed: dict[int, Verified]
 
     def regret(self, chunk: int) -> float:
-        """Percent of the best throughput that a fixed chunk gives away."""
+        """Percent of the best throughput that a fixed chunk loses."""
         return 100 * (1 - self.fixed[chunk].tokens_per_s / self.verified[0].tokens_per_s)
 
 
@@ -148,7 +148,7 @@ def candidate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candi
 def _steady(
     m: Machine, length: int, pd_ratio: float, chunk: int, batch: int
 ) -> tuple[float, dict[str, float], float]:
-    """Seconds a request takes, what of that each term costs, and the longest iteration."""
+    """Seconds per request, the cost of each term, and the longest iteration."""
     output = min(max(1, ceil(length / (1 + pd_ratio))), length - 1)
     prompt, decodes = length - output, output - 1
     size = Sarathi(chunk, TILE, "reserve").chunk_tokens(batch - 1, batch)
@@ -202,7 +202,7 @@ def _simulate(machine: Machine, demand: Demand, chosen: Candidate) -> Verified:
 
 
 def explain(advice: Advice) -> list[str]:
-    """Five lines: what is best, why, what limits it, what comes next, and the regrets."""
+    """Five lines: the best choice, why, its limit, the next ones, and the regrets."""
     best, demand = advice.verified[0], advice.demand
     chosen = best.candidate
     ratio = f"{demand.low:g}" if demand.low == demand.high else f"{demand.low:g}..{demand.high:g}"

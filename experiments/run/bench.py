@@ -1,7 +1,7 @@
-"""How fast the event loop is, as a multiple of a textbook SimPy simulation in the same process.
+"""The speed of the event loop, as a multiple of a textbook SimPy simulation in one process.
 
-Absolute times depend on the machine and on what else it does; the ratio of two loops timed in turn
-hardly does.
+Absolute times depend on the machine and its other work; the ratio of two loops timed in turn hardly
+does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
 
 
 def _timed_scenarios(experiment: Experiment) -> dict[str, str]:
-    """What is timed, by the name it has in the numbers: those that the demo compares, or all."""
+    """The timed scenarios by their names in the numbers: those that the demo compares, or all."""
     if all(name in experiment.scenarios for name in SCENARIOS.values()):
         return SCENARIOS
     return {name: name for name in experiment.scenarios}

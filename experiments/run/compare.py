@@ -1,4 +1,4 @@
-"""Two results side by side: which part of the time makes the difference."""
+"""Two results side by side: the parts of their time, and the differences."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def explain(folder: Path, progress: Progress | None = None) -> Compared:
 
 
 def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
-    """The result's folder, the scenario in it, and what was written of that one."""
+    """The result's folder, the scenario in it, and its stored numbers."""
     for where, chosen in ((folder, None), (folder.parent, folder.name)):
         summary = read_summary(where)
         names = summary.get("scenarios")
@@ -168,7 +168,7 @@ TITLES = {
 
 
 def part_label(key: str, name: str) -> str:
-    """What a part of the breakdown ``key`` is called."""
+    """The name of a part of the breakdown ``key``."""
     if key == "mean_latency" and name == "prefill_attention":
         return "attention of prompts"  # chunks' extra is not told apart there
     return _LABELS[name]
@@ -186,8 +186,8 @@ NEAR_NOTHING = 0.01
 def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
     """Both breakdowns as tables, largest difference first.
 
-    Each part's difference in seconds and in percent of A's total; and of the whole difference,
-    where that is no small difference of large parts that cancel.
+    They give each part's difference in seconds and in percent of A's total. They also give it in
+    percent of the whole difference, unless this is a small difference of large parts.
     """
     tables = []
     for key, title in TITLES.items():
@@ -213,7 +213,7 @@ def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
 
 
 def divisible(total: Mapping[str, float]) -> bool:
-    """Whether the totals differ by enough for shares of their difference to mean something."""
+    """Whether the totals differ enough for shares of their difference to be meaningful."""
     return abs(total["difference_s"]) >= NEAR_NOTHING * max(total["a_s"], total["b_s"]) > 0
 
 

@@ -22,7 +22,7 @@ _SIDES = (("a", -0.2), ("b", 0.2))
 
 
 def write_comparison(result: Mapping[str, Any], out: Path) -> None:
-    """Write :func:`experiments.run.compare.compare`'s result and its figure, whole or not at all.
+    """Write :func:`experiments.run.compare.compare`'s result and figure, completely or not at all.
 
     Raises ConfigError where ``out`` holds something else than an earlier one.
     """

@@ -58,7 +58,8 @@ class DecisionLog:
 
 @dataclass(frozen=True)
 class Replay:
-    """How a replay went: calls of the scheduler, those decided alike, and the first difference.
+    """The result of a replay: calls of the scheduler, identical decisions, and the first
+    difference.
 
     A difference that is not in a decision (a request that ends elsewhere) counts, too.
     """
@@ -107,7 +108,7 @@ def read_log(path: Path) -> DecisionLog:
 
 
 def _check(log: DecisionLog) -> None:
-    """Raises ConfigError where a setting is not what vLLM could have had."""
+    """Raises ConfigError for a setting that vLLM does not allow."""
     found = {name: log.settings.get(name) for name in _MOST} | {"depth": log.depth}
     for name, value in found.items():
         most = _MOST.get(name, 1 << 16)

@@ -1,4 +1,4 @@
-"""A workload in one word: how long requests are, and how prompt and output divide that."""
+"""A workload in one word: the length of requests, and its division into prompt and output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.loop.records import Ints
 
 @dataclass(frozen=True)
 class Demand:
-    """What requests look like: ``length`` tokens each, P:D anywhere from ``low`` to ``high``.
+    """Requests of ``length`` tokens each, with P:D from ``low`` to ``high``.
 
     P:D is spread evenly over its logarithm.
     """

@@ -43,9 +43,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ScenarioRun:
-    """One simulated scenario: what was deployed, what came out, and that in numbers.
+    """One simulated scenario: its deployment, its records, and its numbers.
 
-    ``uncertainty`` is how sure that is; None where nothing ran.
+    ``uncertainty`` has its bands; None if nothing ran.
     """
 
     deployment: Deployment
@@ -109,7 +109,7 @@ def simulate_all(
 def _simulated(
     deployments: Mapping[str, Deployment], progress: Progress | None
 ) -> dict[str, ScenarioRun]:
-    """The runs without how sure they are."""
+    """The runs without their uncertainty."""
     return {name: _run(name, deployment, progress) for name, deployment in deployments.items()}
 
 
@@ -169,7 +169,7 @@ def run_experiment(
 
 
 def _checked(window: Window | None, runs: Mapping[str, ScenarioRun]) -> Window:
-    """The window, which must begin before the last scenario ends; or one worth looking at."""
+    """The window, which must begin before the last scenario ends; or a default one."""
     records = [run.analysis.records for run in runs.values()]
     end_s = max(log.end_s for log in records)
     if window is not None and window.start_s >= end_s > 0:
@@ -199,7 +199,7 @@ def _tables(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
 
 
 def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
-    """What the figures show of the runs."""
+    """The content of the runs' figures."""
     slices = {name: stage_slices(run.analysis, window) for name, run in runs.items()}
     tables = {
         name: replace(table, requests=table.requests[list(REQUEST_COLUMNS)])

@@ -1,4 +1,4 @@
-"""What the claims measure with: one iteration taken apart, and a whole batch of requests served."""
+"""Times for the paper's claims: one iteration op by op, and a whole batch of requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What serving a set of requests took: seconds in all, and seconds by op."""
+    """The time to serve a set of requests: seconds in all, and seconds by op."""
 
     seconds: float
     tokens: int
@@ -116,7 +116,7 @@ class Machine:
         return {op: float(t) for op, t in parts.items() if op not in (*ATTENTION, MIXING)}
 
     def mixing_s(self, linear_s: float, prefill_s: float, decode_s: float) -> float:
-        """Seconds that a chunk and decodes in one iteration add, in all layers.
+        """Extra seconds for a chunk and decodes in one iteration, in all layers.
 
         The arguments are those of all layers: linear ops, attention of chunks and of decodes.
         """
@@ -185,7 +185,7 @@ class Machine:
 
 
 def with_attention(ops: OpTimes, prefill: TimeByPair, decode: TimeByPair, mark: str) -> OpTimes:
-    """The op times with other attention; ``mark`` tells its kept tables from those of others."""
+    """The op times with other attention; ``mark`` distinguishes its cached tables from others."""
     new = copy.copy(ops)
     new.prefill, new.decode = prefill, decode
     new.key = f"{ops.key} {mark}"

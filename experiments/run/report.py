@@ -1,4 +1,4 @@
-"""What a run prints: progress while it lasts, tables at its end."""
+"""The output of a run: progress while it lasts, tables at its end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | N
 
 
 def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> list[str]:
-    """What to know of runs that are overloaded: a line each, with where their numbers are.
+    """A note for each overloaded run, with the place of its numbers.
 
     ``written`` is the folder of the result.
     """
@@ -126,7 +126,7 @@ def ratios_table(outcome: ExperimentResult) -> Table | None:
 
 
 def print_warnings(outcome: ExperimentResult) -> None:
-    """On stderr: the ops that were asked for times outside what was measured, once for each."""
+    """Print, on stderr, each op with batches outside the measured region once."""
     said: dict[str, list[str]] = {}
     for name, run in outcome.runs.items():
         for outside in run.uncertainty.outside if run.uncertainty is not None else ():
@@ -142,9 +142,9 @@ def _number(value: Number) -> str:
 
 
 class ProgressBar:
-    """Shows what is being done and how long it will take, once it has taken a second.
+    """Shows the current step and its expected time, after the first second.
 
-    Use as a context manager, and call it with what is done, how much of it, and of how much.
+    Use as a context manager, and call it with the step, its progress and its length.
     """
 
     def __init__(self, console: Console, enabled: bool) -> None:
@@ -183,7 +183,7 @@ class ProgressBar:
 
 
 def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
-    """What each scenario would run on, the scenarios side by side."""
+    """The deployment of each scenario, side by side."""
     rows: dict[str, Callable[[Deployment], str]] = {
         "model": lambda d: d.model.name,
         "device": lambda d: d.device.name,

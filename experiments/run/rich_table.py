@@ -13,8 +13,8 @@ def rich_table(
 ) -> Table:
     """Columns of text to the left, then columns of numbers to the right, by their headings.
 
-    A cell that is too wide goes on in the next line. ``about`` is what rich's tables take: a title,
-    a caption.
+    A cell that is too wide continues in the next line. ``about`` are options of rich's tables: a
+    title, a caption.
     """
     table = Table(**{"title_justify": "left", "caption_justify": "left", **about})
     for heading in text:

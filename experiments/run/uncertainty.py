@@ -1,4 +1,4 @@
-"""How sure a run is: its 90 % bands, and the queries outside of what was measured."""
+"""The uncertainty of a run: its 90 % bands, and batches outside the measured region."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ QUANTILES = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """What op errors do to one run.
+    """The effect of op errors on one run.
 
-    ``slower`` is the makespan over the simulated one under each joint draw of the op errors;
-    ``outside`` the ops with queries outside the measured region.
+    ``slower`` is the makespan over the simulated one under each joint draw of the op errors.
+    ``outside`` are the ops with sizes outside the measured region.
     """
 
     slower: Floats
     outside: list[Outside]
 
     def factors(self, metric: str) -> Floats | None:
-        """What each draw multiplies a summary's number by; None where that is not known."""
+        """The factor of each draw on a summary's number; None if it is unknown."""
         if metric == "makespan_s":
             return self.slower
         return 1 / self.slower if metric in PER_MAKESPAN else None
@@ -84,7 +84,7 @@ def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | Non
 def ratio_band(
     metric: str, ratio: float, above: Uncertainty | None, below: Uncertainty | None
 ) -> list[float] | None:
-    """The band of a metric's ratio of two runs; None where it does not follow from the makespan.
+    """The band of a metric's ratio of two runs; None if it does not follow from the makespan.
 
     Both runs are re-timed under the same draws: errors they have in common cancel.
     """

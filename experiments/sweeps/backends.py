@@ -1,8 +1,8 @@
-"""Where a sweep's runs are simulated: in this process, in processes beside it
+"""The backends of a sweep: this process, local worker processes
 (``local_processes.py``), or on Dask workers (``dask_backend.py``).
 
-A backend turns bundles of jobs into results, in whatever order they come. A bundle whose worker
-died comes back as lost; what to do about that is decided elsewhere (``execute.py``).
+A backend turns bundles of jobs into results, in any order. A bundle whose worker died comes back as
+lost; ``execute.py`` decides what to do with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LostJobs:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Nothing has come back for ``seconds``: what is under way, by who has it."""
+    """No result for ``seconds``: the jobs under way, by worker."""
 
     under_way: dict[str, list[Job]]
     seconds: float
@@ -41,11 +41,11 @@ Outcomes = Generator["list[JobResult] | LostJobs | Waiting", None, None]
 
 
 class Bundles:
-    """Jobs still to be handed out, in bundles of about :data:`BUNDLE_S`.
+    """Jobs to be sent, in bundles of about :data:`BUNDLE_S`.
 
-    How long a run takes is learnt on the way (``took``), so the first bundles hold one job each;
-    and towards the end they get smaller, so that all workers finish together. ``single`` keeps
-    every bundle to one job.
+    It learns the time of a run from results (``took``), so the first bundles hold one job each.
+    Towards the end bundles become smaller, so that all workers finish together. With ``single``
+    every bundle has one job.
     """
 
     def __init__(self, jobs: Sequence[Job], workers: int, single: bool = False) -> None:
@@ -55,7 +55,7 @@ class Bundles:
         self._seconds = self._runs = 0.0
 
     def took(self, results: list[JobResult]) -> None:
-        """Learn from what came back."""
+        """Learn the time of a run from results."""
         self._seconds += sum(result.seconds for result in results)
         self._runs += len(results)
 
@@ -71,16 +71,16 @@ class Bundles:
 
 
 class Backend(Protocol):
-    """Runs bundles. ``workers`` is how many at a time."""
+    """Runs bundles, ``workers`` at a time."""
 
     workers: int
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what came of each bundle. ``ahead`` is how many may be under way at a time."""
+        """Yield the result of each bundle. At most ``ahead`` bundles are under way."""
         ...
 
     def close(self) -> None:
-        """Let go of the workers; called however the sweep ended."""
+        """Release the workers; always called at the end of a sweep."""
         ...
 
 
@@ -94,4 +94,4 @@ class InProcess:
             yield work(jobs)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""

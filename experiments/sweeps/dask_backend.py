@@ -1,4 +1,4 @@
-"""Runs on the workers of a Dask cluster that is there already, as futures."""
+"""Runs on the workers of an existing Dask cluster, as futures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _CHECK = "__import__('experiments.sweeps.identity', fromlist=['x']).code_fingerp
 class DaskWorkers:
     """All workers of the cluster at ``address``.
 
-    Raises ConfigError where the address is none, where there is no scheduler or no worker, and
-    where a worker lacks this package or has another version of it.
+    Raises ConfigError for a wrong address, without a scheduler or a worker, and if a worker lacks
+    this package or has another version of it.
     """
 
     def __init__(self, address: str) -> None:
@@ -90,7 +90,7 @@ class DaskWorkers:
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what came of each bundle; those whose workers kept dying as lost.
 
-        Raises ConfigError where the cluster goes away, or has no worker for WITHOUT_WORKERS_S.
+        Raises ConfigError if the cluster is lost, or has no worker for WITHOUT_WORKERS_S.
         """
         from distributed import KilledWorker
 
@@ -141,10 +141,10 @@ class DaskWorkers:
                 yield Waiting({"the cluster": jobs}, now - began)
 
     def _taken(self, future: Any) -> Any:
-        """What a bundle that was done came to, from the worker that has it.
+        """The result of a finished bundle, from the worker that has it.
 
-        If that worker is gone by now, the cluster runs the bundle again, and this waits for it as
-        :meth:`_next` does. Raises KilledWorker where its workers keep dying.
+        If this worker has ended, the cluster runs the bundle again, and this waits for it as
+        :meth:`_next` does. Raises KilledWorker if its workers keep dying.
         """
         from distributed import KilledWorker
 
@@ -181,12 +181,12 @@ class DaskWorkers:
             return False
 
     def close(self) -> None:
-        """Disconnect; what was handed out is cancelled. The cluster stays."""
+        """Disconnect, and cancel the bundles under way. The cluster stays."""
         self._client.close()
 
 
 def _check_address(address: str) -> None:
-    """Refuse, in one line, what a Client would refuse at length. Raises ConfigError."""
+    """Raises ConfigError, in one line, for an address that a Client would refuse."""
     from distributed.security import Security
 
     match = _ADDRESS.fullmatch(address)

@@ -1,4 +1,4 @@
-"""How long a sweep will take: a few of its runs, shortened, are simulated and scaled up."""
+"""The expected time of a sweep: a few shortened runs are simulated and scaled up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def seconds_of_work(plan: SweepPlan) -> float:
     """Predicted seconds of one processor for all of the runs.
 
     The :data:`PROBES` runs are spread evenly over the plan and cut to :data:`PROBE_REQUESTS`
-    requests; the rest is proportion. A rough figure: short runs miss how queues and batches grow.
+    requests; the rest is proportional. This is approximate: short runs do not show how queues and
+    batches grow.
     """
     step = max(1, len(plan.runs) // PROBES)
     probed = plan.runs[step // 2 :: step][:PROBES]

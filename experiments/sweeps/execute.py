@@ -1,4 +1,4 @@
-"""The loop of a sweep: send out missing runs, write what comes back, and say what failed."""
+"""The loop of a sweep: send missing runs, write their results, and report failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], object]
 
 @dataclass
 class Report:
-    """How a sweep went. ``busy`` is the workers' share of time spent in runs."""
+    """The outcome of a sweep. ``busy`` is the share of the workers' time that was spent in runs."""
 
     total: int
     finished: int = 0
@@ -52,11 +52,10 @@ def execute(
     report: Report | None = None,
     say: Say = lambda text: None,
 ) -> Report:
-    """Simulate what the folder lacks and write its tables.
+    """Simulate the missing runs of the folder and write its tables.
 
-    ``report`` is filled in on the way, so that it says how far an interrupted sweep came. ``say``
-    is told what the user should know meanwhile. The tables are written however the sweep ends, of
-    what is there.
+    ``report`` is filled in on the way, so it shows the progress of an interrupted sweep. ``say``
+    gets messages for the user. The tables of the finished runs are written however the sweep ends.
     """
     unique = {run.key: run for run in plan.runs}
     done = store.intact(unique, say)
@@ -108,7 +107,7 @@ def execute(
 
 
 def waited_for(waiting: Waiting) -> str:
-    """A message: nothing came for a while, and these runs are what is missing."""
+    """The message that no result has come for a while, with the missing runs."""
     parts = []
     for who, jobs in waiting.under_way.items():
         more = f" and {len(jobs) - 1} more" if len(jobs) > 1 else ""
@@ -126,9 +125,10 @@ def _keep(result: JobResult, store: Store, report: Report) -> None:
 
 
 def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> None:
-    """The table of all finished runs, and the sweep in brief.
+    """Write the table of all finished runs, and the sweep's summary.
 
-    Both are made from the runs' folders, so it does not matter when and where each was simulated.
+    Both are made from the runs' folders, so they do not depend on when and where each was
+    simulated.
     """
     finished = store.finished()
     rows = [_row(run, plan, store) for run in plan.runs if run.key in finished]

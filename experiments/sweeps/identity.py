@@ -1,4 +1,4 @@
-"""What makes a run the run it is: its key is a hash of all that its result depends on."""
+"""The key of a run: a hash of all that its result depends on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
 
 @lru_cache(maxsize=1)
 def code_fingerprint() -> str:
-    """Hash of the code that a result depends on, and of the versions of what it computes with.
+    """Hash of the code that a result depends on, and of the versions of the numeric libraries.
 
     The libraries count because random streams, fits and file formats may change with them.
     """
@@ -44,7 +44,7 @@ def run_key(deployment: Deployment, name: str) -> str:
     """16 hexadecimal digits: the resolved scenario and its ``name``, the content of what it names
     (model, device, profile bundle, trace, a policy's file), and the code.
 
-    Where those files lie does not matter.
+    The paths of these files do not matter.
     """
     scenario = deployment.scenario.model_dump()
     # What bundles are made from is left out of the device: no simulation reads it.

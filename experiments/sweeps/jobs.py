@@ -1,4 +1,4 @@
-"""What a worker does: simulate some runs and return the bytes of their result folders."""
+"""The work of a worker: simulate some runs and return the bytes of their result folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _requests_of = SharedRequests()
 
 @dataclass(frozen=True)
 class Job:
-    """A run as it travels to a worker. Relative paths in it start at ``base``."""
+    """A run as it is sent to a worker. Relative paths in it start at ``base``."""
 
     run: Run
     base: str
@@ -30,7 +30,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a run: the files of its folder, or why there are none.
+    """The result of a run: the files of its folder, or the reason why there are none.
 
     ``seconds`` is how long it took, ``error`` one line, ``details`` the traceback.
     """
@@ -43,7 +43,7 @@ class JobResult:
 
 
 def work(jobs: list[Job]) -> list[JobResult]:
-    """Simulate runs one after the other. One that raises does not keep the others from going on."""
+    """Simulate runs one after the other. An exception in one does not stop the others."""
     return [_one(job) for job in jobs]
 
 
@@ -63,7 +63,7 @@ def folder_files(job: Job) -> dict[str, bytes]:
     """The files of one run's folder by name: a result such as ``sarathi-sim run`` writes, without
     the iterations and the figures.
 
-    Raises RuntimeError where this worker would compute something else than was asked for.
+    Raises RuntimeError if this worker would compute another run than the one asked for.
     """
     run = job.run
     name = run.name

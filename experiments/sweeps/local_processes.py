@@ -1,9 +1,8 @@
-"""Runs in processes on this machine, each with a channel of its own to this one.
+"""Runs in processes on this machine, each with a channel of its own to this process.
 
-The common executors (joblib, loky, ``concurrent.futures``) have all workers answer through one
-pipe, and keep its writing end open themselves: a worker killed in the middle of an answer leaves a
-reader that waits for the rest for ever. Here only the worker holds the other end, so that its death
-closes the channel, whenever it comes.
+In the common executors (joblib, loky, ``concurrent.futures``) all workers answer through one pipe,
+and the executor keeps its writing end open. If a worker is killed while it answers, the reader
+waits for ever. Here only the worker holds the other end, so its end closes the channel at any time.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MODULE = "experiments.sweeps.worker"
 
 
 class LocalProcesses:
-    """Up to ``workers`` processes running ``module``, started when they are needed."""
+    """Up to ``workers`` processes that run ``module``, started when needed."""
 
     def __init__(self, workers: int, module: str = _MODULE) -> None:
         self.workers = workers
@@ -40,7 +39,7 @@ class LocalProcesses:
         return [worker.process.pid for worker in (*self._busy, *self._idle)]
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
-        """Yield what came of each bundle; what is under way when nothing comes for a while.
+        """Yield the result of each bundle; or the jobs under way, if no result comes for a while.
 
         Raises ConfigError where worker processes cannot be started.
         """
@@ -99,8 +98,8 @@ class LocalProcesses:
 class _Worker:
     """One process, and the thread that talks with it.
 
-    The thread, not the sweep, is what waits where a process stops in the middle of an answer.
-    ``since`` is when it was given its jobs, ``ready`` whether it was seen to be able to work.
+    If a process stops in the middle of an answer, the thread waits, not the sweep. ``since`` is
+    when it got its jobs, ``ready`` whether it has shown that it can work.
     """
 
     def __init__(

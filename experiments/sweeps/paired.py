@@ -1,8 +1,8 @@
 """Differences between two ways of serving the same requests, with confidence intervals.
 
-All runs of one seed serve the same requests, whatever the policy (common random numbers). Of two
-policies the logarithm of the ratio of a metric is taken seed by seed, where what the seeds have in
-common cancels, and its mean over the seeds gets a Student-t interval.
+All runs of one seed serve the same requests, whatever the policy (common random numbers). For two
+policies the logarithm of a metric's ratio is taken seed by seed, where common effects cancel. Its
+mean over the seeds gets a Student-t interval.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _ratio(base: pd.Series[float], other: pd.Series[float]) -> dict[str, Any] | 
 
 
 def _half_width(spread: float, count: int, freedom: int) -> float:
-    """Of a Student-t interval."""
+    """The half-width of a Student-t interval."""
     from scipy.stats import t
 
     return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * spread / math.sqrt(count)

@@ -1,4 +1,4 @@
-"""From a file to the runs it describes, each checked, resolved and keyed before any is started."""
+"""From a file to its runs, each checked, resolved and keyed before any of them starts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _SweptSource(Source):
 
 
 class SharedRequests:
-    """Makes requests as ``build_requests`` does, but those of the last few workloads only once."""
+    """``build_requests`` with a cache for the last few workloads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[object, list[Request]] = OrderedDict()
@@ -98,7 +98,7 @@ def plan_sweep(
 ) -> SweepPlan:
     """Read a sweep, check every run of it and fill in its defaults.
 
-    Raises ConfigError, a line per mistake, for whatever would keep a run from starting.
+    Raises ConfigError, a line per mistake, for everything that would stop a run at its start.
     """
     draft = read_draft(config, assignments)
     spec = _spec(draft)
@@ -221,7 +221,8 @@ def describe(value: object) -> str | int | float | bool | None:
 
 
 def coordinates(run: Run, axes: Iterable[str]) -> dict[str, Any]:
-    """Where a run lies: axis -> cell. Of a mapping also its own keys, as ``policy.chunk_size``."""
+    """A run's coordinates: axis -> cell. For a mapping also its own keys, as
+    ``policy.chunk_size``."""
     found: dict[str, Any] = {}
     own: dict[str, Any] = {"scenario": run.name, "seed": run.seed}
     for axis in axes:

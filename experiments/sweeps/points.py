@@ -1,4 +1,4 @@
-"""From a ``sweep`` section to the points it describes, without any knowledge of their keys."""
+"""From a ``sweep`` section to its points, without any knowledge of their keys."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
 def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     """The points of ``spec``, in order. Raises ConfigError.
 
-    ``contrast`` is left out of the draw that ``sample`` makes: all its values are at every point
-    that is drawn, so that there is something to compare.
+    ``sample`` does not draw over ``contrast``: every drawn point has all its values, so that they
+    can be compared.
     """
     grid = _values(spec.grid, f"{where}.grid")
     for key, axis in spec.grid.items():
@@ -130,14 +130,14 @@ def _refuse_overlaps(keys: list[str], where: str) -> None:
 
 
 def _refuse_twins(values: list[Any], where: str) -> None:
-    """The same run twice would count as two, and make intervals too narrow."""
+    """Refuse duplicate runs, which would make intervals too narrow."""
     twins = _twins(values)
     if twins:
         raise ConfigError(f"{where}: value {twins[0]!r}: is given twice")
 
 
 def _twins(values: Iterable[Any]) -> list[Any]:
-    """The values that were there before."""
+    """The duplicate values."""
     seen: set[Hashable] = set()
     found = []
     for value in values:
@@ -155,7 +155,7 @@ def _frozen(value: Any) -> Hashable:
 
 
 def _many(count: int) -> str:
-    """A number of points, in words where its digits would fill the screen."""
+    """A number of points, or its order of magnitude if it is very large."""
     return f"{count:,}" if count <= 10**21 else "more than 10^21"
 
 

@@ -1,4 +1,4 @@
-"""What `plan` and `sweep` print."""
+"""The output of `plan` and `sweep`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def axes_table(plan: SweepPlan) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """As people say it."""
+    """Seconds as text with a suitable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -43,9 +43,9 @@ def duration(seconds: float) -> str:
 
 
 def results_table(table: pd.DataFrame, axes: Sequence[str]) -> Table | None:
-    """What came out: a row per point of the axes, means over its seeds. None of no runs.
+    """The results: a row per point of the axes, as means over its seeds. None without runs.
 
-    Latencies of overloaded runs are none.
+    Latencies of overloaded runs are left out.
     """
     if table.empty:
         return None
@@ -109,7 +109,7 @@ def _ratio(entry: Mapping[str, Any], metric: str) -> str:
 
 
 def outcome(report: Report, workers: int) -> str:
-    """One line: what was done, how long it took, how busy the workers were."""
+    """One line: finished runs, time, and the workers' share of time in runs."""
     ran = report.finished - report.earlier
     parts = [f"{report.finished} of {report.total} runs finished"]
     if report.earlier:

@@ -1,4 +1,4 @@
-"""What the ``sweep`` section of a file may say."""
+"""The keys of a file's ``sweep`` section."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Range(Strict):
 
 
 class Sample(Strict):
-    """``points`` of all the points, drawn without replacement."""
+    """``points`` of the points, drawn without replacement."""
 
     points: Count
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -53,12 +53,12 @@ Seeds = Annotated[
 
 
 class SweepSpec(Strict):
-    """Which values each key takes.
+    """The values of each key.
 
-    ``grid`` crosses its keys, ``zip`` takes the values of its keys in step, ``cases`` lists points
-    one by one; the three are crossed with each other, with the file's scenarios and with ``seeds``
-    (a list, or how many, counted from the file's seed). ``sample`` draws from the points.
-    ``contrast`` is the key, or ``scenario``, whose values are compared pair by pair.
+    ``grid`` crosses its keys, ``zip`` combines the values of its keys element by element, ``cases``
+    lists points one by one. The three are crossed with each other, with the file's scenarios and
+    with ``seeds`` (a list, or a number, counted from the file's seed). ``sample`` draws from the
+    points. ``contrast`` is the key, or ``scenario``, whose values are compared pair by pair.
     """
 
     grid: Axes = Field(default_factory=dict)

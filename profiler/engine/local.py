@@ -58,7 +58,7 @@ class LocalEngine:
     def serve(
         self, requests: list[Request], scheduler: Scheduler, *, poison: bool = False
     ) -> Served:
-        """Serve all requests. ``poison`` overwrites freed slots, to show that nobody reads them."""
+        """Serve all requests. ``poison`` overwrites freed slots, to show that they are not read."""
         shape = self.shape
         book = SlotBook(requests, shape.slots, shape.model.vocab_size, shape.seed)
         release = self.stage.poison if poison else None

@@ -48,7 +48,8 @@ def main() -> None:
 
 
 def lost_a_peer(error: Exception) -> bool:
-    """Whether a rank fails only because another one is gone: what sockets and groups then say."""
+    """Whether a rank fails only because another one has ended: by the errors of sockets and
+    groups."""
     named = any(backend in str(error) for backend in ("gloo", "NCCL"))
     return named or isinstance(error, EOFError | ConnectionError)
 

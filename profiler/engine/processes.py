@@ -1,7 +1,7 @@
-"""An engine of several processes: starts the ranks, gives them jobs, reads what they did.
+"""An engine of several processes: starts the ranks, sends them jobs, reads their logs.
 
-torch-free; the ranks are :mod:`profiler.engine.main`. All times of a run are seconds since it
-began, by the node's one monotonic clock.
+No torch; the ranks are :mod:`profiler.engine.main`. All times of a run are seconds since it began,
+by the node's monotonic clock.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StageLog:
 
 @dataclass(frozen=True)
 class EngineRun:
-    """A finished run: what was decided, and when each stage worked."""
+    """A finished run: its decisions, and the times of each stage."""
 
     served: Served
     stages: StageLog

@@ -130,7 +130,7 @@ class Rank:
             self.write_log(int(words[1]))
 
     def execute(self, words: Words, work: Work, x: Tensor | None, arrived: float) -> None:
-        """Run the stage, hand the result on, log it."""
+        """Run the stage, send the result to the next one, log it."""
         cpu = time.thread_time()
         began = time.perf_counter()
         out = self.stage.run(work, x)
@@ -173,7 +173,7 @@ class Rank:
             self.back.send_bytes(RESULT.pack(result.index, result.margin, len(tokens)) + tokens)
 
     def write_log(self, number: int) -> None:
-        """Write what this rank did since the last time, whole or not at all."""
+        """Write this rank's log since the last time, completely or not at all."""
         path = self.folder / f"run{number}.rank{self.number}.json"
         scratch = path.with_suffix(".part")
         scratch.write_text(json.dumps(self.rows), encoding="ascii")

@@ -1,4 +1,4 @@
-"""What an engine of several ranks is: model, degrees, room. torch-free."""
+"""The specification of an engine of several ranks: model, degrees, sizes. No torch."""
 
 from __future__ import annotations
 

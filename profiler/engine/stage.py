@@ -82,7 +82,8 @@ class Stage:
         self._watch = stopwatch(device)
 
     def run(self, work: Work, x: Tensor | None = None) -> Tensor:
-        """Activations (tokens, hidden) to hand on; on the last stage logits of the yielding rows.
+        """Activations (tokens, hidden) for the next stage; on the last one logits of the yielding
+        rows.
 
         ``x`` comes from the previous stage, and is left out on the first. Logits are (outputs,
         this rank's part of the vocabulary).
@@ -105,14 +106,14 @@ class Stage:
     def seconds(self) -> list[float]:
         """Of the last work: :data:`TIMED_OPS` over all layers, the layers in all, the LM head.
 
-        A GPU's times are its own; what it waited for launches counts as the op's that came next.
+        A GPU's times are its own; its wait for a launch counts for the next op.
         """
         spent = self._watch.read()
         head = spent.pop(_LM_HEAD, 0.0)
         return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
 
     def poison(self, slot: int, value: float = 1e4) -> None:
-        """Overwrite a slot's K and V: whoever reads what it did not write gives itself away."""
+        """Overwrite a slot's K and V, to expose a read of values that were not written."""
         stride = self.shape.max_length
         for cache in self.caches:
             cache.k[slot * stride : (slot + 1) * stride] = value

@@ -43,10 +43,10 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """By events in the GPU's stream: what the GPU waits for launches counts as the next lap's.
+    """By events in the GPU's stream: the GPU's wait for a launch counts for the next lap.
 
-    The host does not wait for laps, but recording them takes it time, as launching a kernel does.
-    Events are reused, because making them takes about as long again.
+    The host does not wait for laps, but recording one takes about as long as launching a kernel.
+    Events are reused, because making one takes as long again.
     """
 
     def __init__(self) -> None:

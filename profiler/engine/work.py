@@ -1,4 +1,4 @@
-"""A micro-batch as an engine's stages need it: slots, lengths and token ids. torch-free.
+"""A micro-batch as an engine's stages need it: slots, lengths and token ids. No torch.
 
 The scheduler speaks of sequences; the stages know only slots of the KV cache. :class:`SlotBook`
 translates, and keeps every sequence's tokens.
@@ -23,7 +23,7 @@ TIMED_OPS = names(lambda op: op.part == "layer" and not op.rest)
 
 
 class EngineError(ProfileError):
-    """The engine cannot start or go on; the message says why."""
+    """The engine cannot start or continue; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def prompt_tokens(request: Request, vocab_size: int, seed: int) -> list[int]:
 class SlotBook:
     """Slots of the KV cache and tokens of the sequences that a scheduler has admitted.
 
-    ``slots`` sequences fit at a time. A freed slot is the next one to be given away, so that a
-    leak between requests would show.
+    ``slots`` sequences fit at a time. A freed slot is the next one to be used, so that a leak
+    between requests shows.
     """
 
     def __init__(self, requests: list[Request], slots: int, vocab_size: int, seed: int) -> None:

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
     """Profile every TP degree; returns the bundle folders and the device file, as written.
 
-    ``say`` prints lines for the user; ``progress`` gets the current step, its progress and its
-    length (seconds).
+    ``say`` gets lines for the user, ``progress`` the step, seconds done and seconds in all.
     Raises ProfileError for a device, dtype or degree that cannot be measured here.
     """
     try:

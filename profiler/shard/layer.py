@@ -86,7 +86,7 @@ class ShardLayer:
         return F.rms_norm(x, shape, weights.norm[which], _EPSILON)
 
     def activation(self, x: Tensor) -> Tensor:
-        """What stands between the two FFN GEMMs: SwiGLU of (gate, up), or GELU."""
+        """The activation between the two FFN GEMMs: SwiGLU of (gate, up), or GELU."""
         if not self.model.gated_ffn:
             return F.gelu(x, approximate="tanh")
         gate, up = x.chunk(2, dim=-1)

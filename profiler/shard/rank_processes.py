@@ -1,7 +1,7 @@
-"""Processes of one program, a rank each, on this node: started, watched, ended. torch-free.
+"""Processes of one program, one per rank, on this node: started, watched, ended. No torch.
 
-They are not forks of this process, so that an accelerator that is in use here is no hindrance. They
-end when their standard input closes, hence with us, however we end.
+They are not forks of this process, so this process may use an accelerator. They end when their
+standard input closes, so they end with this process in any case.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class RankProcesses:
 
 
 def end_with_parent(folder: Path, on_line: Callable[[bytes], object] | None = None) -> None:
-    """In a rank: exit when standard input closes, which it does however the parent ends.
+    """In a rank: exit when standard input closes, which happens when the parent ends in any way.
 
-    ``on_line`` gets the lines that come before that. A parent that is gone cannot remove the
-    scratch ``folder``, so the ranks do.
+    ``on_line`` gets the lines before that. The ranks remove the scratch ``folder``, because an
+    ended parent cannot.
     """
 
     def watch() -> None:

@@ -39,7 +39,7 @@ class Timer:
     ``repeats`` is the fewest samples of a point.
     A point with a relative interquartile range above ``steady`` gets up to four times as many, for
     as long as ``patience_s`` lasts. On a GPU the times are CUDA events', and exclude the launch;
-    on a CPU they are the wall's, and include what torch takes to dispatch the op.
+    on a CPU they are wall-clock times, and include torch's dispatch of the op.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Timer:
         return float(start.elapsed_time(end)) * 1e-3
 
     def _cpu_sample(self, call: Callable[[int], object], index: int) -> float:
-        """The wall's time; the thread's CPU time where another process had the core meanwhile.
+        """The wall-clock time; the thread's CPU time if another process had the core meanwhile.
 
-        Several threads of torch wait for each other, so then it is always the wall's.
+        With several threads it is always the wall-clock time, because they wait for each other.
         """
         cpu, began = time.thread_time(), time.perf_counter()
         call(index)
