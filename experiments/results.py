@@ -20,7 +20,7 @@ from experiments.config.scenario import Scenario
 from profiler.storage.files import make_folders, regular, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, replace_folder
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import SpecError, one_line
+from profiler.storage.strict import one_line
 from simulator.views.ledger import ACCOUNTS
 from simulator.views.metrics import Analysis
 
@@ -201,10 +201,7 @@ def read_tables(folder: Path) -> dict[str, Tables]:
 def policy_of(folder: Path, scenario: str) -> str:
     """The name of the policy that a result's scenario ran. Raises ConfigError where none is."""
     path = folder / "config.yaml"
-    try:
-        config: Any = read_mapping(path)
-    except SpecError as error:
-        raise ConfigError(str(error)) from None
+    config: Any = read_mapping(path)
     for key in ("scenarios", scenario, "policy", "name"):
         config = config.get(key) if isinstance(config, dict) else None
     if not isinstance(config, str):

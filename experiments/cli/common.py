@@ -105,16 +105,10 @@ def _shortened(line: str) -> str:
 
 def _is_user_error(error: Exception) -> bool:
     from experiments.config.errors import ConfigError
-
-    # A full disk, a folder one may not write to, a file that is not there.
-    if isinstance(error, ConfigError | OSError):
-        return True
-    from profiler.bundle.schema import BundleError
-    from profiler.storage.strict import SpecError
-    from simulator.load.capacity import CapacityError
     from simulator.loop.simulation import SimulationError
 
-    return isinstance(error, SpecError | BundleError | CapacityError | SimulationError)
+    # OSError: a full disk, a folder one may not write to, a file that is not there.
+    return isinstance(error, ConfigError | OSError | SimulationError)
 
 
 def consoles() -> tuple[Console, Console]:

@@ -164,10 +164,8 @@ def profile(
 
 def _measure(settings: Settings, quiet: bool) -> None:
     """Measure what the settings ask for, and print progress and what was written."""
-    from experiments.config.errors import ConfigError
     from experiments.run.report import ProgressBar
     from profiler.measuring.measure import profile as measure
-    from profiler.planning.profile_error import ProfileError
 
     _, stderr = consoles()
 
@@ -175,11 +173,8 @@ def _measure(settings: Settings, quiet: bool) -> None:
         if not quiet:
             stderr.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    try:
-        with ProgressBar(stderr, enabled=not quiet) as progress:
-            written = measure(settings, say, progress)
-    except ProfileError as error:
-        raise ConfigError(str(error)) from None
+    with ProgressBar(stderr, enabled=not quiet) as progress:
+        written = measure(settings, say, progress)
     if not quiet:
         for path in written:
             typer.echo(f"written: {path}")

@@ -119,26 +119,21 @@ def _measure(
 ) -> tuple[dict[str, Any], Comparisons]:
     """Run the engine, and compare; returns the content of ``validation.json`` and the comparisons.
 
-    Raises ConfigError where the engine cannot run this.
+    Raises ProfileError where the engine cannot run this.
     """
-    from experiments.config.errors import ConfigError
     from experiments.results import to_json
     from experiments.validate.session import run_sessions
     from experiments.validate.summary import evaluate_all, report
-    from profiler.planning.profile_error import ProfileError
 
-    try:
-        sessions = run_sessions(
-            cells,
-            experiment.validation,
-            realtime=realtime,
-            timeout_s=timeout_s,
-            progress=progress,
-            say=say,
-        )
-        outcomes = evaluate_all(sessions, progress)
-    except ProfileError as error:
-        raise ConfigError(str(error)) from None
+    sessions = run_sessions(
+        cells,
+        experiment.validation,
+        realtime=realtime,
+        timeout_s=timeout_s,
+        progress=progress,
+        say=say,
+    )
+    outcomes = evaluate_all(sessions, progress)
     result: dict[str, Any] = to_json(report(experiment, sessions, outcomes))
     result["realtime"] = realtime
     return result, outcomes

@@ -1,7 +1,10 @@
-"""The exception for a user's mistake; its text is all that the user needs."""
+"""The exception for a user's mistake; its text is all that the user needs.
+
+It is the base of all such errors: what lower rooms raise needs no translation here.
+"""
 
 from __future__ import annotations
 
+from profiler.storage.strict import UserError as ConfigError
 
-class ConfigError(ValueError):
-    """A configuration, or a file that it names, is invalid; the message says what is allowed."""
+__all__ = ["ConfigError"]

@@ -15,11 +15,10 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from profiler.bundle.check import load_plausible
-from profiler.bundle.schema import BundleError, bundle_path, find_bundle
+from profiler.bundle.schema import bundle_path, find_bundle
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.model import ModelSpec, load_model
 from profiler.storage.paths import data_dir, user_path
-from profiler.storage.strict import SpecError
 from simulator.op_times.regression import OpTimes
 
 
@@ -28,7 +27,7 @@ def model_of(scenario: Scenario, source: Source) -> ModelSpec:
     try:
         path = user_path(scenario.model)
         model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
-    except SpecError as error:
+    except ConfigError as error:
         raise ConfigError(f"{source.name(('model',))}: {error}") from None
     try:
         model.check_tp(scenario.cluster.tp)
@@ -41,7 +40,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     """The device. Raises ConfigError where it is unknown, or a node of it is too small for TP."""
     try:
         device = _load_device(scenario.device, _changed(user_path(scenario.device)))
-    except SpecError as error:
+    except ConfigError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
     if scenario.cluster.tp > device.gpus_per_node:
         problem = f"must be at most {device.gpus_per_node}, the GPUs of a node of {device.name}"
@@ -61,7 +60,7 @@ def dtype_bytes_of(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> 
     try:
         path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
         return _load(path, bundle_digest(path))[0].dtype_bytes if path.is_dir() else 2
-    except (BundleError, SpecError):
+    except ConfigError:
         return 2
 
 
@@ -73,7 +72,7 @@ def op_times_of(
         path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
         digest = bundle_digest(path)
         ops, longest = _load(path, digest)
-    except (BundleError, SpecError) as error:
+    except ConfigError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
     meta, tp = ops.bundle.meta, scenario.cluster.tp
     if (meta.device, meta.tp) != (device.name, tp):

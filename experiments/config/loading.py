@@ -17,7 +17,7 @@ from experiments.config.policy_file import read_policy
 from experiments.config.scenario import Header, Ratio, Scenario, Validation
 from profiler.storage.paths import user_path
 from profiler.storage.plain_yaml import parse_yaml, read_mapping
-from profiler.storage.strict import SpecError, did_you_mean, mistakes, show
+from profiler.storage.strict import did_you_mean, mistakes, show
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -140,10 +140,7 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
 def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
     """Read a configuration as :func:`load_experiment` does, up to its scenarios' own keys."""
     path = _find(str(config))
-    try:
-        raw = read_mapping(path)
-    except SpecError as error:
-        raise ConfigError(str(error)) from None
+    raw = read_mapping(path)
     assigned = tuple(_assign(raw, text) for text in assignments)
     overrides = raw.pop("scenarios", None)
     header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
@@ -171,10 +168,7 @@ def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
 
 
 def _find(config: str) -> Path:
-    try:
-        path = user_path(config)
-    except SpecError as error:
-        raise ConfigError(str(error)) from None
+    path = user_path(config)
     if path.is_file():
         return path
     shipped = CONFIGS / f"{config}.yaml"
@@ -199,11 +193,7 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
             f"--set {'.'.join(path)}: no scenario is called {path[1]}"
             f"{did_you_mean(path[1], names)}; there are {', '.join(names)}"
         )
-    try:
-        change = parse_yaml(value, f"--set {text}")
-    except SpecError as error:
-        raise ConfigError(str(error)) from None
-    changed = assign(raw, path, change)
+    changed = assign(raw, path, parse_yaml(value, f"--set {text}"))
     raw.clear()
     raw.update(changed)
     return path

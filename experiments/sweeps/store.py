@@ -33,7 +33,6 @@ from profiler.storage.folder_lock import FolderBusyError, FolderLock
 from profiler.storage.manifest import (
     MANIFEST,
     Manifest,
-    NotOursError,
     differences,
     held,
     read_manifest,
@@ -150,8 +149,7 @@ class Store:
                 path = scratch / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            with _refusals():
-                replace_folder(scratch, target, FORMAT)
+            replace_folder(scratch, target, FORMAT)
         except (OSError, ConfigError):
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -170,8 +168,7 @@ class Store:
         """Forget earlier tracebacks: their runs are tried again."""
         manifest = read_manifest(self.folder) or Manifest(SWEEP_FORMAT)
         names = [name for name in manifest.files if name.startswith("failed/")]
-        with _refusals():
-            remove_files(self.folder, SWEEP_FORMAT, names)
+        remove_files(self.folder, SWEEP_FORMAT, names)
         with suppress(OSError):
             (self.folder / "failed").rmdir()
 
@@ -191,16 +188,7 @@ class Store:
 
     def replace(self, name: str, content: bytes) -> None:
         """Write one file of the folder, whole or not at all."""
-        with _refusals():
-            replace_files(self.folder, SWEEP_FORMAT, {name: content})
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except NotOursError as error:
-        raise ConfigError(str(error)) from None
+        replace_files(self.folder, SWEEP_FORMAT, {name: content})
 
 
 def _damage(folder: Path) -> str:

@@ -16,7 +16,6 @@ from policies.scheduler import Scheduler
 from profiler.engine.spec import EngineSpec
 from profiler.facts.model import ModelSpec, load_model
 from profiler.measuring.in_situ import GridWork, grid_works
-from profiler.storage.strict import SpecError
 from simulator.load.capacity import stage_layers
 from simulator.loop.quantum import quantize
 
@@ -96,7 +95,7 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     cluster, batching = scenario.cluster, scenario.batching
     try:
         model = load_model(scenario.model)
-    except SpecError as error:
+    except ConfigError as error:
         raise ConfigError(f"{source.name(('model',))}: {error}") from None
     if scenario.device not in ("cpu", "cuda"):
         problem = "must be cpu or cuda: the machine that runs this command is validated"

@@ -16,6 +16,7 @@ from profiler.bundle.tables import UNLABELLED, Table
 from profiler.facts.device import DeviceSpec, list_devices, load_device
 from profiler.facts.ops import LAYER_GEMMS, SEND_RECV
 from profiler.facts.roofline import Array
+from profiler.storage.strict import UserError
 
 #: A time may drop by this share from one size to the next before it is worth a word.
 DROP = 0.10
@@ -80,7 +81,7 @@ def check_folder(path: Path) -> Checked:
     """Load a bundle and check it. An error of load_bundle becomes a finding."""
     try:
         bundle = load_bundle(path)
-    except BundleError as error:
+    except UserError as error:
         return Checked(path, None, {}, [Finding("error", "bundle", str(error))])
     device = load_device(bundle.meta.device) if bundle.meta.device in list_devices() else None
     return Checked(path, bundle, _coverage(bundle), check_bundle(bundle, device))

@@ -28,7 +28,7 @@ from profiler.storage.files import make_folders, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import STRICT, SpecError, parse
+from profiler.storage.strict import STRICT, parse
 
 __all__ = [
     "FORMAT_VERSION",
@@ -155,17 +155,14 @@ def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
 def load_bundle(path: Path) -> Bundle:
     """The bundle in a folder, checked.
 
-    Raises BundleError, naming file, row (the header is row 1) and value: a missing file or column,
-    a truncated line, NaN or a wrong type, a time that is not positive, an unknown op, a duplicated
+    Raises UserError, naming file, row (the header is row 1) and value: a missing file or column, a
+    truncated line, NaN or a wrong type, a time that is not positive, an unknown op, a duplicated
     or unsorted key, or content that is not what ``meta.yaml`` hashes.
     """
     meta_path = path / "meta.yaml"
     if not meta_path.is_file():
         raise BundleError(f"{meta_path}: no such file{_bundles_below(path)}")
-    try:
-        meta = parse(BundleMeta, read_mapping(meta_path), meta_path)
-    except SpecError as error:
-        raise BundleError(str(error)) from error
+    meta = parse(BundleMeta, read_mapping(meta_path), meta_path)
     tables = {name: read_table(path / f"{name}.csv", table) for name, table in TABLES.items()}
     bundle = Bundle(meta=meta, **tables)
     _check_complete(bundle, path)

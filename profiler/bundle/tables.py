@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from profiler.facts.ops import ROW_OPS, SCOPES
+from profiler.storage.strict import UserError
 
 #: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
 #: one CUDA graph; what the device takes to run them. A CPU has the first (its dispatch) and last.
@@ -27,7 +28,7 @@ TEXT = ("backend",)
 Rule = tuple[str, Callable[[pd.DataFrame], "pd.Series[bool]"]]
 
 
-class BundleError(ValueError):
+class BundleError(UserError):
     """A bundle that is missing or cannot be used; the message names file, row and value."""
 
 

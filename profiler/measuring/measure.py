@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.bundle.schema import (
-    BundleError,
     bundle_path,
     check_replaceable,
     load_bundle,
@@ -32,7 +31,7 @@ from profiler.measuring.to_bundle import (
 from profiler.planning.journal import Journal, settings_hash
 from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import Settings
-from profiler.storage.manifest import NotOursError, check_files
+from profiler.storage.manifest import check_files
 
 if TYPE_CHECKING:
     import torch
@@ -138,22 +137,19 @@ def missing_degrees(
 ) -> list[int]:
     """The TP degrees to measure: all but those whose bundles the same command wrote already.
 
-    Raises ProfileError, before anything is measured, where a file that is to be written exists and
+    Raises UserError, before anything is measured, where a file that is to be written exists and
     is not ours, or was measured otherwise and ``settings`` do not say ``force``.
     """
     missing = []
-    try:
-        check_files(settings.out, f"{name}.yaml")
-        for tp, identity in identities.items():
-            path = bundle_path(settings.out, name, settings.model.name, tp)
-            check_replaceable(path, force=True)
-            if settings.force or not _was_measured(path, asked_for(settings, identity)):
-                check_replaceable(path, force=settings.force)
-                missing.append(tp)
-            else:
-                say(f"tp {tp}: measured already; --force measures it again")
-    except (NotOursError, BundleError) as error:
-        raise ProfileError(str(error)) from None
+    check_files(settings.out, f"{name}.yaml")
+    for tp, identity in identities.items():
+        path = bundle_path(settings.out, name, settings.model.name, tp)
+        check_replaceable(path, force=True)
+        if settings.force or not _was_measured(path, asked_for(settings, identity)):
+            check_replaceable(path, force=settings.force)
+            missing.append(tp)
+        else:
+            say(f"tp {tp}: measured already; --force measures it again")
     return missing
 
 

@@ -21,7 +21,7 @@ from profiler.planning.grid import Key
 from profiler.planning.journal import Journal, Timing
 from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import TILE
-from profiler.storage.manifest import NotOursError, replace_files
+from profiler.storage.manifest import replace_files
 from profiler.storage.plain_yaml import dump_yaml
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -179,7 +179,7 @@ def write_device(
     """Write ``root/<name>.yaml``, so that ``run`` can use what was measured; returns its path.
 
     The peak is that of the best GEMM in any measured bundle of the device under ``root``, links
-    those of the fastest message. Raises ProfileError where a file of that name is not ours.
+    those of the fastest message. Raises NotOursError where a file of that name is not ours.
     """
     found = [key for key in list_bundles(root) if key[0] == name]
     bundles = [load_bundle(bundle_path(root, *key)) for key in found]
@@ -201,10 +201,7 @@ def write_device(
         ),
     )
     content = "# Written by `sarathi-sim profile`.\n" + dump_yaml(dataclasses.asdict(spec))
-    try:
-        replace_files(root, DEVICES_KIND, {f"{name}.yaml": content.encode()})
-    except NotOursError as error:
-        raise ProfileError(str(error)) from None
+    replace_files(root, DEVICES_KIND, {f"{name}.yaml": content.encode()})
     return root / f"{name}.yaml"
 
 

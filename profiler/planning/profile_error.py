@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from profiler.storage.strict import UserError
 
-class ProfileError(ValueError):
+
+class ProfileError(UserError):
     """A device or setting that cannot be profiled; the message says why and what to do."""

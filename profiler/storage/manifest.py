@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from profiler.storage.files import exchange, flush_folder, partial, regular, restore, write_whole
+from profiler.storage.strict import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = "sarathi-sim manifest 1"
@@ -26,7 +27,7 @@ _NAMED, _COUNTED = 10, 1000
 """How many names a message has, and how many are counted."""
 
 
-class NotOursError(Exception):
+class NotOursError(UserError):
     """A folder or file that is not replaced, because foreign files would be lost."""
 
 

@@ -27,7 +27,14 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _SHOWN = 200
 
 
-class SpecError(ValueError):
+class UserError(ValueError):
+    """What the user can mend. The message, a line a mistake, says where, what, and what is allowed.
+
+    The command line prints it and exits with code 2.
+    """
+
+
+class SpecError(UserError):
     """A model, device or meta file that cannot be used; the message names file, key and value."""
 
 

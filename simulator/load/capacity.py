@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
+from profiler.storage.strict import UserError
 
 
-class CapacityError(ValueError):
+class CapacityError(UserError):
     """A model, or one request of it, does not fit the memory."""
 
 

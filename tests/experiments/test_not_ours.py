@@ -20,10 +20,10 @@ from profiler.facts.model import load_model
 from profiler.measuring.measure import asked_for, missing_degrees
 from profiler.measuring.to_bundle import write_device
 from profiler.physics.modelled import make_bundle
-from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import Limits, Settings
 from profiler.storage.files import remove_empty
 from profiler.storage.paths import data_dir
+from profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import SWEEP, tree
 
@@ -240,14 +240,14 @@ def test_the_same_measurement_goes_on_and_another_one_needs_force(tmp_path: Path
     bundle = measured(tmp_path, "cpu", settings=asked_for(settings, identities[1]))
     assert missing_degrees(settings, "cpu", identities, said.append) == [2]
     assert said == ["tp 1: measured already; --force measures it again"]
-    with pytest.raises(ProfileError, match=r"tp1: holds a measured bundle.*--force"):
+    with pytest.raises(UserError, match=r"tp1: holds a measured bundle.*--force"):
         missing_degrees(measuring(tmp_path, target=0.01), "cpu", identities, said.append)
-    with pytest.raises(ProfileError, match=r"tp1: holds a measured bundle.*--force"):
+    with pytest.raises(UserError, match=r"tp1: holds a measured bundle.*--force"):
         missing_degrees(settings, "cpu", {1: {"tp": 1, "torch": "3"}}, said.append)
     forced = measuring(tmp_path, force=True)
     assert missing_degrees(forced, "cpu", identities, said.append) == [1, 2]
     (bundle / "notes.md").write_text("mine")
-    with pytest.raises(ProfileError, match=r"not ours: notes\.md"):
+    with pytest.raises(UserError, match=r"not ours: notes\.md"):
         missing_degrees(forced, "cpu", identities, said.append)
 
 
@@ -256,9 +256,9 @@ def test_a_device_file_of_the_users_is_not_overwritten(tmp_path: Path) -> None:
     for name in ("cpu", "other"):
         measured(tmp_path, name)
     before = tree(tmp_path)
-    with pytest.raises(ProfileError, match=r"cpu\.yaml: is not in manifest\.json"):
+    with pytest.raises(UserError, match=r"cpu\.yaml: is not in manifest\.json"):
         missing_degrees(measuring(tmp_path), "cpu", {}, print)
-    with pytest.raises(ProfileError, match=r"cpu\.yaml: is not in manifest\.json"):
+    with pytest.raises(UserError, match=r"cpu\.yaml: is not in manifest\.json"):
         write_device(tmp_path, "cpu", 1e9, 1e9, 4, 1, "a machine")
     assert tree(tmp_path) == before
     for units in (4, 8):

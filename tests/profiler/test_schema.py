@@ -20,6 +20,7 @@ from profiler.bundle.schema import (
 from profiler.facts.model import load_model
 from profiler.facts.ops import ROW_OPS
 from profiler.storage.paths import data_dir
+from profiler.storage.strict import UserError
 
 
 def make(tp: int = 2) -> Bundle:
@@ -240,7 +241,7 @@ def test_malformed_bundle_is_refused_with_its_own_message(tmp_path: Path, case: 
     spoil, message = MALFORMED[case]
     write_bundle(make(), tmp_path / "b")
     spoil(tmp_path / "b")
-    with pytest.raises(BundleError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_bundle(tmp_path / "b")
     assert str(tmp_path / "b") in str(caught.value)
 
