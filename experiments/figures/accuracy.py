@@ -1,8 +1,8 @@
-"""How accurate the regressions are on public measurements, beside what was aimed at.
+"""The accuracy of the regressions on public measurements, beside the aims.
 
-Everything is scored on rows that nothing was fitted to. Which points to measure is chosen by rules
-that look at the measured points alone. The families themselves were chosen on these very files
-(see data/README.md), so the figures are somewhat optimistic.
+All scores are on rows that were not fitted. The rules that choose the fitted points see only these
+points. The families were chosen on the same files (see data/README.md), so the scores are somewhat
+optimistic.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _score(
 
 
 def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
-    """Rows of up to ``points`` that the profiler would measure, given the times of all sizes."""
+    """Up to ``points`` rows that the profiler would measure, given the times of all sizes."""
     largest = int(size[-1])
     row: dict[Key, int] = {(int(m),): number for number, m in enumerate(size)}
     limits = Limits(max_tokens=largest, max_context=largest, max_batch=1)
@@ -90,7 +90,8 @@ def adaptive_grid(size: Floats, time: Floats, points: int) -> Ints:
 
 
 def spread_points(points: Floats, count: int) -> Ints:
-    """Rows of ``count`` points over two sizes, each as far from the others as can be (in octaves).
+    """Rows of ``count`` points over two sizes, each as far from the others as possible (in
+    octaves).
 
     From the corner of the smallest sizes on.
     """

@@ -1,4 +1,4 @@
-"""Figures drawn in a process beside this one, while this one goes on."""
+"""Figures drawn in a second process, while this one continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODULE = "experiments.figures.drawing_process"
 
 
 class Artist:
-    """A process that draws a run's figures. It imports what it needs as soon as it is made.
+    """A process that draws a run's figures. It imports its libraries at once.
 
     It is gone when the context ends.
     """
@@ -39,13 +39,13 @@ class Artist:
         self.process.wait()
 
     def begin(self, drawing: Drawing, folder: Path) -> None:
-        """Have it draw into ``folder``."""
+        """Start drawing into ``folder``."""
         self._work = drawing, folder
         with suppress(OSError):  # it was killed, which finish() finds out
             self._channel.send(self._work)
 
     def finish(self, drawn: Drawn) -> None:
-        """Wait until all is drawn. What a process that was killed has not drawn is drawn here.
+        """Wait until all is drawn. If the process was killed, draw the rest here.
 
         Raises what drawing raised.
         """

@@ -49,9 +49,9 @@ _CDFS = ("ttft_s", "latency_s", "bubble_s")
 
 
 def run_figures(tables: Mapping[str, Tables]) -> dict[str, Callable[[], Figure]]:
-    """The figures that need no more than the tables, by file name, each drawn when called.
+    """The figures that need only the tables, by file name, each drawn when called.
 
-    Bubbles are those of a pipeline: without one there are none to show.
+    The figures of bubbles need a pipeline.
     """
     drawn = {
         "ttft_cdf": lambda: cdf("ttft_s", tables),
@@ -68,8 +68,8 @@ def run_figures(tables: Mapping[str, Tables]) -> dict[str, Callable[[], Figure]]
 def cdf(key: str, tables: Mapping[str, Tables]) -> Figure:
     """CDF of a metric, a line a scenario: over all tokens for ``tbt_s``, else over requests.
 
-    Of what grows in an overloaded run, the requests of a steady run's warm-up are left out, as in
-    the printed table, and the legend says which runs are overloaded.
+    For a metric that grows in an overloaded run, the requests of a steady run's warm-up are left
+    out, as in the printed table. The legend names the overloaded runs.
     """
     metric = METRICS[key]
     figure, axes = _panel()
@@ -120,7 +120,7 @@ def _middle_and_tail(metric: Metric, values: Floats, share: Floats) -> str:
 def _log_where_wide(axes: Axes, values: Floats, unit: str) -> str:
     """Fit the axis to the values, logarithmic where they differ by much; returns its unit.
 
-    A logarithmic axis begins at the first percentile: a few requests meet next to nothing.
+    A logarithmic axis begins at the first percentile, because a few values are almost zero.
     """
     positive = values[values > 0]
     if not len(positive):
@@ -175,13 +175,13 @@ def _seconds(value: float) -> str:
 
 
 def _legend(figure: Figure) -> None:
-    """Below the axes: within them it would cover curves."""
+    """The legend, below the axes, where it covers no curves."""
     figure.set_size_inches(_SIZE[0], _SIZE[1] + 0.27 * len(figure.axes[0].lines))
     figure.legend(loc="outside lower left", fontsize=12)
 
 
 def ledger_bars(tables: Mapping[str, Tables]) -> Figure:
-    """Where each stage's time went in percent of the run, averaged over replicas."""
+    """Each stage's time by account in percent of the run, averaged over replicas."""
     shares = {name: _shares(table.ledger) for name, table in tables.items()}
     stages = [len(share) for share in shares.values()]
     heights = [max(count, 1.6) for count in stages]

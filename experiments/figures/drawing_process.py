@@ -1,7 +1,7 @@
 """Draw the figures of a run, here or as a process.
 
-``python -m experiments.figures.drawing_process PARENT`` is told by its parent what to draw, says
-after each figure how far it is, and at the end None, or the error that it met.
+``python -m experiments.figures.drawing_process PARENT`` gets from its parent what to draw. It sends
+its progress after each figure, and at the end None or its error.
 """
 
 from __future__ import annotations

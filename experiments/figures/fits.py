@@ -1,4 +1,4 @@
-"""How well a bundle is fitted: the table, and a figure per op with points, fit and band."""
+"""The errors of a bundle's fit: a table, and a figure per op with points, fit and band."""
 
 from __future__ import annotations
 

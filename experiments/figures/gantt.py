@@ -1,4 +1,4 @@
-"""The stage timeline: what every stage did in a window, as a Gantt picture."""
+"""The stage timeline: the work of every stage in a window, as a Gantt chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What paged memory held and what iterations were filled with, over the time of a run."""
+"""The use of paged memory and the sizes of iterations, over the time of a run."""
 
 from __future__ import annotations
 

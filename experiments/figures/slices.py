@@ -1,4 +1,4 @@
-"""What every stage did in a window of time: the rows of a timeline picture or trace."""
+"""The work of every stage in a window of time: the rows of a timeline or trace."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StageSlices:
     """One stage of one replica within a window; times in seconds, one entry per micro-batch.
 
     ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
-    :data:`KINDS`. ``bubble_start`` is where the idle time before it began, ``bubble_s`` how much of
-    that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
+    :data:`KINDS`. ``bubble_start`` is when the idle time before it began, ``bubble_s`` the part of
+    it that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
     :data:`~simulator.views.ledger.BUBBLES`.
     """
 
@@ -43,7 +43,7 @@ class StageSlices:
 
 @dataclass(frozen=True)
 class Window:
-    """A span of simulated time, in seconds."""
+    """A window of simulated time, in seconds."""
 
     start_s: float
     length_s: float
@@ -55,7 +55,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Drawing:
-    """All that the figures of a run show, so that another process can draw them.
+    """The content of a run's figures, so that another process can draw them.
 
     ``slices`` are each scenario's in the ``window`` of the timeline; ``memory`` are the curves of
     those with paged memory.
@@ -128,7 +128,7 @@ def memory_curves(log: ReplicaLog) -> MemoryCurves:
 
 
 def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
-    """Middles of stretches of time, and the mean over what was formed in each; NaN for nothing."""
+    """Middles of intervals of time, and the mean over the iterations in each; NaN without any."""
     ready = log.iterations["ready_s"]
     busy = log.iterations["prefill_tokens"] + log.iterations["decodes"] > 0
     edges = np.linspace(0.0, max(float(ready[-1]), 1e-9), _BINS + 1)
@@ -139,7 +139,7 @@ def _means(log: ReplicaLog, values: Floats) -> tuple[Floats, Floats]:
 
 
 def bubble_name(kind: int) -> str:
-    """How a bubble is called, as in the ledger."""
+    """The name of a bubble, as in the ledger."""
     return BUBBLES[kind].upper() if BUBBLES[kind].startswith("pb") else BUBBLES[kind]
 
 

@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: colour-blind safe, and the same bytes every time."""
+"""The style of figures, and their files: colour-blind safe, and the same bytes every time."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def line_styles() -> Iterator[dict[str, Any]]:
 
 
 def policy_colour(policy: str) -> str:
-    """The colour that a policy has in every figure, whatever else is in it; of no policy, grey.
+    """The colour of a policy, the same in every figure; grey for no policy.
 
-    That of a policy which does not ship follows from its name alone.
+    The colour of a user's policy follows from its name.
     """
     if not policy:
         return GREY
@@ -88,7 +88,7 @@ def policy_styles(policies: Sequence[str]) -> list[dict[str, Any]]:
     """Colour and dash of a line for each of ``policies``, which may name one several times.
 
     The lines of one policy are shades of its colour, from dark to light. All differ in dash, so
-    that lines that coincide are seen.
+    that coinciding lines can be seen.
     """
     colours = [policy_colour(policy) for policy in policies]
     alike, seen = Counter(colours), Counter[str]()

@@ -1,4 +1,4 @@
-"""Section 5.4: what chunking costs, and what is left of the gain."""
+"""Section 5.4: the cost of chunking, and the remaining gain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the paper states, and the registry of functions that compute our value of it."""
+"""The paper's claims, and the registry of functions that compute our values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Claim:
         return "throughput gain" in self.metric and self.paper > 1
 
     def gain_holds(self, ours: float) -> bool:
-        """Whether our gain less 1 is within :data:`TOLERANCE` of the paper's gain less 1."""
+        """Whether our gain minus 1 is within :data:`TOLERANCE` of the paper's gain minus 1."""
         return abs(ours - self.paper) <= TOLERANCE * (self.paper - 1)
 
 

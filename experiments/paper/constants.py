@@ -1,4 +1,4 @@
-"""Fit a few constants per device to a named handful of the paper's numbers.
+"""Fit a few constants per device to some of the paper's numbers.
 
 ``python -m experiments.paper.constants`` writes ``data/paper/calibration.yaml``.
 """

@@ -1,4 +1,4 @@
-"""Sections 3.1, 4.2 and 4.4: what an iteration costs, and how many requests fit."""
+"""Sections 3.1, 4.2 and 4.4: the cost of an iteration, and the number of requests that fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 5.1.1 and Table 4: what a decode costs when it piggybacks on a chunk."""
+"""Section 5.1.1 and Table 4: the cost of a decode that piggybacks on a chunk."""
 
 from __future__ import annotations
 

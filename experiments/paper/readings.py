@@ -1,4 +1,4 @@
-"""Named readings of section 5.3, the spread of each over seeds, and what each switch does alone."""
+"""Named readings of section 5.3, the spread of each over seeds, and the effect of each switch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _turnaround(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class ScenarioReading:
-    """One way to read the paper's scenario, and why one might."""
+    """One way to read the paper's scenario, and the reason for it."""
 
     name: str
     why: str
@@ -83,7 +83,7 @@ SCENARIO_READINGS = tuple(
 
 @dataclass(frozen=True)
 class Change:
-    """One assumption changed, downwards and upwards; a switch has no downwards."""
+    """One assumption changed, downwards and upwards; a switch has only one direction."""
 
     name: str
     down: Assumptions | None
@@ -130,7 +130,7 @@ CHANGES = (
 
 @cache
 def _lab() -> Lab:
-    """One a process: machines are costly to make, and what they ran is kept."""
+    """One lab per process: machines are costly to make, and keep their results."""
     return Lab("predicted")
 
 

@@ -1,4 +1,4 @@
-"""How each claim of the paper is read: the registry of functions that compute our value."""
+"""The readings of the paper's claims: the registry of functions that compute our values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from experiments.paper.variants import Lab
 
 @dataclass(frozen=True)
 class ClaimReading:
-    """How a claim is read: the text that says so, and the function that computes our value.
+    """The reading of a claim: its text, and the function that computes our value.
 
-    ``control`` computes it without what the paper says is the reason: a claim that holds then too
-    is no evidence of that.
+    ``control`` computes it without the reason that the paper gives: a claim that still holds is no
+    evidence for this reason.
     """
 
     text: str
@@ -28,7 +28,7 @@ CLAIM_READINGS: dict[str, ClaimReading] = {}
 def reads(
     id: str, text: str, *, control: Callable[[Lab], float] | None = None
 ) -> Callable[[Callable[[Lab], float]], Callable[[Lab], float]]:
-    """Register the function below as what computes our value of claim ``id``."""
+    """Register the function below for our value of claim ``id``."""
 
     def register(compute: Callable[[Lab], float]) -> Callable[[Lab], float]:
         if id in CLAIM_READINGS:

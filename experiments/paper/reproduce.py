@@ -15,7 +15,7 @@ Progress = Callable[[str, int, int], None]
 def reproduce(
     claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress | None = None
 ) -> list[ClaimResult]:
-    """Our values, by claim and then lab. What was served for them is kept with the labs."""
+    """Our values, by claim and then lab. The labs keep their simulations."""
     results = []
     for number, claim in enumerate(claims):
         if progress is not None:
@@ -33,7 +33,7 @@ Tally = dict[Variant, tuple[int, int]]
 def summary(
     results: Iterable[ClaimResult], ok: Callable[[ClaimResult], bool] = lambda r: r.ok
 ) -> Tally:
-    """How many of the results are reproduced."""
+    """The number of reproduced results."""
     total, good = Counter[Variant](), Counter[Variant]()
     for result in results:
         total[result.variant] += 1
@@ -54,7 +54,7 @@ def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
 
 
 def said(results: Sequence[ClaimResult]) -> list[str]:
-    """The counts in sentences, one a variant."""
+    """The counts in sentences, one per variant."""
     apart, gained = summary(independent(results)), gains(results)[1]
     lines = []
     for variant, (good, total) in summary(results).items():

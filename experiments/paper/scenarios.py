@@ -26,7 +26,7 @@ ORCA, SARATHI, TP_ONLY = "orca_pp", "sarathi_pp", "orca_tp"
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a reading of section 5.3 changes of ``experiments/configs/gpt3_pp.yaml``.
+    """The changes of a reading of section 5.3 to ``experiments/configs/gpt3_pp.yaml``.
 
     ``settings`` are ``--set`` assignments. ``factors`` multiply the times of ops: ``linear``,
     ``others``, ``prefill``, ``decode``, ``all_reduce``, ``send``. With ``padded``, a decode's
@@ -124,7 +124,7 @@ _PIPELINE = ("batching.formation", "batching.micro_batches", "engine.send")
 
 
 def relevant(assumed: Assumptions, scenario: str) -> Assumptions:
-    """The same, less what makes no difference to a scenario: its run may be had already."""
+    """The assumptions without those that do not affect a scenario: its run may exist already."""
     ignored = tuple(f"scenarios.{s}." for s in (ORCA, SARATHI, TP_ONLY) if s != scenario)
     if scenario == TP_ONLY:
         ignored += _PIPELINE

@@ -1,7 +1,7 @@
-"""What a reproduced claim is worth: whether it could have failed, and whether no gain passes too.
+"""The worth of a reproduced claim: whether it could have failed, and whether no gain passes, too.
 
-``python -m experiments.paper.scrutiny`` computes every claim on op times that are nobody's, and
-writes ``data/paper/scrutiny.csv``:
+``python -m experiments.paper.scrutiny`` computes every claim on distorted op times, and writes
+``data/paper/scrutiny.csv``:
 
 ``passes``   how many of the :data:`DISTORTIONS` it is reproduced under; with all, it cannot fail on
              op times: it is arithmetic of the memory or of the schedule
@@ -56,7 +56,7 @@ def _times(time: Callable[..., Floats], factor: float) -> Callable[..., Floats]:
 def _nothing_saved(ops: OpTimes) -> OpTimes:
     """Every token row costs the same, and every pair of query and key of a prompt.
 
-    Then neither piggybacking on a chunk nor cutting a prompt changes what is to be paid.
+    Then neither piggybacking on a chunk nor cutting a prompt changes the cost.
     """
 
     def by_row(time: TimeBySize, rows: ArrayLike) -> Floats:
@@ -73,7 +73,7 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
 
 
 def _rows_are_free(ops: OpTimes) -> OpTimes:
-    """An op takes what it takes for a single row, however many there are."""
+    """An op takes the time of a single row, for any number of rows."""
     return _by_rows(lambda time, rows: np.full(np.shape(rows), time(1)), ops)
 
 
@@ -98,7 +98,7 @@ DISTORTIONS: dict[str, Change] = {
 
 @dataclass(frozen=True)
 class Scrutiny:
-    """What was found of one claim."""
+    """The findings about one claim."""
 
     passes: int
     unmoved: bool
@@ -106,7 +106,7 @@ class Scrutiny:
 
     @property
     def cannot_fail(self) -> bool:
-        """Whether it is reproduced whatever the op times."""
+        """Whether it is reproduced with any op times."""
         return self.passes == len(DISTORTIONS)
 
 
@@ -142,7 +142,7 @@ _FILE = data_dir() / "paper" / "scrutiny.csv"
 
 @cache
 def load_scrutiny() -> dict[str, Scrutiny]:
-    """What was found, by claim."""
+    """The findings by claim."""
     with _FILE.open(encoding="utf-8", newline="") as file:
         return {
             row["id"]: Scrutiny(int(row["passes"]), row["unmoved"] == "1", row["no_gain"] == "1")
@@ -161,7 +161,7 @@ MARKS = (
 
 
 def marks(results: Sequence[ClaimResult]) -> str:
-    """What takes from a claim's worth, by its results in the variants."""
+    """The marks that lower a claim's worth, from its results in the variants."""
     found = load_scrutiny()[results[0].claim.id]
     shown = [
         (CANNOT_FAIL, found.cannot_fail),

@@ -2,8 +2,8 @@
 
 Every request has P prompt and D output tokens, P + D being the sequence length. The baseline runs
 prefill-only and decode-only batches (request-level batching of B); Sarathi's chunk is C - (B - 1),
-so that chunk and decodes make C rows (section 4.4). The paper's own settings say so: each P:D at
-which it states a peak (14, 28, 50, 63, 127) is (C - (B - 1)) / (B - 1), and the prompt is then a
+so that chunk and decodes make C rows (section 4.4). The paper's own settings confirm this: each P:D
+at which it states a peak (14, 28, 50, 63, 127) is (C - (B - 1)) / (B - 1), and the prompt is then a
 whole number of such chunks.
 """
 
@@ -76,7 +76,7 @@ def gains(
 
 
 def peak(lab: Lab, chunk: int) -> tuple[float, float]:
-    """Where the gain at 1K and B = 18 peaks over P:D, and its value there."""
+    """The P:D at which the gain at 1K and B = 18 peaks, and its value there."""
     curve = gains(lab.a6000, sarathi(chunk), 1024)
     at = max(curve, key=lambda pd: curve[pd])
     return at, curve[at]

@@ -1,8 +1,8 @@
 """The two sets of op times that every claim is computed with.
 
 ``predicted`` are the shipped bundles: constants from public kernel measurements, nothing of the
-paper. ``paper-calibrated`` are the same bundles with a few constants per device fitted to a named
-handful of the paper's numbers (``data/paper/calibration.yaml``; ``constants.py`` writes it).
+paper. ``paper-calibrated`` are the same bundles with a few constants per device fitted to some of
+the paper's numbers (``data/paper/calibration.yaml``; ``constants.py`` writes it).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LARGE = 4096  # tokens at which a GEMM runs at its full rate
 
 @dataclass(frozen=True)
 class Constants:
-    """What is fitted to the paper, for one device. Factors multiply the shipped op's times.
+    """The constants fitted to the paper for one device. Factors multiply the shipped op's times.
 
     ``read`` and ``compute`` are factors on a GEMM's two limits, the time to read its weights and
     the time per row at full rate; ``p`` joins them: (read^p + compute^p)^(1/p), the rows rounded
-    up to whole tiles of 128. Without ``p``, GEMMs are as shipped. ``mixed_us`` is what one layer of
-    an iteration with both a prompt's chunk and decodes takes on top of its ops.
+    up to whole tiles of 128. Without ``p``, GEMMs are as shipped. ``mixed_us`` is the extra time of
+    one layer of an iteration with both a prompt's chunk and decodes.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -86,7 +86,7 @@ def load_calibration() -> Calibration:
 
 
 class Lab:
-    """The machines of one variant, each made when first asked for.
+    """The machines of one variant, each made at its first use.
 
     ``constants`` are those fitted to the paper, by device; a device without is as shipped.
     ``change`` makes other op times of a machine's, for controls.

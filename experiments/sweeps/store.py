@@ -8,8 +8,8 @@
         lock               while a sweep is at work here, or was killed
         manifest.json      the mark of a sweep, and what else is in it but runs/
 
-A run's folder appears whole or not at all, and its manifest says what it holds. So what is there
-is done, and whether it still is what was written can be told.
+A run's folder appears completely or not at all, and its manifest names its files. So every existing
+folder is a finished run, and later changes to it are detected.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Store:
         self.runs = folder / "runs"
 
     def open(self, resume: bool) -> None:
-        """Make the folder, or check that it is a sweep's to go on with. Raises ConfigError."""
+        """Make the folder, or check that it holds a sweep to continue. Raises ConfigError."""
         folder = resolved(self.folder)
         make_folders(folder)
         if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
@@ -73,7 +73,7 @@ class Store:
         make_folders(self.runs)
 
     def _is_a_sweep(self) -> bool:
-        """Whether the folder is a sweep's, and all in it ours. Raises ConfigError where not."""
+        """Whether the folder is a sweep's, without foreign files. Raises ConfigError otherwise."""
         manifest = read_manifest(self.folder)
         if manifest is None or manifest.kind != SWEEP_FORMAT:
             raise ConfigError(
@@ -90,10 +90,10 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other sweeps out of the folder. Raises ConfigError where one is at work.
+        """Lock the folder against other sweeps. Raises ConfigError if one works in it.
 
-        Whoever has the lock clears what a process left that was killed while it wrote: without it,
-        that may be what another sweep is writing now.
+        With the lock, remove the files that a killed process left half-written: without it, another
+        sweep may be writing them now.
         """
         try:
             lock = FolderLock(self.folder)
@@ -110,15 +110,14 @@ class Store:
             lock.remove()
 
     def finished(self) -> set[str]:
-        """Keys of the runs that are done."""
+        """Keys of the finished runs."""
         return {entry.name for entry in os.scandir(self.runs) if not entry.name.startswith(".")}
 
     def intact(self, keys: Iterable[str], say: Callable[[str], object]) -> set[str]:
-        """Those of the keys whose runs are done, every file as it was written.
+        """Those of the keys whose runs are finished, with every file unchanged.
 
-        A folder that is damaged is moved away and ``say`` is told, so that its run is done again:
-        what somebody wrote there is not lost. Files added to a folder are left alone. Raises
-        OSError.
+        A damaged folder is moved away, so that its run is done again and no edit is lost; ``say``
+        gets a message. Files added to a folder stay. Raises OSError.
         """
         found = set()
         for key in sorted(self.finished().intersection(keys)):
@@ -142,7 +141,7 @@ class Store:
         return target
 
     def write(self, result: JobResult) -> None:
-        """Put a run's folder in its place: whole, or not at all."""
+        """Write a run's folder, completely or not at all."""
         scratch, target = self.runs / f".{result.key}", self.runs / result.key
         try:
             for name, content in result.files.items():
@@ -156,16 +155,16 @@ class Store:
         self.failure(result.key).unlink(missing_ok=True)
 
     def failure(self, key: str) -> Path:
-        """Where the traceback of a run that raised is."""
+        """The file with the traceback of a failed run."""
         return self.folder / "failed" / f"{key}.txt"
 
     def write_failure(self, key: str, details: str) -> None:
-        """Keep the traceback of a run that raised."""
+        """Store the traceback of a failed run."""
         self.failure(key).parent.mkdir(exist_ok=True)
         self.replace(f"failed/{key}.txt", details.encode(errors="backslashreplace"))
 
     def drop_failures(self) -> None:
-        """Forget earlier tracebacks: their runs are tried again."""
+        """Remove earlier tracebacks: their runs are tried again."""
         manifest = read_manifest(self.folder) or Manifest(SWEEP_FORMAT)
         names = [name for name in manifest.files if name.startswith("failed/")]
         remove_files(self.folder, SWEEP_FORMAT, names)
@@ -192,7 +191,7 @@ class Store:
 
 
 def _damage(folder: Path) -> str:
-    """How a run's folder is not what was written; empty where it is."""
+    """The changes in a run's folder since it was written, as text; empty if there are none."""
     manifest = read_manifest(folder)
     if manifest is None:
         return f"it has no {MANIFEST}, or one that cannot be read"

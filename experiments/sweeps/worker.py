@@ -1,7 +1,7 @@
 """A worker process of a local sweep: ``python -m experiments.sweeps.worker PARENT``.
 
-Standard input is a socket that it shares with its parent alone: bundles of jobs come in by it, and
-their results go back. The worker ends with its parent, however that ends.
+Standard input is a socket that it shares only with its parent. Bundles of jobs come in through it,
+and results go back. The worker ends when its parent ends in any way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READY = "ready"
 
 
 def main() -> None:
-    """Answer bundles until the parent is gone."""
+    """Answer bundles until the parent ends."""
     channel = channel_to_parent()
     from experiments.sweeps.jobs import Job, work
 

@@ -1,4 +1,4 @@
-"""From a configuration to what a real engine serves: one cell a scenario, one engine a layout."""
+"""From a configuration to a real engine's work: one cell per scenario, one engine per layout."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Cell:
         }
 
     def scheduler(self) -> Scheduler:
-        """A fresh one."""
+        """A fresh scheduler."""
         return Scheduler(of_micro_batches(self.scenario.policy.build()), **self.settings)
 
     def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
@@ -84,7 +84,7 @@ class Cell:
 
 
 def make_cells(experiment: Experiment) -> list[Cell]:
-    """Every scenario, checked. Raises ConfigError for what the engine cannot do."""
+    """Every scenario, checked. Raises ConfigError for settings that the engine does not support."""
     return [
         _cell(name, scenario, experiment.sources[name])
         for name, scenario in experiment.scenarios.items()
@@ -170,7 +170,7 @@ def engine_spec(
 
 
 def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
-    """Micro-batches that cover what the cells will do."""
+    """Micro-batches that cover those of the cells."""
     batch = max(cell.settings["max_batch"] for cell in cells)
     requests = [request for cell in cells for request in cell.requests()]
     prompt = max(request.prompt_tokens for request in requests)

@@ -1,4 +1,4 @@
-"""How far simulation and measurement differ, and whose fault it is: pure functions of sessions.
+"""The differences between simulation and measurement, and their causes: functions of sessions.
 
 Errors are fractions, predicted / measured - 1; an iteration's is absolute, and that of the
 micro-batch's time summed over the stages.
@@ -41,7 +41,7 @@ class Comparison:
     """One cell in one repeat. ``iterations`` and ``whole`` are by prediction.
 
     ``measured_iterations`` is the time of each micro-batch, summed over the stages; ``op_share``
-    that part of it which went to GEMMs, attention, all-reduces and the LM head.
+    the part of it in GEMMs, attention, all-reduces and the LM head.
     """
 
     parity: Parity
@@ -57,13 +57,13 @@ class Comparison:
 
 
 def drift(repeat: Repeat) -> float:
-    """How much slower the grid was after than before (a ratio; 1 is no drift)."""
+    """The grid's time after the repeat over that before it (1: no drift)."""
     before, after = ((log.finish - log.start).sum(axis=1) for log in repeat.grids)
     return float(np.median(after / before))
 
 
 def rejection(repeat: Repeat, outcomes: list[Comparison]) -> str | None:
-    """Why a repeat does not count, or None."""
+    """The reason why a repeat is rejected, or None."""
     reasons = []
     moved = drift(repeat)
     if abs(moved - 1) > MOST_DRIFT:
@@ -120,8 +120,8 @@ def _joined(grids: tuple[StageLog, StageLog]) -> StageLog:
 
 
 def _op_share(log: StageLog) -> float:
-    """Norms, rotary, activation and residuals, torch's too, are not in it: they come together with
-    the Python between the ops."""
+    """The share without norms, rotary, activation and residuals: these are timed together with the
+    Python code between the ops."""
     layers, head = log.ops[..., : len(TIMED_OPS)], log.ops[..., -1]
     return float((layers.sum() + head.sum()) / (log.finish - log.start).sum())
 

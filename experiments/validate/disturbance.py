@@ -1,7 +1,7 @@
-"""What other work on the machine took of a run, next to what was measured in it.
+"""The time of a run that other work on the machine took.
 
-A stage's work is *lost time* where its thread did not run: wall time less CPU time. All-reduces are
-left out: in them a rank waits for others, and has no need of its core.
+*Lost time* is the time of a stage's work in which its thread did not run: wall-clock time minus CPU
+time. All-reduces are left out, because in them a rank waits for others.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ by more than the machine was."""
 
 @dataclass(frozen=True)
 class LostTime:
-    """The errors that a perfect prediction of the undisturbed run would be found to have.
+    """The apparent errors of a perfect prediction of the undisturbed run.
 
-    Fractions, by the same names as :data:`TARGETS`. NaN where nothing can be said: on a GPU, whose
-    work takes none of the host's time, and of bubbles where there are none.
+    Fractions, by the same names as :data:`TARGETS`. NaN if they are unknown: on a GPU, whose work
+    takes no CPU time, and for bubbles if there are none.
     """
 
     iteration_error_median: float
@@ -49,7 +49,7 @@ class LostTime:
     bubble_error: float
 
     def too_much(self) -> str | None:
-        """Which target it uses up more of than it may, in words, or None."""
+        """The target of which it uses up too much, in words, or None."""
         for name, share in dataclasses.asdict(self).items():
             limit = MOST_OF_TARGET * TARGETS[name]
             if abs(share) > limit:
@@ -72,7 +72,7 @@ def lost(
     requests: Sequence[Request],
     scheduler: Callable[[], Scheduler],
 ) -> LostTime:
-    """What lost time did to a run: to its iterations, and by way of the pipeline to its totals.
+    """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
 
     ``scheduler`` makes a fresh one like the engine's.
     """

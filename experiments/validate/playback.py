@@ -1,4 +1,4 @@
-"""From what an engine measured to the simulator's terms: records, and times to play back."""
+"""From an engine's measurements to the simulator's terms: records, and times to play back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kinds(decisions: Sequence[Decision]) -> list[str]:
 
 
 def stage_times(run: EngineRun) -> StageTimes:
-    """When every stage was busy. The first one's work begins with the scheduler's decision."""
+    """The busy times of every stage. The first one's work begins with the scheduler's decision."""
     start = run.stages.start.copy()
     start[:, 0] = [decision.clock_s for decision in run.served.decisions]
     finish = run.stages.finish
@@ -40,7 +40,7 @@ def stage_times(run: EngineRun) -> StageTimes:
 def links(run: EngineRun) -> tuple[Floats, float]:
     """Median seconds of each transfer between stages, shape (stages - 1,), and of a return.
 
-    Only of messages that were awaited: those that met a busy receiver waited for it.
+    Only messages with a waiting receiver count: the others waited for a busy receiver.
     """
     log, decisions = run.stages, run.served.decisions
     finish = log.finish
@@ -63,7 +63,7 @@ def links(run: EngineRun) -> tuple[Floats, float]:
 
 
 def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
-    """The run as the simulator would have recorded it, so that the same metrics apply.
+    """The run as the simulator would record it, so that the same metrics apply.
 
     ``scheduler`` is one like the engine's, for its sizes.
     """
@@ -125,15 +125,15 @@ class Parity:
 
     @property
     def identical(self) -> bool:
-        """Whether they are."""
+        """Whether the two sequences are the same."""
         return self.difference is None
 
 
 def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Parity:
     """The simulator's loop with the measured times and the clocks that the decisions saw.
 
-    Each batch must be the same, and formed at the very clock: what it was formed from had returned
-    or arrived by then in the simulation too.
+    Each batch must be the same, and be formed at the same clock: by then its requests had returned
+    or arrived in the simulation, too.
     """
     log, decisions = run.stages, run.served.decisions
     clock = np.array([decision.clock_s for decision in decisions])

@@ -37,7 +37,7 @@ class Links:
 
     @staticmethod
     def of(runs: Sequence[EngineRun]) -> Links:
-        """Measured in these runs."""
+        """The links measured in these runs."""
         found = [links(run) for run in runs]
         decide = [
             run.stages.start[:, 0] - [decision.clock_s for decision in run.served.decisions]
@@ -53,7 +53,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Prediction:
-    """``offset_s + factor *`` what the bundle says a stage takes; (0, 1) is the bundle alone."""
+    """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone."""
 
     cell: Cell
     bundle: BundlePredictor
@@ -94,7 +94,7 @@ class Prediction:
         return np.array(rows)
 
     def simulate(self, requests: Sequence[Request]) -> Records:
-        """The open loop: nothing of the measured run goes in."""
+        """The open loop, without any number of the measured run."""
         return simulate(
             requests,
             [self.cell.scheduler()],

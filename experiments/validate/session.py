@@ -3,7 +3,7 @@
 One engine for each layout (pp, tp). A repeat is: grid; for each cell calibration, the workload,
 calibration; grid. The grid is a profile of the engine by synthetic micro-batches, the calibration
 runs are workloads of the same kind with other seeds. Online cells are run once, for their parity.
-:mod:`experiments.validate.differences` says how far simulation and measurement differ.
+:mod:`experiments.validate.differences` compares simulation and measurement.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Session:
-    """Everything measured on one engine, and what that ran on."""
+    """All measurements on one engine, and its environment."""
 
     spec: EngineSpec
     cells: list[Cell]

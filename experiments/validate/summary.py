@@ -1,4 +1,4 @@
-"""What a validation says, as the content of ``validation.json``, and which targets were met."""
+"""The report of a validation: the content of ``validation.json``, and the met targets."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ COMPARABLE = tuple(_FIELDS)
 
 
 def _targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Limit, value and whether it was met; None where a layout's machine was too busy to say."""
+    """Limit, value and whether it was met; None if the machine was too busy for a layout."""
     rows = []
 
     def judge(what: str, of: str, limit: float, value: float, *, may: bool) -> None:

@@ -83,7 +83,7 @@ def _ratio_text(value: float | None) -> str:
 
 
 def verdict(result: Mapping[str, Any]) -> list[str]:
-    """What may be claimed, in sentences, layout by layout."""
+    """The conclusions in sentences, layout by layout."""
     lines = []
     for layout, entry in result["repeats"].items():
         lines += [f"{layout}: repeat {r['repeat']} rejected: {r['why']}" for r in entry["rejected"]]

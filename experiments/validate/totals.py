@@ -1,4 +1,4 @@
-"""A run in a few numbers, as a validation compares them."""
+"""The totals of a run that a validation compares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Whole:
 
     @staticmethod
     def of(records: Records) -> Whole:
-        """Of a simulated or a measured run."""
+        """The totals of a simulated or a measured run."""
         analysis = Analysis(records)
         table = analysis.requests
         stages = [
@@ -43,5 +43,5 @@ class Whole:
 
 
 def off(simulated: float, measured: float) -> float:
-    """The relative error; NaN where nothing was measured (a run without bubbles, say)."""
+    """The relative error; NaN if the measured value is 0 (a run without bubbles, for example)."""
     return simulated / measured - 1 if measured else float("nan")

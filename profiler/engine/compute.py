@@ -1,4 +1,4 @@
-"""Where a rank of an engine computes: the host's cores, or a GPU of its own. Imports torch."""
+"""The device of an engine's rank: the host's cores, or a GPU of its own. Imports torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from profiler.shard.environment import devices_on_node, memory_bytes, open_devic
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, and how its ranks talk.
+    """A device, and the communication of its ranks.
 
     ``backend`` is that of torch.distributed. ``apart``: activations are messages of their own, from
-    device to device; else they travel with the words that describe them.
+    device to device; else they are sent with the words that describe them.
     """
 
     device: torch.device
@@ -25,8 +25,8 @@ class Compute:
     apart: bool
 
     def wait(self) -> None:
-        """Until what was launched here is done. Transfers, which have streams of their own, go on:
-        waiting for them would hold a stage up until the next one takes its activations."""
+        """Wait for the work launched here, but not for transfers, which have streams of their own:
+        they would delay a stage until the next one takes its activations."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 

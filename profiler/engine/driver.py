@@ -1,7 +1,7 @@
 """The serving loop: the same scheduler and policy as in the simulator, around a real engine.
 
-torch-free: what executes the works is an :class:`Executor`. Every scheduling decision is logged
-with the clock that it saw, so that the simulator can be shown the same
+No torch: an :class:`Executor` executes the works. Every scheduling decision is logged with the
+clock that it saw, so that the simulator can replay it
 (``simulator/loop/lockstep.py``).
 """
 
@@ -25,8 +25,8 @@ _SIGN_OF_LIFE_S = 0.5
 
 @dataclass(frozen=True)
 class Returned:
-    """A micro-batch that came back: its tokens, one an output, and the smallest lead of the first
-    over the second best logit."""
+    """A returned micro-batch: a token for each output, and the smallest lead of the best logit over
+    the second."""
 
     index: int
     tokens: list[int]
@@ -34,13 +34,13 @@ class Returned:
 
 
 class Executor(Protocol):
-    """A pipeline that works are put into, and come back from in the same order."""
+    """A pipeline that executes works and returns them in the same order."""
 
     def submit(self, work: Work) -> None:
-        """Run the first stage and hand the result on."""
+        """Run the first stage and send the result on."""
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
-        """The next work that is back; waits for it until that instant (None: as long as needed).
+        """The next returned work; waits for it until that instant (None: as long as needed).
 
         Instants are those of ``time.perf_counter``.
         """
@@ -48,7 +48,7 @@ class Executor(Protocol):
 
 @dataclass
 class Decision:
-    """One micro-batch: what was decided, and when. Times are seconds since the run began.
+    """One micro-batch: the decision and its time. Times are seconds since the run began.
 
     ``chunks``    ``[request, tokens, context]``
     ``decodes``   requests that decode, finished ones that are held as padding included
@@ -80,7 +80,7 @@ class Decision:
 
 @dataclass
 class Served:
-    """A finished run: every decision, the scheduler's spans, and what was generated."""
+    """A finished run: every decision, the scheduler's spans, and the generated tokens."""
 
     began: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
@@ -164,7 +164,7 @@ def serve(
 
 
 def signature(decision: Decision) -> tuple[Any, ...]:
-    """What makes two micro-batches the same: everything but their times."""
+    """The identity of a micro-batch: everything but its times."""
     return (
         decision.group,
         tuple(map(tuple, decision.chunks)),

@@ -33,7 +33,7 @@ class Head(Rank):
         self._own: list[Returned] = []
 
     def run(self) -> None:
-        """Say that all is ready, and do the jobs."""
+        """Report that all is ready, and do the jobs."""
         spec, stage = self.spec, self.stage
         known = facts(spec.device, spec.threads) | {"attention": stage.attention.name}
         if stage.no_xformers:
@@ -94,7 +94,7 @@ class Head(Rank):
     # What makes it an Executor -------------------------------------------------------------------
 
     def submit(self, work: Work) -> None:
-        """Run the first stage on a work, and send it on its way."""
+        """Run the first stage on a work, and send it to the next one."""
         if work.num_tokens > self.spec.max_tokens:
             raise EngineError(
                 f"a micro-batch of {work.num_tokens} tokens does not fit: the engine was started "

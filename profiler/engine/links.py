@@ -1,9 +1,9 @@
-"""What goes between the ranks of an engine: works and activations over torch.distributed.
+"""The messages between an engine's ranks: works and activations over torch.distributed.
 
-On CPUs words and activations travel as one message. Receives are posted before their messages are
-sent, into buffers in rotation, so that a send meets its receive and a transfer overlaps with what
-the receiver computes. Between GPUs the activations go apart, from device to device: NCCL needs
-their size on both sides, which the receiver learns from the words. Imports torch.
+On CPUs words and activations are one message. Receives are posted before their messages are sent,
+into buffers in rotation, so that a send meets its receive and a transfer overlaps with what the
+receiver computes. Between GPUs the activations are separate messages from device to device: NCCL
+needs their size on both sides, which the receiver learns from the words. Imports torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _APART = 1
 
 
 class Format:
-    """How a message is laid out: words in front, then rows of ``hidden`` numbers.
+    """The layout of a message: words first, then rows of ``hidden`` numbers.
 
     ``max_tokens`` and ``max_sequences`` bound what one message can hold.
     """
@@ -102,7 +102,7 @@ class Inbox:
 
 
 class Outbox:
-    """Messages to one rank; a buffer is reused once what it held was taken."""
+    """Messages to one rank; a buffer is reused after its message was taken."""
 
     def __init__(self, target: int, form: Format, depth: int) -> None:
         self._target, self._form = target, form
@@ -110,7 +110,7 @@ class Outbox:
         self._sending: deque[dist.Work] = deque()
 
     def send(self, words: Words, x: Tensor | None = None) -> None:
-        """Hand a message to the transport."""
+        """Start sending a message."""
         if len(self._sending) == len(self._buffers):
             self._sending.popleft().wait()
         buffer = self._buffers[0]
@@ -153,7 +153,7 @@ class DeviceOutbox(Outbox):
         self._send(torch.zeros(1, form.hidden, dtype=form.dtype, device=device))
 
     def send(self, words: Words, x: Tensor | None = None) -> None:
-        """Hand both messages to their transports."""
+        """Start sending both messages."""
         super().send(words)
         if x is not None:
             self._send(x)

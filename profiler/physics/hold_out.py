@@ -1,7 +1,7 @@
-"""Leaving rows out of a fit, and the errors on them: the one way every regression here is judged.
+"""Hold-outs: rows left out of a fit, and the errors on them. Every regression is judged by this.
 
-A fit is scored on rows that it did not see. Rows that belong together (a GEMM's shape, a model, a
-batch size) are left out together, so that none is predicted from its own kind.
+A fit is scored on rows that it did not see. Rows of one group (a GEMM's shape, a model, a batch
+size) are left out together, so that no row is predicted from its own group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A profile bundle without the GPU: a calibrated device model, sampled where it matters."""
+"""A profile bundle without a GPU: a calibrated device model, sampled at useful sizes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _upto(values: Iterable[int], most: int) -> Array:
 
 
 def rounded_us(times_us: Array) -> Array:
-    """Six digits: more than is known, fewer bytes, and the same text on every machine."""
+    """Round to six digits: more than the precision, fewer bytes, the same text on every machine."""
     return np.array([float(f"{t:.6g}") for t in times_us])
 
 

@@ -1,4 +1,4 @@
-"""A calibrated device model: the time of any op of any transformer shard, without the GPU."""
+"""A calibrated device model: the time of any op of any transformer shard, without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What physics leaves over: a learned log ratio measured / physics, kept as plain arrays.
+"""The residual of the physics: a learned log ratio measured / physics, stored as plain arrays.
 
 Two kinds: boosted trees over many features, and a curve over one. Both are read from and written to
 numpy arrays; scikit-learn is imported only to fit, and nothing is ever pickled.

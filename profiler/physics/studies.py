@@ -1,4 +1,4 @@
-"""What is fitted for each device that public measurements cover.
+"""The fits of each device that public measurements cover.
 
 The paper's own timings are not among the sources, so that a comparison with it is a prediction.
 """
@@ -140,7 +140,8 @@ def _bandwidth_share(rows: pd.DataFrame, device: DeviceSpec) -> pd.Series[float]
 
 
 def _ga102(datasets: Path, target: str) -> Iterator[Study]:
-    """A6000 or A40: the same silicon (GA102, 84 SMs), so each fills in what the other lacks."""
+    """A6000 or A40: the same silicon (GA102, 84 SMs), so their measurements complement each
+    other."""
     a40 = load_device("a40")
     yield _ga102_gemm(datasets, load_device(target))
     yield from _ga102_attention(datasets, target)

@@ -1,4 +1,4 @@
-"""What it takes to fit one op of one device: which rows, which form, and how rows are held out."""
+"""The fit of one op of one device: its rows, its form, and its hold-outs."""
 
 from __future__ import annotations
 

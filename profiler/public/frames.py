@@ -1,7 +1,7 @@
 """The public measurement files as tidy frames: one row a measurement, ``time_us`` in microseconds.
 
-The column names are those of the physics forms (``profiler/facts/roofline.py``). Each reader says
-which trap of its source it heeds. The files themselves are not part of this project;
+The column names are those of the physics forms (``profiler/facts/roofline.py``). Each reader names
+the trap of its source that it handles. The files themselves are not part of this project;
 ``data/README.md`` lists their origin and licence.
 """
 

@@ -1,4 +1,4 @@
-"""Reading published measurement files, with every cell that is used checked."""
+"""Reads published measurement files, and checks every used cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of sections 3.2 and 5.3: pipelines, their bubbles, and what these hinge on."""
+"""Figures of sections 3.2 and 5.3: pipelines, their bubbles, and what these depend on."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _idle_patch(corner: tuple[float, float], width: float, label: str | None) ->
 
 
 def _members(analysis: Analysis) -> dict[tuple[int, int], str]:
-    """Who takes part in iteration k of a micro-batch: capitals prefill, small letters decode."""
+    """The members of iteration k of a micro-batch: capitals prefill, small letters decode."""
     found: dict[tuple[int, int], str] = {}
     names = list(_REQUESTS)
     for request, role, group, first, last in analysis.records.replicas[0].spans.tolist():
@@ -167,7 +167,7 @@ def pipeline_curves(
 
 
 def tornado(base: Ratios, changes: Sequence[tuple[Change, Ratios | None, Ratios]]) -> Figure:
-    """What each assumption, changed alone, does to the four ratios; in percent, by effect."""
+    """The effect of each assumption, changed alone, on the four ratios; in percent, by effect."""
     titles = {
         "orca_over_sarathi": "Orca / Sarathi",
         "orca_over_tp": "Orca / TP only",

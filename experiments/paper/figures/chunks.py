@@ -1,4 +1,4 @@
-"""Figures of sections 4.2 and 5.4: what chunking a prompt means, and what it costs."""
+"""Figures of sections 4.2 and 5.4: the meaning and the cost of chunking a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from experiments.paper.figures.costs import (
 
 
 def chunking_ablation(labs: Labs) -> Figure:
-    """What chunks cost in attention, in the whole prefill, and what is gained end to end."""
+    """The cost of chunks in attention and in the whole prefill, and the end-to-end gain."""
     figure = Figure(figsize=(WIDTH, 8.4), layout="constrained")
     (attention, prefill), (total, key) = figure.subplots(2, 2)
     for lab, line in zip(labs, (PREDICTED, CALIBRATED), strict=True):

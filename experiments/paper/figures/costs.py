@@ -1,4 +1,4 @@
-"""Figures of sections 3.1, 4.2, 4.4, 5.1.1 and 5.4: what iterations cost."""
+"""Figures of sections 3.1, 4.2, 4.4, 5.1.1 and 5.4: the cost of iterations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def paper(id: str) -> float:
 
 
 def variant_handles(*, stated: bool = True) -> list[Line2D]:
-    """Which line style is which variant, and what the diamonds are."""
+    """The line styles of the variants, and the diamonds."""
     handles = [
         Line2D([], [], color=GREY, linestyle=PREDICTED, label="predicted"),
         Line2D([], [], color=GREY, linestyle=CALIBRATED, label="paper-calibrated"),
@@ -74,7 +74,7 @@ def variant_handles(*, stated: bool = True) -> list[Line2D]:
 
 
 def variant_legend(axes: Axes, *, stated: bool = True, **where: Any) -> None:
-    """A legend of the variants, beside the one that is there."""
+    """A legend of the variants, beside the existing one."""
     keep = axes.get_legend()
     handles = variant_handles(stated=stated)
     axes.legend(handles=handles, **{"loc": "best", "fontsize": SMALL, **where})

@@ -1,4 +1,4 @@
-"""What the figures of a sweep share: labels, names and colours of lines, scales, legends."""
+"""Common parts of a sweep's figures: labels, names and colours of lines, scales, legends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LINES, _MOST_TICKS = 9, 6
 
 
 def label(column: str) -> str:
-    """``tbt_s.p99``, or ``policy.chunk_size``, as an axis says it: in words, with its unit."""
+    """The label of an axis for ``tbt_s.p99`` or ``policy.chunk_size``: in words, with its unit."""
     found = quantity(column)
     return parameter(column).axis if found is None else found.axis
 
@@ -38,7 +38,7 @@ def overloaded(table: pd.DataFrame) -> pd.Series[bool]:
 
 
 def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
-    """How many of the runs are left out, and of which columns; empty where none is."""
+    """The number of runs left out, and of which columns; empty if there are none."""
     count = int(overloaded(table).sum())
     keys = [column.partition(".")[0] for column in columns]
     latencies = [METRICS[key].name for key in dict.fromkeys(keys) if key in STEADY]
@@ -48,7 +48,7 @@ def overload_note(table: pd.DataFrame, columns: Sequence[str]) -> str:
 
 
 class RunGroup(NamedTuple):
-    """The runs that a line stands for, its name, and how it is drawn."""
+    """The runs behind a line, its name, and its style."""
 
     name: str
     rows: pd.DataFrame
@@ -74,7 +74,7 @@ def groups(table: pd.DataFrame, by: str | None, most: int | None = _MOST_LINES) 
 
 
 def _policy(rows: pd.DataFrame) -> str:
-    """The policy of all of them, empty where there are several."""
+    """The policy of all of them; empty if there are several."""
     names = set(rows[POLICY]) if POLICY in rows else set()
     return str(names.pop()) if len(names) == 1 else ""
 
@@ -106,13 +106,13 @@ def panels(figure: Figure, count: int, **options: Any) -> list[Axes]:
 
 
 def panel_size(count: int, height: float, more: float) -> tuple[float, float]:
-    """Of the figure with that many panels, in inches; ``more`` is for what stands around them."""
+    """The size of the figure with so many panels, in inches; ``more`` is for their surroundings."""
     columns = min(3, count)
     return max(7.0, 1.0 + 4.6 * columns), more + height * -(-count // columns)
 
 
 def legend(figure: Figure, axes: Axes, by: str | None) -> None:
-    """Below the panels, with what the lines are told apart by."""
+    """The legend below the panels, with the keys that distinguish the lines."""
     handles, labels = axes.get_legend_handles_labels()
     if any(labels):
         figure.legend(
@@ -128,7 +128,7 @@ def legend(figure: Figure, axes: Axes, by: str | None) -> None:
 
 
 def heading(figure: Figure, *lines: str) -> None:
-    """What is said of the whole figure, in lines no wider than it."""
+    """The heading of the whole figure, in lines no wider than it."""
     width = int(11 * figure.get_figwidth())
     text = "\n".join(textwrap.fill(line, width) for line in lines if line)
     if text:

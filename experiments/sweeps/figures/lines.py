@@ -31,8 +31,7 @@ _MOST_POINTS = 600
 def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -> Figure:
     """Each metric over one axis, a line per value of another.
 
-    The line is the median over everything else that was swept (other axes, seeds), the band its
-    10th to 90th percentile.
+    The line is the median over the other axes and the seeds, the band its 10th to 90th percentile.
     """
     said = "median over the other axes; band: 10th to 90th percentile"
     figure = Figure(figsize=(_PANEL[0] * len(metrics), _PANEL[1] + 1.0), layout="constrained")
@@ -57,7 +56,7 @@ def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -
 
 
 def heat_maps(table: pd.DataFrame, x: str, y: str, by: str | None, metric: str) -> Figure:
-    """A metric over two axes, a panel per value of a third; the median over everything else."""
+    """A metric over two axes, a panel per value of a third; the median over the other axes."""
     known = table.dropna(subset=[x, y])
     known = known.assign(**{metric: shown(known, metric)})
     parts = [group for group in groups(known, by) if group.rows[metric].notna().any()]
@@ -99,8 +98,8 @@ def cdfs(
 ) -> Figure:
     """CDFs over the requests of all runs with the same value of ``by``, which are in ``requests``.
 
-    What is NaN there is left out. A line says how many of its runs are overloaded: a line that has
-    lost its heaviest loads looks better than one that has not.
+    NaNs are left out. The name of a line gives the number of its overloaded runs: without its
+    heaviest loads a line looks better than it is.
     """
     growing = overloaded(table)
     figure = Figure(figsize=(_PANEL[0] * len(columns), _PANEL[1] + 0.8), layout="constrained")

@@ -1,4 +1,4 @@
-"""The Pareto front of a sweep: which points no other one beats in both of two metrics."""
+"""The Pareto front of a sweep: the points that no other one beats in both of two metrics."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _ALL_LABELLED = 12
 
 
 def better(metric: str) -> Better:
-    """Which way is better, as :mod:`simulator.views.metric_registry` has it."""
+    """The better direction, from :mod:`simulator.views.metric_registry`."""
     found = quantity(metric)
     return Better.NEITHER if found is None else found.metric.better
 
 
 def pareto_front(cost: Floats, gain: Floats) -> Places:
-    """Places of the points that no other one beats: as cheap and better, or as good and cheaper.
+    """Indices of the points that no other one beats (as cheap and better, or as good and cheaper).
 
     In order of cost.
     """
@@ -56,7 +56,8 @@ def seed_means(table: pd.DataFrame, metrics: Sequence[str], axes: Sequence[str])
     """A row per point of the ``axes`` but the seed: of each metric the mean over the seeds, and its
     smallest and largest value as ``NAME low`` and ``NAME high``.
 
-    A point that lacks a metric for some seed is left out: the others would flatter it.
+    A point that lacks a metric for some seed is left out: its other seeds may be better than
+    average.
     """
     keys = [axis for axis in axes if axis != "seed"]
     if not keys:
@@ -82,9 +83,10 @@ def pareto(
 ) -> Figure:
     """Two metrics of every point of the swept ``axes``, coloured by ``by``, with the front.
 
-    A point is the mean over its seeds, its whiskers their smallest and largest value. A panel per
-    value of ``panel_by``: what serves another workload does not compete. A letter says what else a
-    point was swept over, its layout say. Both metrics must have a better direction.
+    A point is the mean over its seeds, its whiskers their smallest and largest value. There is a
+    panel per value of ``panel_by``, because points of different workloads do not compete. A letter
+    stands for the other swept values of a point, such as its layout. Both metrics must have a
+    better direction.
     """
     points = seed_means(table, (x, y), axes)
     told_by = [axis for axis in axes if axis not in (by, panel_by, "seed")]
@@ -125,7 +127,7 @@ def pareto(
 
 
 def _layouts(points: pd.DataFrame, told_by: Sequence[str]) -> list[str]:
-    """What each point was swept over, in words: ``TP 4, PP 2``."""
+    """The other swept values of each point, in words: ``TP 4, PP 2``."""
     return [
         ", ".join(parameter(axis).value(row[axis]) for axis in told_by if not pd.isna(row[axis]))
         for _, row in points.iterrows()
@@ -168,7 +170,7 @@ def _front(panel: Axes, rows: pd.DataFrame, x: str, y: str) -> Places:
 def _write_letters(
     panel: Axes, rows: pd.DataFrame, x: str, y: str, letters: Mapping[str, str]
 ) -> None:
-    """Beside each point, above or below, where no other letter stands yet."""
+    """Write a letter beside each point, above or below, where there is no other letter yet."""
     panel.autoscale_view()
     fractions = (panel.transScale + panel.transLimits).transform(rows[[x, y]].to_numpy(np.float64))
     positions = fractions * (280, 250)  # about as many points wide and high is a panel

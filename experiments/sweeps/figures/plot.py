@@ -1,4 +1,4 @@
-"""Which figures a sweep gets, and writing them."""
+"""Selects the figures of a sweep, and writes them."""
 
 from __future__ import annotations
 
@@ -59,10 +59,9 @@ def plot_sweep(
     """Draw a sweep: lines over each numeric axis, heat maps over pairs, a Pareto front, CDFs.
 
     ``metrics`` are columns of its table (by default throughput and the 99th percentile of the time
-    between tokens), ``over`` the axes. The Pareto front weighs the first two metrics of which more,
-    or less, is better. Latencies of
-    overloaded runs are left out, and every figure concerned says so. Raises ConfigError for an
-    unknown metric or axis, or where nothing has finished.
+    between tokens), ``over`` the axes. The Pareto front shows the first two metrics with a better
+    direction. Latencies of overloaded runs are left out, and every such figure says so. Raises
+    ConfigError for an unknown metric or axis, or if no run has finished.
     """
     from experiments.sweeps.figures import lines as figures
     from experiments.sweeps.figures.drawing import overload_note, overloaded
@@ -160,7 +159,7 @@ def _table(folder: Path) -> pd.DataFrame:
 
 
 def _axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
-    """The swept keys, and which of them is compared. Raises ConfigError where they do not fit."""
+    """The swept keys, and the compared one. Raises ConfigError if they do not fit."""
     summary = _summary(folder)
     axes: Any = summary.get("axes")
     contrast: Any = summary.get("contrast")
@@ -187,7 +186,7 @@ def _is_number(column: pd.Series[Any]) -> bool:
 
 
 def _lines_by(x: str, contrast: str | None, axes: Sequence[str], table: pd.DataFrame) -> str | None:
-    """What to draw a line for: what is compared; where that is what x is part of, another axis."""
+    """The axis with a line per value: the compared one; or another one if x is part of it."""
     if contrast is not None and not _within(x, contrast):
         return contrast
     others = (a for a in axes if a not in (x, contrast, "seed") and 1 < table[a].nunique() < 10)
@@ -207,7 +206,7 @@ def _known(option: str, given: Sequence[str], allowed: Sequence[Any]) -> None:
 def _requests(
     folder: Path, table: pd.DataFrame, growing: pd.Series[bool], by: str | None
 ) -> dict[str, pd.DataFrame]:
-    """The requests of all runs by value of ``by``; of very many, every so manyeth.
+    """The requests of all runs by value of ``by``; of very many, a regular sample.
 
     The latencies of overloaded runs, for which ``growing`` is true, are NaN.
     """
