@@ -87,6 +87,14 @@ class Group:
         self.last_iteration[sequence] = last + 1
         self.due.setdefault(last + 1, []).append(sequence)
 
+    def end(self, sequence: Sequence, iteration: int) -> int:
+        """Make an iteration the last of a decoding member; returns by how many it ends early."""
+        last = self.last_iteration[sequence]
+        self._forget_due(sequence, last)
+        self.last_iteration[sequence] = iteration
+        self.due.setdefault(iteration, []).append(sequence)
+        return last - iteration
+
     def leave(self, sequence: Sequence, context: int) -> int:
         """Take a decoding member out before it is done; returns how many decodes it has left."""
         del self.decoding[sequence]

@@ -45,6 +45,9 @@ class Scheduler:
     A sequence stays in the micro-batch that admitted it. With ``free_pool`` it may join any: a new
     micro-batch is formed from the group with members that returned first. It first takes the
     members of the other idle groups, in the order in which these returned.
+
+    ``ended`` tells whom a batch ended. A real engine gives it, because it learns that from the
+    tokens; then requests' output lengths are not read.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Scheduler:
         max_length: int,
         reserve_declared: bool = False,
         free_pool: bool = False,
+        ended: Callable[[Batch], list[Sequence]] | None = None,
     ) -> None:
         for name, value in (
             ("max_batch", max_batch),
@@ -75,6 +79,7 @@ class Scheduler:
         self.max_length = max_length
         self.reserve_declared = reserve_declared
         self.free_pool = free_pool
+        self.ended = ended
         self.free_kv = kv_capacity
         self.waiting: deque[Sequence] = deque()
         self.groups = [Group(i, self.waiting, max_batch) for i in range(max_in_flight)]
@@ -116,7 +121,8 @@ class Scheduler:
         """Queue an arrived request. Returns why it is rejected, or None."""
         reason = self.refusal(request)
         if reason is None:
-            self._output_tokens[request.id] = request.output_tokens
+            known = self.ended is None
+            self._output_tokens[request.id] = request.output_tokens if known else request.max_tokens
             self.waiting.append(
                 Sequence(
                     request.id,
@@ -164,6 +170,9 @@ class Scheduler:
                     group.join(sequence, sequence.prompt_tokens, decodes, iteration + 1)
                     self._close_span(sequence, PREFILL, iteration)
                     sequence._span_first = iteration + 1
+        if self.ended is not None:
+            for sequence in self.ended(batch):
+                self._output_tokens[sequence.id] -= group.end(sequence, iteration)
         group.iteration = iteration + 1
         self.idle.append(group)
         finished = group.due.pop(iteration, None)

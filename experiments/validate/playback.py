@@ -9,13 +9,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.driver import Decision, Served, signature
 from profiler.engine.processes import EngineRun
 from simulator.loop.lockstep import Formed, Recorded, play_back
 from simulator.loop.quantum import quantize
-from simulator.loop.records import ITERATION_COLUMNS, Floats, Records, ReplicaLog, StageTimes
+from simulator.loop.records import (
+    ITERATION_COLUMNS,
+    Floats,
+    PoolLog,
+    Records,
+    ReplicaLog,
+    StageTimes,
+)
 from simulator.loop.switches import Switches
 
 KINDS = ("prefill", "decode", "mixed")
@@ -62,7 +70,27 @@ def links(run: EngineRun) -> tuple[Floats, float]:
     return np.array(sends), float(np.median(waits))
 
 
-def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
+def as_served(requests: Sequence[Request], served: Served) -> list[Request]:
+    """The requests with as many output tokens as the engine generated: it may have ended some."""
+    return [
+        replace(request, output_tokens=len(served.outputs[request.id]))
+        if request.id in served.outputs
+        else request
+        for request in requests
+    ]
+
+
+def pool_log(served: Served, block_size: int) -> PoolLog:
+    """What the engine did with its paged memory."""
+    return PoolLog(
+        np.array(served.kv_log, np.int64) * block_size,
+        np.array(served.events, np.int64).reshape(-1, 3),
+    )
+
+
+def measured_records(
+    run: EngineRun, requests: Sequence[Request], scheduler: Scheduler | Pool
+) -> Records:
     """The run as the simulator would record it, so that the same metrics apply.
 
     ``scheduler`` is one like the engine's, for its sizes.
@@ -86,13 +114,14 @@ def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Sch
     log = ReplicaLog(
         layers=(1,) * times.start.shape[1],
         switches=Switches(lazy=True, turnaround_s=turnaround),
-        max_in_flight=len(scheduler.groups),
+        max_in_flight=scheduler.max_in_flight,
         max_batch=scheduler.max_batch,
         kv_capacity=scheduler.kv_capacity,
         iterations=columns,
         spans=np.array(served.spans, np.int64).reshape(-1, 5),
         stage_s=times.finish - times.start,
         measured=times,
+        pool=pool_log(served, scheduler.blocks.block_size) if isinstance(scheduler, Pool) else None,
     )
     ordered = sorted(requests, key=lambda request: request.id)
     return Records(
@@ -129,7 +158,7 @@ class Parity:
         return self.difference is None
 
 
-def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Parity:
+def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler | Pool) -> Parity:
     """The simulator's loop with the measured times and the clocks that the decisions saw.
 
     Each batch must be the same, and be formed at the same clock: by then its requests had returned
@@ -148,6 +177,8 @@ def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) 
     )
     formed, records = play_back(requests, scheduler, recorded)
     parity = compare(decisions, formed)
+    if parity.identical and isinstance(scheduler, Pool):
+        parity = _same_memory(parity, pool_log(run.served, scheduler.blocks.block_size), records)
     late = np.flatnonzero(
         records.replicas[0].iterations["ready_s"] != quantize(clock)[: len(formed)]
     )
@@ -156,10 +187,27 @@ def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) 
     return parity
 
 
+def _same_memory(parity: Parity, engine: PoolLog, records: Records) -> Parity:
+    """Whether as many blocks were in use at each decision, and the same tokens hit and lost."""
+    simulated = records.replicas[0].pool
+    assert simulated is not None
+    differ = np.flatnonzero(engine.kv_tokens != simulated.kv_tokens)
+    if differ.size:
+        first = differ[0]
+        difference = (
+            f"batch {first}: engine {engine.kv_tokens[first]} tokens of KV blocks in use; "
+            f"simulator {simulated.kv_tokens[first]}"
+        )
+        return replace(parity, difference=difference)
+    if engine.events.tolist() != simulated.events.tolist():
+        return replace(parity, difference="other tokens were hit in the cache, or lost")
+    return parity
+
+
 def replay(
     run: EngineRun,
     requests: Sequence[Request],
-    scheduler: Scheduler,
+    scheduler: Scheduler | Pool,
     less: Floats | float = 0.0,
 ) -> Records:
     """The simulator's loop with the measured service times alone; links take their medians.

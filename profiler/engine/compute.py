@@ -58,8 +58,10 @@ def _check_memory(who: str, spec: EngineSpec, ranks: range | list[int]) -> None:
     needed = sum(spec.bytes_needed(number) for number in ranks)
     free = memory_bytes(spec.device)[1]
     if needed > 0.9 * free:
+        blocks, block_size = spec.blocks
+        what = "blocks" if spec.num_blocks else "sequences"
         raise EngineError(
-            f"the engine needs {needed / 1e9:.1f} GB for weights and KV caches of {spec.slots} "
-            f"sequences of {spec.max_length} tokens ({who}), and {free / 1e9:.1f} GB are free: "
-            "take fewer or shorter sequences, or a smaller model"
+            f"the engine needs {needed / 1e9:.1f} GB for weights and KV caches of {blocks} "
+            f"{what} of {block_size} tokens ({who}), and {free / 1e9:.1f} GB are free: "
+            f"take fewer or shorter {what}, or a smaller model"
         )

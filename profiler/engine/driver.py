@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from policies.batch import Batch
+from policies.pool import Pool
 from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
-from profiler.engine.work import EngineError, SlotBook, Work
+from profiler.engine.book import Book
+from profiler.engine.work import EngineError, Work
 
 _QUANTA = 2**30
 _SIGN_OF_LIFE_S = 0.5
@@ -80,11 +82,16 @@ class Decision:
 
 @dataclass
 class Served:
-    """A finished run: every decision, the scheduler's spans, and the generated tokens."""
+    """A finished run: every decision, what the scheduler logged, and what was generated.
+
+    ``events`` and ``kv_log`` are a pool's: what was hit and lost, blocks in use at each decision.
+    """
 
     began: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
     spans: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    kv_log: list[int] = field(default_factory=list)
     outputs: dict[int, list[int]] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     margin: float = float("inf")
@@ -92,23 +99,23 @@ class Served:
 
 def serve(
     requests: list[Request],
-    scheduler: Scheduler,
+    scheduler: Scheduler | Pool,
     executor: Executor,
-    book: SlotBook,
+    book: Book,
     *,
-    on_release: Callable[[int], object] | None = None,
     progress: Callable[[int], object] = lambda done: None,
 ) -> Served:
     """Serve the requests as they arrive; returns when all are done.
 
-    A batch is formed when stage 0 is free (the simulator's ``lazy``). ``on_release`` gets every
-    slot that is freed. ``progress`` is a sign of life: it gets the number of requests done on every
-    turn of the loop and while that waits for arrivals, but not while it waits for a micro-batch.
-    Raises EngineError where the policy leaves requests unserved.
+    ``scheduler`` is the book's. A batch is formed when stage 0 is free (the simulator's ``lazy``).
+    ``progress`` is a sign of life: it gets the number of requests done on every turn of the loop
+    and while that waits for arrivals, but not while it waits for a micro-batch. Raises EngineError
+    where the policy leaves requests unserved.
     """
     arrivals = deque(sorted(requests, key=lambda request: request.arrival_s))
     run = Served()
-    in_flight: deque[tuple[Batch, list[int], Decision]] = deque()
+    in_flight: deque[tuple[Batch, list[Sequence], Decision]] = deque()
+    back: deque[tuple[Batch, Decision]] = deque()  # their tokens are known, but not the scheduler's
     done = 0
     run.began = began = time.perf_counter()
 
@@ -116,22 +123,30 @@ def serve(
         """Seconds since the start, in whole quanta as simulated times are."""
         return int((time.perf_counter() - began) * _QUANTA) / _QUANTA
 
-    def handle(result: Returned) -> list[Sequence]:
+    def receive(until: float | None) -> bool:
+        """Take the next result, if one is there by then."""
+        result = executor.returned(until) if in_flight else None
+        if result is None:
+            return False
         batch, owners, decision = in_flight.popleft()
-        book.book(owners, result.tokens)
+        book.book(batch, owners, result.tokens)
         run.margin = min(run.margin, result.margin)
+        back.append((batch, decision))
+        return True
+
+    def handle(batch: Batch, decision: Decision) -> int:
         decision.returned_s = clock()
         finished = scheduler.complete(batch)
         for sequence in finished:
-            slot = book.release(sequence)
-            if on_release is not None:
-                on_release(slot)
-        return finished
+            book.forget(sequence)
+        return len(finished)
 
     while True:
         progress(done)
-        while in_flight and (result := executor.returned()) is not None:
-            done += len(handle(result))
+        while receive(0.0):
+            pass
+        while back:
+            done += handle(*back.popleft())
         now = clock()
         while arrivals and arrivals[0].arrival_s <= now:
             request = arrivals.popleft()
@@ -141,6 +156,9 @@ def serve(
         batch = scheduler.next_batch()
         if batch is not None:
             decision = Decision.of(batch, now)
+            while book.waits(batch):  # it was formed ahead of the tokens that it goes on from
+                if not receive(None):
+                    raise EngineError(f"micro-batch {len(run.decisions)} waits for no other one")
             work, owners = book.work(len(run.decisions), batch)
             run.decisions.append(decision)
             in_flight.append((batch, owners, decision))
@@ -148,8 +166,7 @@ def serve(
             continue
         until = began + arrivals[0].arrival_s if arrivals else None
         if in_flight:
-            if (result := executor.returned(until)) is not None:
-                done += len(handle(result))
+            receive(until)
         elif until is None:
             break
         else:
@@ -159,6 +176,8 @@ def serve(
     if scheduler.num_unfinished:
         raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
     run.spans = scheduler.spans.tolist()
+    if isinstance(scheduler, Pool):
+        run.events, run.kv_log = scheduler.events.tolist(), scheduler.kv_log.tolist()
     run.outputs = book.outputs
     return run
 

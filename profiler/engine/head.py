@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from policies.catalogue import build
-from policies.policy import of_micro_batches
 from policies.request import Request
-from policies.scheduler import Scheduler
+from profiler.engine.book import Book
 from profiler.engine.driver import Returned, Served, serve
 from profiler.engine.rank import FLUSH, RESULT, STOP, WORK, Rank
 from profiler.engine.spec import EngineSpec
-from profiler.engine.work import EngineError, SlotBook, Work
+from profiler.engine.work import EngineError, Work
 from profiler.shard.environment import facts
 
 
@@ -55,22 +54,34 @@ class Head(Rank):
             _say({"done": number})
 
     def _serve(self, job: dict[str, Any]) -> Served:
-        requests = [Request(*row) for row in job["requests"]]
-        scheduler = Scheduler(of_micro_batches(build(**job["policy"])), **job["scheduler"])
+        requests = [
+            Request(**row | {"prefix": tuple(map(tuple, row["prefix"]))}) for row in job["requests"]
+        ]
         spec = self.spec
-        book = SlotBook(requests, spec.slots, spec.model.vocab_size, spec.seed)
+        blocks, block_size = spec.blocks
+        book = Book(
+            requests, job["num_blocks"] or blocks + 1, block_size,
+            vocab_size=spec.model.vocab_size, seed=spec.seed,
+            prefix_caching=job["prefix_caching"], eos=job["eos"],
+        )  # fmt: skip
+        scheduler = book.scheduler(build(**job["policy"]), job["scheduler"])
         return serve(requests, scheduler, self, book, progress=self._progress)
 
     def _play(self, job: dict[str, Any]) -> dict[str, Any]:
         """Synthetic works in a stream: ``[chunks, decodes]`` each, with made-up tokens."""
-        rng = np.random.default_rng(0)
+        rng, spec = np.random.default_rng(0), self.spec
         began = time.perf_counter()
         in_flight = 0
         for index, (chunks, decodes) in enumerate(job["works"]):
             rows = sum(chunk[1] for chunk in chunks) + len(decodes)
-            tokens = rng.integers(self.spec.model.vocab_size, size=rows).astype(np.int32)
-            work = Work(index, tuple(map(tuple, chunks)), tuple(map(tuple, decodes)), tokens)
-            while in_flight >= self.spec.pp:
+            tokens = rng.integers(spec.model.vocab_size, size=rows).astype(np.int32)
+            work = Work(
+                index,
+                tuple((spec.table(slot), *rest) for slot, *rest in chunks),
+                tuple((spec.table(slot), context) for slot, context in decodes),
+                tokens,
+            )
+            while in_flight >= spec.pp:
                 in_flight -= self.returned(None) is not None
             self.submit(work)
             in_flight += 1

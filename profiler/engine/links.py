@@ -25,20 +25,17 @@ _APART = 1
 class Format:
     """The layout of a message: words first, then rows of ``hidden`` numbers.
 
-    ``max_tokens`` and ``max_sequences`` bound what one message can hold.
+    ``max_tokens`` and ``most_words`` bound what one message can hold.
     """
 
-    def __init__(
-        self, max_tokens: int, max_sequences: int, hidden: int, dtype: torch.dtype
-    ) -> None:
-        self.max_tokens, self._max_sequences = max_tokens, max_sequences
+    def __init__(self, max_tokens: int, most_words: int, hidden: int, dtype: torch.dtype) -> None:
+        self.max_tokens, self.most_words = max_tokens, most_words
         self.hidden, self.dtype = hidden, dtype
-        self.most_words = 16 + 4 * max_sequences + max_tokens
         self.num_bytes = _round_up(4 * (1 + self.most_words)) + max_tokens * hidden * dtype.itemsize
 
     def words_only(self) -> Format:
         """For messages without rows."""
-        return Format(self.max_tokens, self._max_sequences, 0, self.dtype)
+        return Format(self.max_tokens, self.most_words, 0, self.dtype)
 
     def buffer(self) -> Tensor:
         """Room for one message."""
@@ -135,6 +132,8 @@ class DeviceInbox(Inbox):
 
     def rows(self, count: int) -> Tensor:
         """Wait for the activations (count, hidden)."""
+        if not count:
+            return torch.empty(0, self._hidden, dtype=self._dtype, device=self._device)
         x = torch.empty(count, self._hidden, dtype=self._dtype, device=self._device)
         work = dist.irecv(x, self._source, tag=_APART)
         assert work is not None
@@ -155,7 +154,7 @@ class DeviceOutbox(Outbox):
     def send(self, words: Words, x: Tensor | None = None) -> None:
         """Start sending both messages."""
         super().send(words)
-        if x is not None:
+        if x is not None and len(x):
             self._send(x)
 
     def _send(self, x: Tensor) -> None:

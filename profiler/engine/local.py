@@ -6,13 +6,16 @@ With more stages or ranks see :mod:`profiler.engine.processes`. Start with ``dri
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from policies.policy import Policy, PoolPolicy
 from policies.request import Request
-from policies.scheduler import Scheduler
+from profiler.engine.book import Book
 from profiler.engine.driver import Returned, Served, serve
 from profiler.engine.stage import Stage, StageShape
-from profiler.engine.work import SlotBook, Work
+from profiler.engine.work import Work
 from profiler.facts.model import ModelSpec
 
 
@@ -28,20 +31,21 @@ def greedy(logits: torch.Tensor) -> tuple[list[int], float]:
 class LocalEngine:
     """Serves requests with a scheduler and policy of ``policies/`` on a model with random weights.
 
-    It is the :class:`~profiler.engine.driver.Executor` of a pipeline of one stage.
+    It is the :class:`~profiler.engine.driver.Executor` of a pipeline of one stage. Its KV cache has
+    ``blocks`` of ``block_size`` tokens, all of which can be used.
     """
 
     def __init__(
         self,
         model: ModelSpec,
         *,
-        slots: int,
-        max_length: int,
+        blocks: int,
+        block_size: int,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        shape = StageShape(model, 0, model.num_layers, 1, 0, slots, max_length, seed)
+        shape = StageShape(model, 0, model.num_layers, 1, 0, blocks, block_size, seed)
         self.stage = Stage(shape, device or torch.device("cpu"), dtype)
         self.shape = shape
         self._back: list[Returned] = []
@@ -56,10 +60,24 @@ class LocalEngine:
         return self._back.pop(0) if self._back else None
 
     def serve(
-        self, requests: list[Request], scheduler: Scheduler, *, poison: bool = False
+        self,
+        requests: list[Request],
+        policy: Policy | PoolPolicy,
+        settings: dict[str, Any],
+        *,
+        poison: bool = False,
+        **about: Any,
     ) -> Served:
-        """Serve all requests. ``poison`` overwrites freed slots, to show that they are not read."""
+        """Serve all requests. ``settings`` are the scheduler's; for ``about`` see
+        :class:`~profiler.engine.book.Book`.
+
+        ``poison`` overwrites blocks that are given out, to show that nobody reads what was there.
+        """
         shape = self.shape
-        book = SlotBook(requests, shape.slots, shape.model.vocab_size, shape.seed)
-        release = self.stage.poison if poison else None
-        return serve(requests, scheduler, self, book, on_release=release)
+        if poison:
+            about["on_new"] = self.stage.poison
+        book = Book(
+            requests, shape.blocks + 1, shape.block_size,
+            vocab_size=shape.model.vocab_size, seed=shape.seed, **about,
+        )  # fmt: skip
+        return serve(requests, book.scheduler(policy, settings), self, book)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.catalogue import build
+from policies.policy import Policy, PoolPolicy, is_pooled
 from policies.request import Request
 from profiler.engine.driver import Decision, Served
 from profiler.engine.spec import EngineSpec, write_spec
@@ -100,21 +102,29 @@ class EngineProcesses:
         policy: dict[str, Any],
         scheduler: dict[str, Any],
         progress: Callable[[int], object] | None = None,
+        *,
+        num_blocks: int = 0,
+        prefix_caching: bool = False,
+        eos: int | None = None,
     ) -> EngineRun:
         """Serve requests under a named policy (``{"name": ..., its arguments}``).
 
-        ``scheduler`` are the keyword arguments of :class:`~policies.scheduler.Scheduler`.
+        ``scheduler`` are the keyword arguments of :class:`~policies.scheduler.Scheduler`, or of
+        :class:`~policies.pool.Pool`, which may have ``num_blocks`` of the engine's blocks (all by
+        default). For ``prefix_caching`` and ``eos`` see :class:`~profiler.engine.book.Book`.
         """
-        if scheduler["max_batch"] * scheduler["max_in_flight"] > self.spec.slots:
-            raise EngineError(
-                f"{scheduler['max_in_flight']} micro-batches of {scheduler['max_batch']} sequences "
-                f"need more KV slots than the {self.spec.slots} that the engine was started with"
-            )
+        self._check(build(**policy), scheduler, num_blocks)
         job = {
             "kind": "serve",
-            "requests": [astuple(request) for request in requests],
+            "requests": [
+                asdict(request) | {"prefix": [[str(name), until] for name, until in request.prefix]}
+                for request in requests
+            ],
             "policy": policy,
             "scheduler": scheduler,
+            "num_blocks": num_blocks,
+            "prefix_caching": prefix_caching,
+            "eos": eos,
         }
         result = self._do(job, progress)
         decisions = [Decision(**entry) for entry in result.pop("decisions")]
@@ -122,6 +132,26 @@ class EngineProcesses:
         rejected = {int(key): value for key, value in result.pop("rejected").items()}
         served = Served(decisions=decisions, outputs=outputs, rejected=rejected, **result)
         return EngineRun(served, self._stages(served.began))
+
+    def _check(
+        self, policy: Policy | PoolPolicy, scheduler: dict[str, Any], num_blocks: int
+    ) -> None:
+        """Whether what the engine was started with is enough. Raises EngineError."""
+        spec = self.spec
+        if is_pooled(policy) != bool(spec.num_blocks):
+            needs = "paged memory" if is_pooled(policy) else "memory that is not paged"
+            raise EngineError(f"this policy needs an engine that was started with {needs}")
+        if is_pooled(policy):
+            many, each = 1, policy.max_num_seqs
+        else:
+            many, each = scheduler["max_in_flight"], scheduler["max_batch"]
+        if many * each > spec.slots:
+            raise EngineError(
+                f"{many} micro-batches of {each} sequences need more KV slots than the "
+                f"{spec.slots} that the engine was started with"
+            )
+        if num_blocks > spec.num_blocks:
+            raise EngineError(f"the engine was started with {spec.num_blocks} KV blocks")
 
     def play(
         self,

@@ -51,7 +51,7 @@ class Rank:
         self._group = group
         shape = spec.stage(number)
         self.stage = Stage(shape, compute.device, compute.dtype, reduce)
-        form = Format(spec.max_tokens, spec.slots, spec.model.hidden_size, compute.dtype)
+        form = Format(spec.max_tokens, spec.most_words, spec.model.hidden_size, compute.dtype)
         depth = spec.pp + 1
         self.inbox: Inbox | None = None
         # The first stage's other ranks get the works from rank 0; they need no activations.

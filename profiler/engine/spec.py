@@ -19,8 +19,9 @@ class EngineSpec:
     """An engine of ``pp`` stages of ``tp`` ranks, a process each, on CPU cores or a GPU each.
 
     ``layers`` are those of each stage. A rank holds ``slots`` sequences of ``max_length`` tokens; a
-    micro-batch has at most ``max_tokens`` rows. ``threads`` are torch's on a CPU; ``realtime`` asks
-    for SCHED_FIFO.
+    micro-batch has at most ``max_tokens`` rows. With ``num_blocks`` memory is paged, in blocks of
+    ``block_size`` tokens, one of which is never used; else each sequence has one block, which holds
+    all of it. ``threads`` are torch's on a CPU; ``realtime`` asks for SCHED_FIFO.
     """
 
     model: ModelSpec
@@ -29,6 +30,8 @@ class EngineSpec:
     slots: int
     max_length: int
     max_tokens: int
+    num_blocks: int = 0
+    block_size: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     seed: int = 0
@@ -45,6 +48,24 @@ class EngineSpec:
         """Processes."""
         return self.pp * self.tp
 
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks of the KV cache, and the tokens of each."""
+        if self.num_blocks:
+            return self.num_blocks - 1, self.block_size
+        return self.slots, self.max_length
+
+    def table(self, slot: int) -> tuple[int, ...]:
+        """The blocks of a made-up sequence: others may have them too, where there are few."""
+        blocks, block_size = self.blocks
+        each = -(-self.max_length // block_size)
+        return tuple((slot * each + i) % blocks for i in range(each))
+
+    @property
+    def most_words(self) -> int:
+        """Words that describe a micro-batch (:meth:`~profiler.engine.work.Work.encode`)."""
+        return 16 + (4 + len(self.table(0))) * self.slots + self.max_tokens
+
     def stage(self, number: int) -> StageShape:
         """What rank ``number`` holds; the ranks of a stage are neighbours."""
         from profiler.engine.stage import StageShape
@@ -53,7 +74,7 @@ class EngineSpec:
         first = sum(self.layers[:stage])
         return StageShape(
             self.model, first, first + self.layers[stage], self.tp, tp_rank,
-            self.slots, self.max_length, self.seed,
+            *self.blocks, self.seed,
         )  # fmt: skip
 
     def bytes_needed(self, number: int) -> int:
@@ -64,7 +85,8 @@ class EngineSpec:
         gemms, kv_heads = self.model.gemms(self.tp), self.model.heads_per_rank(self.tp)[1]
         inside = [gemms[op] for op in LAYER_GEMMS]
         layer = self.model.layer_weights(self.tp)
-        layer += 2 * self.slots * self.max_length * kv_heads * self.model.head_dim
+        blocks, block_size = self.blocks
+        layer += 2 * blocks * block_size * kv_heads * self.model.head_dim
         numbers = self.layers[stage] * layer
         if stage == 0:
             numbers += self.model.vocab_size * hidden

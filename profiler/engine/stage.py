@@ -1,7 +1,8 @@
 """One pipeline stage of a transformer on one tensor-parallel rank, executing works. Imports torch.
 
 Linear ops are fused over all rows of a :class:`~profiler.engine.work.Work`; attention is apart for
-each chunk and one call for all decodes. The KV cache is allocated once and written in place.
+each chunk and one call for all decodes. The KV cache is allocated once, as blocks, and written in
+place; a work says which blocks each of its sequences has.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from profiler.engine.work import TIMED_OPS, Work
 from profiler.facts.model import ModelSpec
 from profiler.shard.attention import KVCache, choose_attention, prefill_step
 from profiler.shard.layer import ShardLayer
-from profiler.shard.ragged import RaggedDecode
+from profiler.shard.ragged import RaggedDecode, places_of
 from profiler.shard.weights import RandomWeights
 
 _EPSILON = 1e-5
@@ -28,15 +29,16 @@ _OTHERS, _LM_HEAD = "others", "lm_head"
 
 @dataclass(frozen=True)
 class StageShape:
-    """What one rank holds: layers ``first`` to ``last - 1`` of the model, and the KV cache."""
+    """What one rank holds: layers ``first`` to ``last - 1`` of the model, and a KV cache of
+    ``blocks`` of ``block_size`` tokens for each."""
 
     model: ModelSpec
     first: int
     last: int
     tp: int
     rank: int
-    slots: int
-    max_length: int
+    blocks: int
+    block_size: int
     seed: int = 0
 
     @property
@@ -70,10 +72,10 @@ class Stage:
         chosen = choose_attention(device, dtype, heads, kv_heads, model.head_dim)
         self.attention, self.no_xformers = chosen
         self.caches = [
-            KVCache(shape.slots * shape.max_length, kv_heads, model.head_dim, device, dtype)
+            KVCache(shape.blocks * shape.block_size, kv_heads, model.head_dim, device, dtype)
             for _ in sets
         ]
-        self._decode = RaggedDecode(self.attention, shape.slots, shape.max_length, device)
+        self._decode = RaggedDecode(self.attention, shape.blocks, shape.block_size, device)
         if shape.is_first:
             self._table, self._positions = drawn.embedding(), drawn.positions()
         if shape.is_last:
@@ -92,6 +94,10 @@ class Stage:
             return self._run(work, x)
 
     def _run(self, work: Work, x: Tensor | None) -> Tensor:
+        self._watch.start()
+        if not work.num_tokens:  # it only takes its place in the pipeline
+            width = self._vocabulary if self.shape.is_last else self.shape.model.hidden_size
+            return torch.empty(0, width, device=self.device, dtype=self.dtype)
         positions = self._positions_of(work)
         if x is None:
             x = self._embed(work, positions)
@@ -112,12 +118,12 @@ class Stage:
         head = spent.pop(_LM_HEAD, 0.0)
         return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
 
-    def poison(self, slot: int, value: float = 1e4) -> None:
-        """Overwrite a slot's K and V, to expose a read of values that were not written."""
-        stride = self.shape.max_length
+    def poison(self, block: int, value: float = 1e4) -> None:
+        """Overwrite a block's K and V, to expose a read of values that were not written."""
+        size = self.shape.block_size
         for cache in self.caches:
-            cache.k[slot * stride : (slot + 1) * stride] = value
-            cache.v[slot * stride : (slot + 1) * stride] = value
+            cache.k[block * size : (block + 1) * size] = value
+            cache.v[block * size : (block + 1) * size] = value
 
     def _positions_of(self, work: Work) -> Tensor:
         parts = [torch.arange(context, context + count) for _, count, context, _ in work.chunks]
@@ -145,7 +151,12 @@ class Stage:
         biases = [
             self.attention.prefill_bias(count, context) for _, count, context, _ in work.chunks
         ]
-        ragged = self._decode.plan(work.decodes, self.dtype) if work.decodes else None
+        size = self.shape.block_size
+        places = [
+            places_of(table, size, context + count, self.device)
+            for table, count, context, _ in work.chunks
+        ]
+        ragged = self._decode.plan(work.decodes) if work.decodes else None
         lap = self._watch.lap
         lap(_OTHERS)
         for index, cache in enumerate(self.caches):
@@ -158,16 +169,20 @@ class Stage:
             attended = []
             first = 0
             lap(_OTHERS)
-            for (slot, count, context, _), bias in zip(work.chunks, biases, strict=True):
+            if ragged is not None:  # before the chunks, which may share a block that this fills
+                self._decode.write(cache, k[-len(work.decodes) :], v[-len(work.decodes) :], ragged)
+                lap("attn_decode")
+            for (_, count, context, _), place, bias in zip(
+                work.chunks, places, biases, strict=True
+            ):
                 rows = slice(first, first + count)
-                start = slot * self.shape.max_length
                 new = (q[rows], k[rows], v[rows])
-                attended.append(prefill_step(self.attention, cache, start, context, new, bias))
+                attended.append(prefill_step(self.attention, cache, place, context, new, bias))
                 first += count
             if work.chunks:
                 lap("attn_prefill")
             if ragged is not None:
-                attended.append(self._decode(cache, (q[first:], k[first:], v[first:]), ragged))
+                attended.append(self._decode.attend(cache, q[first:], ragged))
                 lap("attn_decode")
             flat = torch.cat(attended).reshape(x.shape[0], -1)
             lap(_OTHERS)

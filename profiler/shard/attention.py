@@ -121,18 +121,24 @@ def _refusal(error: Exception) -> str:
 
 
 def prefill_step(
-    attention: Attention, cache: KVCache, start: int, context: int, new: tuple[Tensor, ...],
-    bias: Any,
+    attention: Attention, cache: KVCache, places: int | Tensor, context: int,
+    new: tuple[Tensor, ...], bias: Any,
 ) -> Tensor:  # fmt: skip
     """Write a chunk's k and v after ``context`` cached tokens, and attend.
 
-    ``new`` is q, k, v of the chunk; the sequence's slots begin at ``start``.
+    ``new`` is q, k, v of the chunk. The sequence's slots begin at ``places``, or are those, one a
+    token; then its K and V are gathered.
     """
     q, k, v = new
-    first, end = start + context, start + context + q.shape[0]
+    if not isinstance(places, int):
+        cache.k.index_copy_(0, places[context:], k)
+        cache.v.index_copy_(0, places[context:], v)
+        keys, values = cache.k.index_select(0, places), cache.v.index_select(0, places)
+        return attention.prefill(q, keys, values, bias)
+    first, end = places + context, places + context + q.shape[0]
     cache.k[first:end] = k
     cache.v[first:end] = v
-    return attention.prefill(q, cache.k[start:end], cache.v[start:end], bias)
+    return attention.prefill(q, cache.k[places:end], cache.v[places:end], bias)
 
 
 def decode_step(

@@ -1,7 +1,8 @@
-"""Attention of decodes whose sequences have any slots and any lengths. Imports torch.
+"""Attention of decodes whose sequences have any blocks and any lengths. Imports torch.
 
-On a CPU sequences of similar length are one call: their K and V are gathered, padded to the longest
-and masked. With xformers all are one call, and are read where they are.
+Sequences of similar length are one call: their K and V are gathered from their blocks, padded to
+the longest and masked. With xformers, where each has a single block, all are one call, and are read
+where they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from profiler.shard.attention import Attention, KVCache
@@ -21,16 +21,32 @@ from profiler.shard.attention_backends import XformersAttention
 #: fifth of what is read is padding.
 _ALIKE = 0.8
 
+Decode = tuple[tuple[int, ...], int]
+"""The blocks of a sequence, and how many tokens it has cached."""
+
+
+def places_of(
+    table: tuple[int, ...], block_size: int, tokens: int, device: torch.device
+) -> int | Tensor:
+    """Where a sequence's first ``tokens`` tokens are in a flat cache: from there on if they lie in
+    one block, else one by one."""
+    if len(table) == 1:
+        return table[0] * block_size
+    index = torch.arange(tokens)
+    blocks = torch.tensor(table)[index // block_size]
+    return (blocks * block_size + index % block_size).to(device)
+
 
 @dataclass(frozen=True)
 class DecodeCall:
-    """One call: which rows of the decodes, their slots, the longest length, the mask.
+    """One call: which rows of the decodes, their blocks, the longest length, the mask.
 
-    ``rows`` is None where it is all of them, in order.
+    ``rows`` is None where it is all of them, in order; ``blocks`` (batch, most of one sequence)
+    where they are read in place.
     """
 
     rows: Tensor | None
-    slots: Tensor
+    blocks: Tensor | None
     longest: int
     bias: Any
 
@@ -45,20 +61,26 @@ class Ragged:
 
 
 class RaggedDecode:
-    """Decode attention over caches of ``slots`` times ``stride`` tokens."""
+    """Decode attention over caches of ``blocks`` times ``block_size`` tokens."""
 
-    def __init__(self, attention: Attention, slots: int, stride: int, device: torch.device) -> None:
-        self._xformers = attention if isinstance(attention, XformersAttention) else None
-        self._end = slots * stride
-        self._stride = stride
+    def __init__(
+        self, attention: Attention, blocks: int, block_size: int, device: torch.device
+    ) -> None:
+        self._attention = attention
+        self._end = blocks * block_size
+        self._block_size = block_size
         self._device = device
 
-    def plan(self, decodes: Sequence[tuple[int, int]], dtype: torch.dtype) -> Ragged:
-        """For ``(slot, context)`` of every decode."""
-        at = torch.tensor([slot * self._stride + context for slot, context in decodes])
-        if self._xformers is not None:
+    def plan(self, decodes: Sequence[Decode]) -> Ragged:
+        """For the blocks and the context of every decode."""
+        size = self._block_size
+        at = torch.tensor([table[n // size] * size + n % size for table, n in decodes])
+        at = at.to(self._device)
+        attention = self._attention
+        in_one_piece = all(len(table) == 1 for table, _ in decodes)
+        if isinstance(attention, XformersAttention) and in_one_piece:
             order = sorted(range(len(decodes)), key=lambda row: decodes[row])
-            return Ragged(at.to(self._device), [self._in_place(order, decodes)])
+            return Ragged(at, [self._in_place(attention, order, decodes)])
         order = sorted(range(len(decodes)), key=lambda row: -decodes[row][1])
         calls: list[list[int]] = []
         for row in order:
@@ -67,37 +89,35 @@ class RaggedDecode:
             else:
                 calls.append([row])
         if len(calls) == 1:
-            return Ragged(at.to(self._device), [self._padded(None, decodes, dtype)])
-        parts = [self._padded(rows, [decodes[row] for row in rows], dtype) for rows in calls]
-        return Ragged(at.to(self._device), parts)
+            return Ragged(at, [self._padded(None, decodes)])
+        parts = [self._padded(rows, [decodes[row] for row in rows]) for rows in calls]
+        return Ragged(at, parts)
 
-    def _padded(
-        self, rows: list[int] | None, decodes: Sequence[tuple[int, int]], dtype: torch.dtype
+    def _padded(self, rows: list[int] | None, decodes: Sequence[Decode]) -> DecodeCall:
+        contexts = [context for _, context in decodes]
+        longest = max(contexts) + 1
+        most = -(-longest // self._block_size)
+        # Whatever block stands for those that a shorter sequence lacks is masked.
+        blocks = [[*table[:most], *(most - len(table)) * (0,)] for table, _ in decodes]
+        width = longest if most == 1 else most * self._block_size
+        bias = self._attention.skewed_bias(contexts, width)
+        where = None if rows is None else torch.tensor(rows).to(self._device)
+        return DecodeCall(where, torch.tensor(blocks).to(self._device), longest, bias)
+
+    def _in_place(
+        self, attention: XformersAttention, order: list[int], decodes: Sequence[Decode]
     ) -> DecodeCall:
-        contexts = torch.tensor([context for _, context in decodes])
-        slots = torch.tensor([slot for slot, _ in decodes])
-        longest = int(contexts.max()) + 1
-        bias = torch.zeros(len(decodes), 1, 1, longest, dtype=dtype)
-        bias.masked_fill_(torch.arange(longest) > contexts[:, None, None, None], float("-inf"))
-        device = self._device
-        where = None if rows is None else torch.tensor(rows).to(device)
-        return DecodeCall(where, slots.to(device), longest, bias.to(device))
+        starts = [decodes[row][0][0] * self._block_size for row in order]
+        bias = attention.gappy_bias(starts, [decodes[row][1] for row in order], self._end)
+        return DecodeCall(torch.tensor(order).to(self._device), None, 0, bias)
 
-    def _in_place(self, order: list[int], decodes: Sequence[tuple[int, int]]) -> DecodeCall:
-        assert self._xformers is not None
-        slots = [decodes[row][0] for row in order]
-        starts = [slot * self._stride for slot in slots]
-        bias = self._xformers.gappy_bias(starts, [decodes[row][1] for row in order], self._end)
-        return DecodeCall(torch.tensor(order).to(self._device), torch.tensor(slots), 0, bias)
-
-    def __call__(self, cache: KVCache, new: tuple[Tensor, Tensor, Tensor], plan: Ragged) -> Tensor:
-        """Write one token's k and v for each sequence, and attend; like ``new``'s q.
-
-        ``new`` is q (batch, heads, dim), and k and v (batch, kv_heads, dim).
-        """
-        q, k, v = new
+    def write(self, cache: KVCache, k: Tensor, v: Tensor, plan: Ragged) -> None:
+        """Write one token's k and v (batch, kv_heads, dim) for each sequence."""
         cache.k.index_copy_(0, plan.at, k)
         cache.v.index_copy_(0, plan.at, v)
+
+    def attend(self, cache: KVCache, q: Tensor, plan: Ragged) -> Tensor:
+        """Attention of the tokens just written; like q (batch, heads, dim)."""
         if plan.parts[0].rows is None:
             return self._attend(q, cache, plan.parts[0])
         out = torch.empty_like(q)
@@ -107,21 +127,16 @@ class RaggedDecode:
         return out
 
     def _attend(self, q: Tensor, cache: KVCache, part: DecodeCall) -> Tensor:
-        if self._xformers is not None:
-            return self._xformers.prefill(q, cache.k, cache.v, part.bias)
-        batch, heads, dim = q.shape
-        kv_heads = cache.k.shape[1]
-        keys, values = self._gather(cache.k, part), self._gather(cache.v, part)
-        # The query heads that share a KV head are the rows of one small matrix.
-        attended = F.scaled_dot_product_attention(
-            q.reshape(batch, kv_heads, heads // kv_heads, dim),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=part.bias,
+        if part.blocks is None:
+            return self._attention.prefill(q, cache.k, cache.v, part.bias)
+        keys, values = (
+            self._gather(flat, part.blocks, part.longest) for flat in (cache.k, cache.v)
         )
-        return attended.reshape(batch, heads, dim)
+        return self._attention.decode(q, keys, values, part.longest, part.bias)
 
-    def _gather(self, flat: Tensor, part: DecodeCall) -> Tensor:
-        """(batch, longest, kv_heads, dim): the first tokens of the slots."""
-        runs = flat.view(-1, self._stride, *flat.shape[1:])
-        return runs[:, : part.longest].index_select(0, part.slots)
+    def _gather(self, flat: Tensor, blocks: Tensor, longest: int) -> Tensor:
+        """(batch, at least longest, kv_heads, dim): what the blocks hold, of a single one only its
+        first tokens."""
+        held = flat.view(-1, self._block_size, *flat.shape[1:])[:, :longest]
+        found = held.index_select(0, blocks.flatten())
+        return found.view(len(blocks), -1, *flat.shape[1:])

@@ -16,6 +16,7 @@ import numpy as np
 import simpy
 
 from policies.batch import Batch
+from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
 from simulator.loop.moment import ARRIVAL, Moment
@@ -112,7 +113,7 @@ class _Recording:
 
 
 def play_back(
-    requests: abc.Sequence[Request], scheduler: Scheduler, recorded: Recorded
+    requests: abc.Sequence[Request], scheduler: Scheduler | Pool, recorded: Recorded
 ) -> tuple[list[Formed], Records]:
     """Serve the requests on one replica with recorded times; returns the batches and the records.
 

@@ -10,10 +10,10 @@ import pytest
 
 from policies.orca import Orca
 from policies.request import Request
-from policies.scheduler import Scheduler
 from profiler.engine import driver
+from profiler.engine.book import Book
 from profiler.engine.driver import Returned, Served, serve
-from profiler.engine.work import SlotBook, Work
+from profiler.engine.work import Work
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.rank_processes import LOST_A_PEER, RankProcesses
 
@@ -44,10 +44,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def served(requests: list[Request], signs: list[float], clock: SimpleNamespace) -> Served:
-    scheduler = Scheduler(
-        Orca(max_prefills=1), max_batch=2, max_in_flight=2, kv_capacity=400, max_length=100
-    )
-    book = SlotBook(requests, 4, 96, 0)
+    book = Book(requests, 5, 100, vocab_size=96)
+    settings = {"max_batch": 2, "max_in_flight": 2, "kv_capacity": 400, "max_length": 100}
+    scheduler = book.scheduler(Orca(max_prefills=1), settings)
     return serve(
         requests, scheduler, SlowLastStage(), book, progress=lambda done: signs.append(clock.now)
     )

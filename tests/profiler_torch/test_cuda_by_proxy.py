@@ -171,15 +171,15 @@ def test_decodes_in_any_slots_agree(xformers: Any, kv_heads: int) -> None:
     """The engine's decodes: slots out of order, lengths so different that SDPA needs two calls."""
     layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
     new = [layer.random(3, n, 8) for n in (4, kv_heads, kv_heads)]
-    decodes = [(2, 9), (0, 4), (3, 0)]
+    decodes = [((2,), 9), ((0,), 4), ((3,), 0)]
     outs, caches = [], []
     for attention in (XformersAttention(), SdpaAttention(CPU, torch.float32)):
         torch.manual_seed(0)
         caches.append(KVCache(4 * 12, kv_heads, 8, CPU, torch.float32))
         ragged = RaggedDecode(attention, 4, 12, CPU)
-        outs.append(
-            ragged(caches[-1], (new[0], new[1], new[2]), ragged.plan(decodes, torch.float32))
-        )
+        plan = ragged.plan(decodes)
+        ragged.write(caches[-1], new[1], new[2], plan)
+        outs.append(ragged.attend(caches[-1], new[0], plan))
     assert torch.allclose(*outs, atol=1e-6)
     assert torch.equal(caches[0].k, caches[1].k)
     assert torch.equal(caches[0].k[2 * 12 + 9], new[1][0])

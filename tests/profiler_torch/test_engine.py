@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from policies.request import Request  # noqa: E402
-from policies.scheduler import Scheduler  # noqa: E402
 from profiler.engine.local import LocalEngine  # noqa: E402
+from profiler.engine.prompts import Prompts  # noqa: E402
 from profiler.engine.stage import Stage, StageShape  # noqa: E402
-from profiler.engine.work import EngineError, SlotBook, Work  # noqa: E402
+from profiler.engine.work import EngineError, Work  # noqa: E402
 from profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.simulator.oracle import POLICIES  # noqa: E402
@@ -43,7 +44,7 @@ def ids(count: int, seed: int = 0) -> np.ndarray:
 
 def chunk(tokens: np.ndarray, first: int, count: int, slot: int = 0) -> Work:
     ends = int(first + count == len(tokens))
-    return Work(0, ((slot, count, first, ends),), (), tokens[first : first + count])
+    return Work(0, (((slot,), count, first, ends),), (), tokens[first : first + count])
 
 
 def prefill(engine: Stage, tokens: np.ndarray, sizes: tuple[int, ...], slot: int) -> torch.Tensor:
@@ -90,11 +91,11 @@ def test_decodes_of_any_length_and_slot_equal_full_prefill(model: ModelSpec) -> 
     for slot in range(4):
         engine.poison(slot)
     for slot, tokens in prompts.items():
-        engine.run(Work(0, ((slot, len(tokens) - 1, 0, 0),), (), tokens[:-1]))
+        engine.run(Work(0, (((slot,), len(tokens) - 1, 0, 0),), (), tokens[:-1]))
     new = ids(33, 4)
     rows = np.concatenate([new, [tokens[-1] for tokens in prompts.values()]]).astype(np.int32)
-    decodes = tuple((slot, len(tokens) - 1) for slot, tokens in prompts.items())
-    mixed = engine.run(Work(1, ((1, 33, 0, 1),), decodes, rows))
+    decodes = tuple(((slot,), len(tokens) - 1) for slot, tokens in prompts.items())
+    mixed = engine.run(Work(1, (((1,), 33, 0, 1),), decodes, rows))
     assert mixed.shape == (4, 96)
     for row, tokens in zip(mixed, [new, *prompts.values()], strict=True):
         alone = prefill(engine, tokens, (len(tokens),), slot=0)[0]
@@ -110,30 +111,29 @@ def requests(count: int = 14, seed: int = 5) -> list[Request]:
     return found
 
 
-def scheduler(policy: str, max_batch: int = 4, in_flight: int = 1) -> Scheduler:
-    return Scheduler(
-        POLICIES[policy],
-        max_batch=max_batch,
-        max_in_flight=in_flight,
-        kv_capacity=max_batch * in_flight * MAX_LENGTH,
-        max_length=MAX_LENGTH,
-    )
+def settings(max_batch: int = 4, in_flight: int = 1) -> dict[str, Any]:
+    return {
+        "max_batch": max_batch,
+        "max_in_flight": in_flight,
+        "kv_capacity": max_batch * in_flight * MAX_LENGTH,
+        "max_length": MAX_LENGTH,
+    }
 
 
 @MODELS
 def test_every_policy_yields_the_same_tokens(model: ModelSpec) -> None:
     """Also the tokens that each request has alone. Freed slots are overwritten all the time."""
     load = requests()
-    alone = LocalEngine(model, slots=1, max_length=MAX_LENGTH)
+    alone = LocalEngine(model, blocks=1, block_size=MAX_LENGTH)
     expected = {}
     for request in load:
-        expected |= alone.serve([request], scheduler("orca_best", max_batch=1)).outputs
+        expected |= alone.serve([request], POLICIES["orca_best"], settings(1)).outputs
     assert {i: len(tokens) for i, tokens in expected.items()} == {
         r.id: r.output_tokens for r in load
     }
-    engine = LocalEngine(model, slots=4, max_length=MAX_LENGTH)
+    engine = LocalEngine(model, blocks=4, block_size=MAX_LENGTH)
     for policy in POLICIES.keys() - {"sarathi_equal_time"}:  # that one needs predicted times
-        run = engine.serve(load, scheduler(policy), poison=True)
+        run = engine.serve(load, POLICIES[policy], settings(), poison=True)
         # Only a lead of the best logit above the rounding makes tokens comparable.
         assert run.margin > 2 * FP32
         assert run.outputs == expected, policy
@@ -147,7 +147,9 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
             works.append(work)
             super().submit(work)
 
-    run = Spy(MHA, slots=4, max_length=MAX_LENGTH).serve(requests(), scheduler("sarathi_fill"))
+    run = Spy(MHA, blocks=4, block_size=MAX_LENGTH).serve(
+        requests(), POLICIES["sarathi_fill"], settings()
+    )
     assert len(works) == len(run.decisions)
     for work, decision in zip(works, run.decisions, strict=True):
         assert [list(c[1:3]) for c in work.chunks] == [c[1:] for c in decision.chunks]
@@ -158,13 +160,13 @@ def test_what_a_policy_decides_is_what_the_engine_executes() -> None:
 
 
 def test_more_sequences_than_slots_is_refused() -> None:
-    engine = LocalEngine(MHA, slots=2, max_length=MAX_LENGTH)
-    with pytest.raises(EngineError, match="all 2 KV slots are taken"):
-        engine.serve(requests(), scheduler("orca_unconstrained", max_batch=3))
+    engine = LocalEngine(MHA, blocks=2, block_size=MAX_LENGTH)
+    with pytest.raises(EngineError, match="all 2 KV blocks are taken"):
+        engine.serve(requests(), POLICIES["orca_unconstrained"], settings(3))
 
 
 def test_a_work_survives_its_encoding() -> None:
-    work = Work(7, ((1, 3, 0, 0), (2, 1, 9, 1)), ((0, 11), (3, 5)), ids(6))
+    work = Work(7, (((1,), 3, 0, 0), ((2, 8, 4), 1, 9, 1)), (((0, 3, 5), 11), ((3,), 5)), ids(6))
     back = Work.decode(work.encode())
     assert (back.index, back.chunks, back.decodes) == (7, work.chunks, work.decodes)
     assert back.tokens.tolist() == work.tokens.tolist()
@@ -232,10 +234,8 @@ def test_shards_compute_what_the_unsharded_model_does(
 
 def test_tokens_of_a_prompt_depend_on_the_request_alone() -> None:
     load = requests()
-    first, second = (SlotBook(some, 9, 96, 0) for some in (load, load[::-1]))
-    batch = scheduler("orca_best")
-    batch.add(load[3])
-    formed = batch.next_batch()
-    assert formed is not None
-    works = [book.work(0, formed)[0].tokens.tolist() for book in (first, second)]
-    assert works[0] == works[1]
+    first, second = (
+        {request.id: prompts.draw(request) for request in some}
+        for prompts, some in ((Prompts(96, 0), load), (Prompts(96, 0), load[::-1]))
+    )
+    assert first == second

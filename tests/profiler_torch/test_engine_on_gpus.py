@@ -146,7 +146,10 @@ def test_all_of_a_stage_is_on_its_device(monkeypatch: pytest.MonkeyPatch, pp: in
     monkeypatch.setattr(RandomWeights, "_draw", draw)
     monkeypatch.setattr(torch, "Generator", NoGenerator)
     works = [
-        ([(0, 4, 0, 1), (1, 3, 5, 0)], [(2, 7), (3, 60)]), ([(0, 4, 0, 0)], []), ([], [(0, 5)]),
+        ([((0,), 4, 0, 1), ((1,), 3, 5, 0)], [((2,), 7), ((3,), 60)]),
+        ([((0, 2), 4, 0, 0)], [((1, 3), 9), ((1,), 4)]),
+        ([], [((0,), 5)]),
+        ([], []),
     ]  # fmt: skip
     reduced: list[str] = []
     reduce = (lambda tensor: reduced.append(tensor.device.type)) if tp > 1 else None

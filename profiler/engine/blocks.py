@@ -1,0 +1,159 @@
+"""The blocks of an engine's KV cache: which ones each sequence has, and what they hold. No torch.
+
+To a :class:`~policies.pool.Pool` they are like the blocks of the simulator, which only counts most
+of them, and names what they hold after the workload. Here every block has a number, and a full one
+is found again by the tokens that it and those before it hold, as in vLLM: both must hit alike.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from policies.kv import Block, Blocks
+from policies.request import Sequence
+from profiler.engine.work import EngineError, Table
+
+
+@dataclass(eq=False, slots=True)
+class NumberedBlock(Block):
+    """A block, and where it is in the cache."""
+
+    number: int = 0
+
+
+class BlockTables(Blocks):
+    """A table of blocks for each sequence, and the queue of the free ones.
+
+    ``tokens`` gives the tokens of a sequence that are known; without it nothing is found again.
+    ``on_new`` is told the number of every block that a sequence gets to write to.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        tokens: Callable[[Sequence], list[int]] | None = None,
+        on_new: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        super().__init__(num_blocks, block_size)
+        self._tokens, self._on_new = tokens, on_new
+        self._queue = OrderedDict((NumberedBlock(number=n), None) for n in range(self.capacity))
+        self._tables: dict[Sequence, list[NumberedBlock]] = {}
+        # By the digest of all tokens up to its end, the blocks that hold them, the first in front.
+        self._known: dict[bytes, dict[NumberedBlock, None]] = {}
+        self._digests: dict[Sequence, list[bytes]] = {}
+        self._entered: dict[Sequence, int] = {}
+        if tokens is not None:
+            self.sharing = self._tables.keys()
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        """Whether a sequence has blocks."""
+        return sequence in self._tables
+
+    def table(self, sequence: Sequence) -> Table:
+        """The numbers of a sequence's blocks."""
+        return tuple(block.number for block in self._tables[sequence])
+
+    def lookup(self, sequence: Sequence) -> tuple[NumberedBlock, ...]:
+        """The cached blocks with which the sequence begins, its last token left out."""
+        hits: list[NumberedBlock] = []
+        if self._tokens is None:
+            return ()
+        for index in range((sequence.target - 1) // self.block_size):
+            copies = self._known.get(self._digest(sequence, index))
+            if not copies:
+                break
+            hits.append(next(iter(copies)))
+        return tuple(hits)
+
+    def _digest(self, sequence: Sequence, index: int) -> bytes:
+        """Of the tokens up to the end of block ``index``."""
+        assert self._tokens is not None
+        digests = self._digests.setdefault(sequence, [])
+        while len(digests) <= index:
+            first = len(digests) * self.block_size
+            tokens = self._tokens(sequence)[first : first + self.block_size]
+            if len(tokens) < self.block_size:
+                raise EngineError(f"{sequence} enters tokens that are not known yet")
+            before = digests[-1] if digests else b""
+            digests.append(sha256(before + np.array(tokens, np.int64).tobytes()).digest())
+        return digests[index]
+
+    def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
+        """Free blocks it takes: new ones, and hits that no sequence holds."""
+        held = len(self._tables.get(sequence, ())) + len(hits)
+        return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits)
+
+    def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
+        """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
+        table = self._tables.setdefault(sequence, [])
+        for hit in hits:
+            assert isinstance(hit, NumberedBlock)
+            if not hit.holders:
+                del self._queue[hit]
+            hit.holders += 1
+            table.append(hit)
+        if hits:
+            self._entered[sequence] = len(hits)
+        sequence.held = max(tokens, sequence.held)
+        while len(table) < self.blocks(sequence.held):
+            table.append(self._new())
+        self.free = len(self._queue)
+
+    def grow(self, sequences: Collection[Sequence]) -> None:
+        """Give each of these decoding sequences, whose blocks are full, one more."""
+        for sequence in sequences:
+            self._tables[sequence].append(self._new())
+        self.free = len(self._queue)
+
+    def _new(self) -> NumberedBlock:
+        """The first of the free blocks; what it held is forgotten."""
+        if not self._queue:
+            raise EngineError(f"all {self.capacity} KV blocks are taken")
+        block, _ = self._queue.popitem(last=False)
+        if block.content is not None:
+            assert isinstance(block.content, bytes)
+            copies = self._known[block.content]
+            del copies[block]
+            if not copies:
+                del self._known[block.content]
+            block.content = None
+        block.holders = 1
+        self._on_new(block.number)
+        return block
+
+    def enter(self, sequence: Sequence, tokens: int) -> None:
+        """Note what the full blocks of the sequence's first ``tokens`` tokens hold."""
+        if self._tokens is None:
+            return
+        for index in range(self._entered.get(sequence, 0), tokens // self.block_size):
+            block = self._tables[sequence][index]
+            content = self._digest(sequence, index)
+            block.content = content
+            self._known.setdefault(content, {})[block] = None
+            self._entered[sequence] = index + 1
+
+    def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
+        """Take back a sequence's blocks, the last first; what is known stays until it is used.
+
+        Raises EngineError where its table is not what ``tokens`` tokens take.
+        """
+        self.enter(sequence, known)
+        table = self._tables.pop(sequence)
+        if len(table) != self.blocks(tokens):
+            raise EngineError(f"{sequence} has {len(table)} KV blocks for {tokens} tokens")
+        self._entered.pop(sequence, None)
+        if not again:
+            self._digests.pop(sequence, None)
+        sequence.held = 0
+        for block in reversed(table):
+            block.holders -= 1
+            if not block.holders:
+                self._queue[block] = None
+                self._queue.move_to_end(block, last=block.content is not None)
+        self.free = len(self._queue)

@@ -1,0 +1,149 @@
+"""What an engine knows of those it serves: tokens, KV blocks, who has ended. No torch.
+
+Rank 0 keeps it. The scheduler speaks of sequences, the stages of blocks: :class:`Book` translates,
+and tells the scheduler whose last token came, as that knows no output length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from policies.batch import Batch
+from policies.cohort import Cohort
+from policies.policy import Policy, PoolPolicy, is_pooled, of_micro_batches
+from policies.pool import Pool
+from policies.request import Request, Sequence
+from policies.scheduler import Scheduler
+from profiler.engine.blocks import BlockTables
+from profiler.engine.prompts import Prompts
+from profiler.engine.work import Work
+
+
+class Book:
+    """Tokens and KV blocks of every sequence (and the :class:`~policies.pool_books.Endings`).
+
+    A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
+    generated, or with its ``max_tokens``-th. A :class:`~policies.pool.Pool` gives blocks out as it
+    decides; for a :class:`~policies.scheduler.Scheduler` every sequence has one block, which holds
+    all it may come to. ``num_blocks`` includes one that is never used. For the rest see
+    :class:`~profiler.engine.blocks.BlockTables`.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        num_blocks: int,
+        block_size: int,
+        *,
+        vocab_size: int,
+        seed: int = 0,
+        prefix_caching: bool = False,
+        eos: int | None = None,
+        on_new: Callable[[int], object] = lambda number: None,
+    ) -> None:
+        self._requests = {request.id: request for request in requests}
+        self._prompts = Prompts(vocab_size, seed)
+        self._eos = eos
+        known = self.tokens if prefix_caching else None
+        self.blocks = BlockTables(num_blocks, block_size, known, on_new)
+        self._tokens: dict[int, list[int]] = {}
+        self._over: set[int] = set()
+        self._ended: dict[Batch, list[Sequence]] = {}
+
+    def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler | Pool:
+        """One that has these blocks, and is told who ends."""
+        if is_pooled(policy):
+            return Pool(policy, self.blocks, endings=self, **settings)
+        return Scheduler(of_micro_batches(policy), ended=self.ended, **settings)
+
+    @property
+    def outputs(self) -> dict[int, list[int]]:
+        """Generated tokens of each request that was begun."""
+        return {
+            id: tokens[self._requests[id].prompt_tokens :] for id, tokens in self._tokens.items()
+        }
+
+    def tokens(self, sequence: Sequence) -> list[int]:
+        """A sequence's prompt, and what it has generated."""
+        found = self._tokens.get(sequence.id)
+        if found is None:
+            found = self._prompts.draw(self._requests[sequence.id])
+            self._tokens[sequence.id] = found
+        return found
+
+    def waits(self, batch: Batch) -> bool:
+        """Whether a decode goes on from a token that has not returned yet."""
+        return any(
+            self._context(sequence, batch) >= len(self.tokens(sequence))
+            for sequence in batch.decodes
+            if sequence.id not in self._over
+        )
+
+    def _context(self, sequence: Sequence, batch: Batch) -> int:
+        """KV tokens that a decode has before a batch."""
+        if batch.iteration >= 0:
+            return sequence.offset + batch.iteration
+        return len(self.tokens(sequence)) - 1
+
+    def work(self, index: int, batch: Batch) -> tuple[Work, list[Sequence]]:
+        """The batch to execute, just formed, and whose each output is.
+
+        Raises EngineError where more sequences are admitted than there are blocks for.
+        """
+        chunks, decodes, owners = [], [], []
+        rows: list[int] = []
+        yields = set(batch.yields)
+        for sequence, count, context in batch.chunks:
+            if sequence not in self.blocks:
+                self.blocks.take(sequence, 1)
+            tokens = self.tokens(sequence)
+            ends = sequence in yields
+            if batch.iteration < 0:
+                ends = context + count == sequence.prompt_tokens
+            chunks.append((self.blocks.table(sequence), count, context, int(ends)))
+            rows += tokens[context : context + count]
+            if ends:
+                owners.append(sequence)
+        for sequence in batch.decodes:
+            context = self._context(sequence, batch)
+            tokens = self.tokens(sequence)
+            decodes.append((self.blocks.table(sequence), context))
+            # Who has ended meanwhile decodes in vain.
+            rows.append(tokens[min(context, len(tokens) - 1)])
+            owners.append(sequence)
+        return Work(index, tuple(chunks), tuple(decodes), np.array(rows, np.int32)), owners
+
+    def book(self, batch: Batch, owners: list[Sequence], tokens: list[int]) -> None:
+        """Append what a batch generated; of whoever has ended (padding) nothing is kept."""
+        ended = self._ended[batch] = []
+        for sequence, token in zip(owners, tokens, strict=True):
+            if sequence.id in self._over:
+                continue
+            request, known = self._requests[sequence.id], self._tokens[sequence.id]
+            known.append(token)
+            self._prompts.generated(request, known)
+            most = request.output_tokens if self._eos is None else request.max_tokens
+            if token == self._eos or len(known) == request.prompt_tokens + most:
+                self._over.add(sequence.id)
+                ended.append(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Free the block of a sequence that a :class:`~policies.scheduler.Scheduler` is done
+        with."""
+        if sequence in self.blocks:
+            self.blocks.release(sequence, 1, 0, again=False)
+
+    # What tells a scheduler who ends --------------------------------------------------------------
+
+    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes: when it ends its tokens will tell."""
+
+    def left(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes no longer."""
+
+    def ended(self, batch: Batch) -> list[Sequence]:
+        """Those whose last token came with this batch."""
+        return self._ended.pop(batch)
