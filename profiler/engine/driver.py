@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from policies.batch import Batch
@@ -170,9 +171,7 @@ def serve(
         elif until is None:
             break
         else:
-            while (left := until - time.perf_counter()) > 0:
-                time.sleep(min(left, _SIGN_OF_LIFE_S))
-                progress(done)
+            _sleep(until, partial(progress, done))
     if scheduler.num_unfinished:
         raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
     run.spans = scheduler.spans.tolist()
@@ -180,6 +179,12 @@ def serve(
         run.events, run.kv_log = scheduler.events.tolist(), scheduler.kv_log.tolist()
     run.outputs = book.outputs
     return run
+
+
+def _sleep(until: float, sign_of_life: Callable[[], object]) -> None:
+    while (left := until - time.perf_counter()) > 0:
+        time.sleep(min(left, _SIGN_OF_LIFE_S))
+        sign_of_life()
 
 
 def signature(decision: Decision) -> tuple[Any, ...]:
