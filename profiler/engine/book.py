@@ -19,7 +19,7 @@ from policies.request import Request, Sequence
 from policies.scheduler import Scheduler
 from profiler.engine.blocks import BlockTables
 from profiler.engine.prompts import Prompts
-from profiler.engine.work import Work
+from profiler.engine.work import EngineError, Work
 
 
 class Book:
@@ -91,7 +91,8 @@ class Book:
     def work(self, index: int, batch: Batch) -> tuple[Work, list[Sequence]]:
         """The batch to execute, just formed, and whose each output is.
 
-        Raises EngineError where more sequences are admitted than there are blocks for.
+        Raises EngineError where more sequences are admitted than there are blocks for, or where
+        one decodes whose last token nobody computes.
         """
         chunks, decodes, owners = [], [], []
         rows: list[int] = []
@@ -108,11 +109,13 @@ class Book:
             if ends:
                 owners.append(sequence)
         for sequence in batch.decodes:
-            context = self._context(sequence, batch)
-            tokens = self.tokens(sequence)
+            context, tokens = self._context(sequence, batch), self.tokens(sequence)
             decodes.append((self.blocks.table(sequence), context))
-            # Who has ended meanwhile decodes in vain.
-            rows.append(tokens[min(context, len(tokens) - 1)])
+            if context >= len(tokens):
+                if sequence.id not in self._over:
+                    raise EngineError(f"{sequence} decodes before its last token is there")
+                context = -1  # it has ended meanwhile, and decodes in vain
+            rows.append(tokens[context])
             owners.append(sequence)
         return Work(index, tuple(chunks), tuple(decodes), np.array(rows, np.int32)), owners
 

