@@ -1,8 +1,8 @@
 """Sequences that decode together, counted so that an iteration costs the same whatever their
 number.
 
-Every iteration each member's context grows by one token, so a member's context less the cohort's
-``iteration`` stays as it is (its ``offset``). Which members open a new KV block in an iteration
+Every iteration each member's context grows by one token, so a member's context minus the cohort's
+``iteration`` stays constant (its ``offset``). Which members open a new KV block in an iteration
 depends only on ``(offset + iteration) mod block_size``: they are kept by that phase.
 """
 

@@ -1,12 +1,12 @@
-"""The paged KV cache: how many blocks are free, and with prefix caching what they hold.
+"""The paged KV cache: the number of free blocks, and with prefix caching their content.
 
-A sequence with KV for C tokens holds ``ceil(C / block_size)`` blocks. Without prefix caching that
-is all there is to know, and :class:`Blocks` is a number. :class:`CachedBlocks` keeps every block,
-as it must know which ones hold what.
+A sequence with KV for C tokens holds ``ceil(C / block_size)`` blocks. Without prefix caching the
+blocks are only counted (:class:`Blocks`). :class:`CachedBlocks` keeps blocks one by one, because it
+must know their content.
 
 Source: vLLM 0.32, ``vllm/v1/core/block_pool.py`` and ``kv_cache_manager.py``: one block (the null
-block) is never given away; free blocks are handed out from the head of a queue; a block that is
-freed goes to the tail if its content is known (least recently used first out), else to the head.
+block) is never used; free blocks are taken from the head of a queue; a freed block goes to the tail
+if its content is known (LRU eviction), else to the head.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Blocks:
         self.free = self.capacity
 
     def blocks(self, tokens: int) -> int:
-        """How many blocks hold that many tokens."""
+        """The number of blocks for so many tokens."""
         return -(-tokens // self.block_size)
 
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
@@ -74,7 +74,7 @@ class Blocks:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """One block: how many sequences hold it, and what it is known to hold (None: unknown)."""
+    """One block: the number of sequences that hold it, and its content (None: unknown)."""
 
     holders: int = 0
     content: Hashable = None
@@ -82,7 +82,7 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class _PlainBlocks:
-    """Free blocks one behind the other whose content nobody will ever look for."""
+    """A run of free blocks whose content no sequence will look up."""
 
     count: int
 
@@ -93,9 +93,9 @@ class CachedBlocks(Blocks):
     The content of a sequence's i-th block is named by :meth:`~policies.request.Sequence.content`.
     Of several blocks with the same content the one entered first is found.
 
-    Only blocks that another sequence may look for are kept one by one: those of a shared prefix,
-    and those of a preempted sequence, which looks for its own. All others are counted, so that
-    growing decodes cost no more than without caching.
+    Only blocks that a sequence may look up are kept one by one: those of a shared prefix, and those
+    of a preempted sequence, which looks up its own. All others are counted, so growing decodes cost
+    no more than without caching.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

@@ -1,12 +1,12 @@
 """The scheduler of engines with paged memory: any request may join any micro-batch.
 
-The drivers use it like :class:`~policies.scheduler.Scheduler`. What differs is whom a policy sees:
-everybody who runs, not the members of one micro-batch; and what it may do: preempt. A policy acts
-on the pool while it plans (:class:`PoolPolicy`), because whether a request fits depends on the
-blocks that those before it took or gave back.
+The drivers use it like :class:`~policies.scheduler.Scheduler`. It differs in two points: a policy
+sees all running sequences, not the members of one micro-batch, and it may preempt. A policy acts on
+the pool while it plans (:class:`PoolPolicy`), because the blocks of earlier requests decide whether
+a request fits.
 
 Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are
-scheduled, as in vLLM. Who ends, and with which token, only the driver knows
+scheduled, as in vLLM. Only the driver knows which sequence ends, and with which token
 (:class:`~policies.pool_books.Endings`).
 """
 
@@ -22,7 +22,8 @@ from policies.request import Request, Sequence, too_long
 
 
 class Pool(Books):
-    """Queues requests, lets the policy act, and keeps the books of one replica with paged memory.
+    """Queues requests, lets the policy act, and does the bookkeeping of a replica with paged
+    memory.
 
     ``waiting``  sequences that hold no memory, in the order in which they are served
     ``running``  those that do, in the order of admission
@@ -38,7 +39,7 @@ class Pool(Books):
     # What drivers use --------------------------------------------------------------------------
 
     def refusal(self, request: Request) -> str | None:
-        """Why the request could never be served, or None if it can."""
+        """The reason why the request can never be served, or None."""
         if reason := too_long(request, self.max_length):
             return reason
         # The last token it yields is never written.
@@ -72,16 +73,16 @@ class Pool(Books):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were accepted and are not done."""
+        """Accepted requests that are not finished."""
         return self._unfinished
 
     def next_batch(self) -> Batch | None:
-        """Form the next iteration, which is empty if everybody is in flight; None if none may
-        be."""
+        """Form the next iteration, which is empty if all sequences are in flight; None if none may
+        be formed."""
         if not self.idle:
             return None
-        # With nothing under way there is no use in going round empty: it is formed anew until the
-        # last step that a decode waits for, or until as many as run could be preempted.
+        # Without anything in flight an empty iteration has no use: it is formed again until the
+        # last step that a decode waits for, or until all running sequences could be preempted.
         for _ in range(self.stages + len(self.running) + 1):
             batch = self.form()
             if self._busy or batch.num_decodes or batch.chunks:
@@ -98,7 +99,7 @@ class Pool(Books):
         self.kv_log.pop()
 
     def form(self) -> Batch:
-        """Form an iteration, whatever is in flight."""
+        """Form an iteration, with any number of them in flight."""
         self.step += 1
         ready = self._ready = self._gather()
         self.num_decodes = len(ready.members)
@@ -108,7 +109,7 @@ class Pool(Books):
         return self._close()
 
     def complete(self, batch: Batch) -> list[Sequence]:
-        """Book an iteration that returned from the last stage; returns whom it finished."""
+        """Book an iteration that returned from the last stage; returns the finished sequences."""
         self._in_flight -= 1
         if batch.num_decodes or batch.chunks:
             self._busy -= 1
@@ -146,7 +147,7 @@ class Pool(Books):
     # What policies see and do ------------------------------------------------------------------
 
     def decodes_all(self) -> int:
-        """Let them all decode; returns how many they are."""
+        """Schedule all possible decodes; returns their number."""
         ready, blocks = self._ready, self.blocks
         if self.decode_blocks:
             blocks.grow(ready.at_block_end())
@@ -157,11 +158,11 @@ class Pool(Books):
         return self.num_decodes
 
     def decoding(self) -> list[Sequence]:
-        """Those who decode in this iteration, as far as it has been put together."""
+        """The sequences that decode in this iteration, as far as it is formed."""
         return list(self._ready if self._decodes is None else self._decodes)
 
     def eligible(self) -> list[Sequence]:
-        """All running sequences that have something to compute, in the order of admission."""
+        """All running sequences with tokens to compute, in the order of admission."""
         return sorted([*self._ready, *self.partials], key=by_admission)
 
     def remaining(self, sequence: Sequence) -> int:
@@ -205,7 +206,8 @@ class Pool(Books):
         return next(reversed(self.running))
 
     def preempt(self, sequence: Sequence, *, last: bool = False) -> int:
-        """Take its memory from a running sequence; it waits again, with what it has generated.
+        """Preempt a running sequence: it loses its memory and waits again, with its generated
+        tokens.
 
         It waits before all others, or with ``last`` behind them. Returns the tokens that it had
         been given in this iteration.

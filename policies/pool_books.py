@@ -1,6 +1,6 @@
-"""The books of a pool: who waits, runs and decodes where, and what is logged of it.
+"""The bookkeeping of a pool: its waiting, running and decoding sequences, and its log.
 
-:class:`~policies.pool.Pool` is what drivers and policies use; this is what it keeps.
+Drivers and policies use :class:`~policies.pool.Pool`, which inherits this.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ preemption."""
 
 
 class Endings(Protocol):
-    """Who ends: told by the driver, which alone knows the output lengths or sees the tokens."""
+    """The ends of sequences, from the driver: only it knows the output lengths or sees the
+    tokens."""
 
     def joined(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes from the cohort's next iteration on."""
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence decodes no longer in iterations that are not formed yet."""
+        """A sequence stops decoding, from the next iteration to be formed on."""
 
     def ended(self, batch: Batch) -> list[Sequence]:
-        """Those whose last token came with this batch."""
+        """The sequences whose last token came with this batch."""
 
 
 class Books:
-    """What is known of the requests of one replica with paged memory, and how it changes."""
+    """The state of the requests of one replica with paged memory, and its changes."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Books:
         self._decodes: dict[Sequence, None] | None = {}
 
     def _queue(self, sequence: Sequence, *, last: bool) -> None:
-        """Let a sequence wait: behind all others or before them, or where its key puts it."""
+        """Let a sequence wait: behind all others, before them, or in the order of its key."""
         if isinstance(self.waiting, list):
             assert self.policy.order is not None
             insort(self.waiting, sequence, key=self.policy.order)
@@ -112,7 +113,7 @@ class Books:
         return self.cohorts[-1]
 
     def _gather(self) -> Cohort:
-        """Everybody who could decode now, in one cohort: the largest takes in the others."""
+        """Merge all sequences that could decode now into the largest cohort; returns it."""
         ahead, step = self.policy.ahead, self.step
         ready = [
             cohort
@@ -191,7 +192,7 @@ class Books:
         return out + [(cohort.index, i) for i in range(max(first, oldest), stop)]
 
     def _decode_one(self, sequence: Sequence) -> None:
-        """Let one of those who could decode do so."""
+        """Schedule the decode of one of the possible ones."""
         ready, blocks = self._ready, self.blocks
         if sequence in ready.at_block_end():
             blocks.grow((sequence,))
@@ -210,7 +211,7 @@ class Books:
         return 0
 
     def _close(self) -> Batch:
-        """The iteration as the policy put it together."""
+        """The iteration that the policy formed."""
         home = self._ready
         if self._decodes is not None and len(self._decodes) < len(home.members):
             home = self._split()
@@ -258,7 +259,8 @@ class Books:
         return tuple(chunks), prefill_tokens, tuple(yields)
 
     def _split(self) -> Cohort:
-        """Who decodes stays together; those left out go on in another slot, or the others do."""
+        """Keep decoding sequences together: the ones left out move to another slot, or the others
+        do."""
         ready, chosen = self._ready, self._decodes
         assert chosen is not None
         if not chosen:

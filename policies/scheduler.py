@@ -153,7 +153,7 @@ class Scheduler:
                 del idle[position]
                 return self._form(group, plan)
             if pooled and _is_empty(group):
-                return None  # nobody is in the pool, so the other groups look the same
+                return None  # the pool is empty, so the other groups are, too
         return None
 
     def complete(self, batch: Batch) -> list[Sequence]:

@@ -118,7 +118,7 @@ class Sglang:
         return formed
 
     def _go_on(self, pool: Pool, budget: _Budget) -> bool:
-        """Serve who was cut; returns whether somebody was."""
+        """Continue a cut prompt; returns whether there was one."""
         formed = False
         for sequence in list(pool.partials):
             rest = sequence.remaining_prompt

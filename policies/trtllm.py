@@ -66,7 +66,7 @@ class Trtllm:
         self.ahead = not disable_overlap_scheduler
 
     def plan(self, pool: Pool) -> None:
-        """Decodes, then prompts that go on, then waiting prompts."""
+        """Decodes, then running prompts, then waiting prompts."""
         paused = False
         if self.capacity_scheduler_policy == "max_utilization":
             while pool.decode_blocks > pool.blocks.free:
@@ -85,7 +85,7 @@ class Trtllm:
             _serve_contexts(pool, contexts)
 
     def _fitting(self, pool: Pool) -> list[Context]:
-        """Those who wait and fit into memory, beside who runs; nobody is overtaken."""
+        """The waiting requests that fit into the memory beside the running ones, in their order."""
         blocks = pool.blocks
         guaranteed = self.capacity_scheduler_policy == "guaranteed_no_evict"
         free = blocks.free - pool.decode_blocks

@@ -67,7 +67,7 @@ class Vllm:
         )
 
     def plan(self, pool: Pool) -> None:
-        """Those who run, then, if nobody had to be preempted, those who wait."""
+        """Running requests, then, if none was preempted, waiting ones."""
         budget = most = self.max_num_batched_tokens
         running, waiting = len(pool.running), len(pool.waiting)
         if self.long_prefill_token_threshold:
@@ -91,7 +91,7 @@ class Vllm:
         return threshold
 
     def _serve_running(self, pool: Pool, most: int) -> tuple[int, bool]:
-        """Returns what is left of the budget, and whether somebody was preempted."""
+        """Serve running requests; returns the rest of the budget, and whether one was preempted."""
         budget, preempted = self.max_num_batched_tokens, False
         decodes = pool.num_decodes
         if self._order_is_irrelevant(pool, most) or (

@@ -148,7 +148,7 @@ class ProgressBar:
     """
 
     def __init__(self, console: Console, enabled: bool) -> None:
-        # Escape sequences in a log file help nobody.
+        # A log file needs no escape sequences.
         self._enabled = enabled and console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),

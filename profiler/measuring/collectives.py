@@ -1,5 +1,5 @@
 """All-reduce and send/recv times on one node, from ranks of :mod:`profiler.measuring.ranks`.
-torch-free."""
+No torch."""
 
 from __future__ import annotations
 

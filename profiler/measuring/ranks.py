@@ -124,7 +124,7 @@ def _agreed(op: str, times: list[float], device: torch.device) -> list[float]:
     """This rank's seconds made everyone's."""
     samples = torch.tensor(times, device=device, dtype=torch.float64)
     if op == "all_reduce":
-        # The last rank to arrive waits for nobody: the shortest is the transfer, the rest is skew.
+        # The last rank to arrive does not wait: the shortest is the transfer, the rest is skew.
         dist.all_reduce(samples, op=dist.ReduceOp.MIN)
     else:
         samples /= 2  # there and back

@@ -1,4 +1,4 @@
-"""From measured points to a bundle, and from bundles to a device file. torch-free."""
+"""From measured points to a bundle, and from bundles to a device file. No torch."""
 
 from __future__ import annotations
 

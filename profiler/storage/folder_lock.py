@@ -33,7 +33,7 @@ class FolderLock:
             self._lock()
             if self._is_in_place():
                 break
-            self._file.close()  # a lock on a file that was removed meanwhile keeps nobody out
+            self._file.close()  # a lock on a removed file has no effect
         self._file.seek(0)
         if self._file.read(len(_HOLDER)) not in ("", _HOLDER):
             self._file.close()

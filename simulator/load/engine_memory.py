@@ -1,8 +1,8 @@
-"""How many KV blocks a serving engine makes of its GPUs: by its own formula, part by part.
+"""The KV blocks of a serving engine on its GPUs: by its own formula, part by part.
 
-The engine measures what is not KV cache when it starts. Weights follow from the model. What a
-forward pass leaves at its peak, and what lies outside of torch, are assumed here unless given; the
-engine prints both (vLLM: "PyTorch activation peak memory takes ...; non_torch_memory takes ...").
+At its start the engine measures the memory that is not KV cache. Weights follow from the model. The
+peak of a forward pass, and the memory outside of torch, are assumed here unless given; the engine
+prints both (vLLM: "PyTorch activation peak memory takes ...; non_torch_memory takes ...").
 
 Sources: vLLM 0.8.3 and 0.19 ``gpu_worker.py``, ``determine_available_memory``; SGLang
 ``model_runner.py``, ``profile_max_num_token``; TensorRT-LLM ``_util.py``, ``KvCacheCreator``.
@@ -30,7 +30,7 @@ NON_TORCH_ALONE, NON_TORCH_SHARDED = 0.14 * 2**30, 2.10 * 2**30
 
 @dataclass(frozen=True)
 class Share:
-    """A setting that says which share of a GPU's memory the engine takes, by its own name.
+    """The engine's setting for its share of a GPU's memory.
 
     ``of_rest``: the share is of what weights, activations and the rest leave. ``keeps_peak``:
     activations are to fit into what the share leaves. ``sampler_bytes`` a logit are alive at the
@@ -54,7 +54,7 @@ class EngineMemory:
     """One GPU of the stage that holds the fewest KV blocks; bytes.
 
     ``share`` of ``total_bytes`` is taken by the rule of ``setting``. ``assumed`` names the parts
-    that nobody gave or measured.
+    that were neither given nor measured.
     """
 
     setting: str
@@ -68,7 +68,7 @@ class EngineMemory:
 
     @property
     def kv_bytes(self) -> float:
-        """What the engine's formula leaves for the KV cache."""
+        """The bytes that the engine's formula leaves for the KV cache."""
         rule = SHARES[self.setting]
         if rule.of_rest:
             taken = self.weight_bytes + self.activation_bytes + self.non_torch_bytes
@@ -85,15 +85,15 @@ class EngineMemory:
 
     @property
     def most_blocks(self) -> int:
-        """What fits beside the weights, if nothing else took any memory."""
+        """The blocks that would fit beside the weights alone."""
         return max(int((self.total_bytes - self.weight_bytes) // self.block_bytes), 0)
 
     def as_json(self) -> dict[str, Any]:
-        """The parts, what is assumed of them, and the blocks that they leave."""
+        """The parts, the assumed ones, and the resulting blocks."""
         return {**asdict(self), "formula_blocks": self.num_blocks}
 
     def text(self) -> str:
-        """The parts for a reader, with what is assumed."""
+        """The parts as text, with the assumed ones marked."""
         parts = {
             "weights": self.weight_bytes,
             "activations": self.activation_bytes,
@@ -111,7 +111,7 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class Step:
-    """What a forward pass may hold: tokens, and rows that are sampled; bytes given, or None."""
+    """The size of a forward pass: tokens, and sampled rows; its bytes if given, or None."""
 
     tokens: int
     sequences: int
@@ -178,7 +178,7 @@ def engine_memory(
 def _peak_bytes(
     rule: Share, model: ModelSpec, tp: int, step: Step, dtype_bytes: int, *, last: bool
 ) -> float:
-    """What is alive at once: a layer's widest tensors, or on the last stage logits being sampled.
+    """The peak memory: a layer's widest tensors, or on the last stage logits during sampling.
 
     The ranks gather whole rows of logits. Of a forward pass hidden states stay meanwhile.
     """
