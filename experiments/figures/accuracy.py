@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.device import load_device
-from profiler.facts.ops import LAYER_GEMMS
+from profiler.facts.ops import LAYER_GEMMS, GemmShape
 from profiler.physics.fit import held_out
 from profiler.physics.forms import GEMM
 from profiler.physics.hold_out import Folds, median_p95_worst
@@ -27,7 +27,6 @@ from profiler.public.vidur_frames import vidur_gemms_by_tp
 from simulator.confidence.bands import scored
 from simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from simulator.loop.records import Floats, Ints
-from simulator.op_times.linear import Shape
 from simulator.op_times.surface import coordinates, decode_surface, prefill_surface
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
@@ -110,10 +109,10 @@ def _fitted_to(table: OpTable, fitted: Ints) -> Folds:
     return [(fitted, np.setdiff1d(np.arange(len(table.points)), fitted))]
 
 
-def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[Shape, Floats, Floats]]:
+def _by_shape(rows: pd.DataFrame) -> Iterator[tuple[GemmShape, Floats, Floats]]:
     for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
         points, time = _medians(rows[(rows["n"] == n) & (rows["k"] == k)], ["m"])
-        yield Shape(int(n), int(k)), points[:, 0], time
+        yield GemmShape(int(n), int(k)), points[:, 0], time
 
 
 def _medians(rows: pd.DataFrame, sizes: list[str]) -> tuple[Floats, Floats]:

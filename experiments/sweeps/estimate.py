@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
+from experiments.results import parquet_bytes
 from experiments.sweeps.plan import SweepPlan
 from simulator.views.metrics import Analysis
 
@@ -30,7 +31,7 @@ def seconds_of_work(plan: SweepPlan) -> float:
         began = time.perf_counter()
         analysis = Analysis(few.simulate())
         analysis.summary(few.model, few.device, run.scenario.cluster.tp)
-        analysis.requests.to_parquet(index=False)
+        parquet_bytes(analysis.request_columns)
         took = time.perf_counter() - began
         seconds += took * len(deployment.requests) / max(len(few.requests), 1)
     return seconds / max(len(probed), 1) * len(plan.runs)

@@ -6,6 +6,7 @@ and results go back. The worker ends when its parent ends in any way.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import traceback
@@ -24,6 +25,7 @@ def main() -> None:
     channel = channel_to_parent()
     from experiments.sweeps.jobs import Job, work
 
+    gc.freeze()  # what was imported stays: a run's collections need not go through it
     bundles: SimpleQueue[list[Job]] = SimpleQueue()
     with suppress(OSError):  # the parent is gone
         channel.send(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -71,7 +72,7 @@ class ModelSpec:
 
     # Parameters -----------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def layer_parameters(self) -> int:
         """Parameters of one decoder layer: projections, biases and norms."""
         gemms = self.gemms(tp=1)

@@ -4,6 +4,14 @@ Inputs are columns (1-D arrays of equal length), among them the hardware's ``pea
 ``bandwidth`` (bytes/s) and ``num_sms``, so that one form serves every device and rows of two
 devices can be fitted together. The soft maximum ``(a^p + b^p)^(1/p)`` of compute and memory time,
 rather than a hard one, is what measurements show near the ridge.
+
+What an op computes and moves is said here once, for both kinds of regression: device models, and
+the curves through a bundle's points (``simulator/op_times``). How that becomes time is one formula
+for GEMMs, :func:`gemm_time_us`. For attention it is two, as there are two models. A device model
+knows heads, SMs and rates, and its constants serve all shapes: a soft maximum of compute, memory
+and the walk over the keys. A bundle holds one shape on an unknown device, in a hundred points; its
+times are a non-negative sum of terms (``surface.py``), whose few coefficients such points
+determine. Either in the place of the other would give other times.
 """
 
 from __future__ import annotations
@@ -48,30 +56,53 @@ def split_fill(blocks: Array, sms: Array, most: Array) -> Array:
     return np.minimum(wave_fill(blocks * parts, sms), 1.0)
 
 
-def gemm_work(m: Array, n: Size, k: Size, tile: float, tile_share: float) -> tuple[Array, Array]:
-    """Of ``out[m, n] = a[m, k] x b[k, n]``: FLOPs, and numbers read and written.
+def gemm_time_us(
+    m: Array,
+    n: Size,
+    k: Size,
+    constants: Constants,
+    flop_rate: Size,
+    number_rate: Size,
+    stretch: Size = 1.0,
+    us: float = 1.0,
+) -> Array:
+    """Of ``out[m, n] = a[m, k] x b[k, n]``: overhead, and the soft maximum of compute and memory.
 
-    The rows count as rounded up to a ``tile``, by the share of that padding which is paid.
+    The rows count as rounded up to ``tile_m``, by the share of that padding which is paid
+    (``tile_share``): real libraries choose among several tiles. ``stretch`` is what else lengthens
+    the computation. Rates are FLOPs, and numbers read and written, in a unit of time that has
+    ``us`` microseconds.
     """
-    rows = m + tile_share * (np.ceil(m / tile) * tile - m)
-    return 2 * rows * n * k, n * k + m * k + m * n
+    tile = constants["tile_m"]
+    rows = m + constants["tile_share"] * (np.ceil(m / tile) * tile - m)
+    compute = us * (2 * rows * n * k) * stretch / flop_rate
+    memory = us * (n * k + m * k + m * n) / number_rate
+    return constants["overhead_us"] + soft_max(constants["p"], compute, memory)
 
 
 def gemm_us(c: Columns, k: Constants) -> Array:
-    """``m x n x k`` GEMM: soft-max roofline, with the rows rounded up to a tile and whole waves.
+    """``m x n x k`` GEMM on a known device: :func:`gemm_time_us`, in whole waves of output tiles.
 
-    ``tile_share`` and ``wave_share`` say how much of the padding is paid: real libraries choose
-    among several tiles.
+    ``wave_share`` says how much of the last wave's idling is paid.
     """
     m, n, sms = c["m"], c["n"], c["num_sms"]
-    flops, numbers = gemm_work(m, n, c["k"], k["tile_m"], k["tile_share"])
     blocks = np.ceil(m / k["tile_m"]) * np.ceil(n / k["tile_n"])
     # With fewer blocks than SMs the library splits along k instead of leaving SMs idle.
     stretch = np.where(blocks >= sms, 1.0 / wave_fill(blocks, sms), 1.0)
     stretch = 1.0 + k["wave_share"] * (stretch - 1.0)
-    compute = 1e6 * flops * stretch / (c["peak_flops"] * k["compute"])
-    memory = 1e6 * HALF * numbers / (c["bandwidth"] * k["memory"])
-    return k["overhead_us"] + soft_max(k["p"], compute, memory)
+    flop_rate, number_rate = c["peak_flops"] * k["compute"], c["bandwidth"] * k["memory"] / HALF
+    return gemm_time_us(m, n, c["k"], k, flop_rate, number_rate, stretch, us=1e6)
+
+
+def attended(
+    chunk: Array, context: Array, square: float = 0.5, edge: float = 0.5
+) -> tuple[Array, Array]:
+    """Keys that a chunk after ``context`` cached tokens reads, and the query-key pairs it computes.
+
+    Under the causal mask those are half of the chunk's own square and of its diagonal; kernels
+    compute another share of the ``square``, and more at its ``edge``.
+    """
+    return context + chunk, chunk * (context + square * chunk + edge)
 
 
 def attn_prefill_us(c: Columns, k: Constants) -> Array:
@@ -82,9 +113,8 @@ def attn_prefill_us(c: Columns, k: Constants) -> Array:
     """
     chunk, context, heads = c["chunk"], c["context"], c["heads"]
     sms, dim = c["num_sms"], c["head_dim"]
-    pairs = chunk * (context + k["causal"] * chunk + 64.0)
+    keys, pairs = attended(chunk, context, k["causal"], 64.0)
     blocks = c["batch"] * heads * np.ceil(chunk / k["tile_m"])
-    keys = context + chunk
     ideal = np.minimum(blocks / sms, 1.0)
     fill = ideal + k["wave_share"] * (wave_fill(blocks, sms) - ideal)
     compute = 4e6 * dim * heads * c["batch"] * pairs / (c["peak_flops"] * k["compute"] * fill)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from profiler.bundle.tables import OVERHEADS
@@ -172,7 +172,7 @@ class DegreeSession:
             self.journal.add(op, (num_bytes,), timing)
             self.progress(f"tp {self.tp}: collectives, sizes", done, total)
 
-    def facts(self, grids: dict[str, Grid]) -> Facts:
+    def facts(self, grids: Mapping[str, Grid]) -> Facts:
         """Points and held-out error of each op, printed and kept in the meta."""
         known: Facts = {"repeats": self.settings.repeats, "target_pct": 100 * self.settings.target}
         for op, grid in grids.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler.bundle.schema import (
+    Bundle,
     bundle_path,
     check_replaceable,
     load_bundle,
@@ -28,6 +29,7 @@ from profiler.measuring.to_bundle import (
     skipped,
     write_device,
 )
+from profiler.planning.grid import Grid
 from profiler.planning.journal import Journal, settings_hash
 from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import Settings
@@ -36,6 +38,7 @@ from profiler.storage.manifest import check_files
 if TYPE_CHECKING:
     import torch
 
+    from profiler.measuring.shard_ops import ShardOps
     from profiler.shard.attention import Attention
 
 
@@ -51,74 +54,108 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         raise ProfileError(
             "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         ) from None
-    from profiler.measuring.shard_ops import ShardOps
-    from profiler.shard import environment as machine
-    from profiler.shard.timing import Timer, no_garbage_collection
-
-    device, dtype = machine.open_device(settings.device, settings.dtype, settings.threads)
-    per_node = machine.devices_on_node(settings.device, settings.threads)
-    _check(settings, per_node)
-    attentions = {tp: _attention(settings, tp, device, dtype) for tp in settings.tps}
-    inter_node = read_inter_node(settings.inter_node) if settings.inter_node else {}
-    name = settings.device_name or machine.default_device_name(settings.device)
-    timer = Timer(device, settings.repeats)
-    known = machine.facts(settings.device, settings.threads) | machine.gpu_state("before")
-    identities = {
-        tp: _identity(settings, tp, known, attention.name)
-        for tp, (attention, _) in attentions.items()
-    }
-    tps = missing_degrees(settings, name, identities, say)
+    session = _Session(settings, say, progress)
+    tps = missing_degrees(settings, session.name, session.identities, say)
     written, left_s = [], settings.budget_s
     for done, tp in enumerate(tps):
-        share = max(0.0, left_s) / (len(tps) - done)
-        attention, no_xformers = attentions[tp]
-        if settings.device == "cuda" and settings.attention == "auto" and no_xformers:
-            say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
-        path = bundle_path(settings.out, name, settings.model.name, tp)
-        with closing(Journal(path.with_name(f".{path.name}.work"), identities[tp])) as journal:
-            budget = 0.9 * machine.memory_bytes(settings.device)[1]
-            try:
-                ops = ShardOps(
-                    settings.model, tp, device, dtype, settings.limits, timer, budget, attention
-                )
-            except ValueError as error:
-                raise ProfileError(str(error)) from None
-            run = DegreeSession(settings, tp, journal, ops, say, progress, share)
+        path, spent_s = session.degree(tp, max(0.0, left_s) / (len(tps) - done))
+        left_s -= spent_s
+        written.append(path)
+        session.machine.release()  # its memory is the next degree's
+    return [*written, session.device_file()]
+
+
+class _Session:
+    """The opened device, and what all TP degrees measured on it share."""
+
+    def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
+        from profiler.shard import environment as machine
+        from profiler.shard.timing import Timer
+
+        self.settings, self.say, self.progress, self.machine = settings, say, progress, machine
+        self.device, self.dtype = machine.open_device(
+            settings.device, settings.dtype, settings.threads
+        )
+        self.per_node = machine.devices_on_node(settings.device, settings.threads)
+        _check(settings, self.per_node)
+        self.attentions = {
+            tp: _attention(settings, tp, self.device, self.dtype) for tp in settings.tps
+        }
+        self.inter_node = read_inter_node(settings.inter_node) if settings.inter_node else {}
+        self.name = settings.device_name or machine.default_device_name(settings.device)
+        self.timer = Timer(self.device, settings.repeats)
+        self.known: Facts = machine.facts(settings.device, settings.threads)
+        self.known |= machine.gpu_state("before")
+        self.identities = {
+            tp: _identity(settings, tp, self.known, attention.name)
+            for tp, (attention, _) in self.attentions.items()
+        }
+
+    def degree(self, tp: int, budget_s: float) -> tuple[Path, float]:
+        """Measure one TP degree and write its bundle; its folder, and the seconds it took."""
+        from profiler.shard.timing import no_garbage_collection
+
+        settings = self.settings
+        self._say_attention(tp)
+        path = bundle_path(settings.out, self.name, settings.model.name, tp)
+        with closing(Journal(path.with_name(f".{path.name}.work"), self.identities[tp])) as journal:
+            free_bytes = 0.9 * self.machine.memory_bytes(settings.device)[1]
+            ops = self._ops(tp, free_bytes)
+            run = DegreeSession(settings, tp, journal, ops, self.say, self.progress, budget_s)
             with no_garbage_collection():
-                run.announce(budget)
+                run.announce(free_bytes)
                 grids = run.measure()
                 run.overhead()
-            left_s -= run.spent_s
-            _measure_collectives(run, per_node)
-            more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
-            more["settings"] = asked_for(settings, identities[tp])
-            more |= machine.gpu_state("after") | run.facts(grids)
-            bundle = measured_bundle(
-                journal, settings.model, tp, name, settings.dtype, known | more, _notes(journal),
-                inter_node, attention.name,
-            )  # fmt: skip
-            if settings.collectives:
-                source = collectives_source(settings.collectives, tp)
-                bundle = borrow_collectives(bundle, source)
-            write_bundle(bundle, path, force=settings.force)
+            _measure_collectives(run, self.per_node)
+            write_bundle(self._bundle(run, grids), path, force=settings.force)
             journal.remove()
-        written.append(path)
-        del run, ops  # their memory is the next degree's
-        machine.release()
-    total, free = machine.memory_bytes(settings.device)
-    shared = per_node if settings.device == "cpu" else 1
-    written.append(
-        write_device(
+        return path, run.spent_s
+
+    def _say_attention(self, tp: int) -> None:
+        settings, no_xformers = self.settings, self.attentions[tp][1]
+        if settings.device == "cuda" and settings.attention == "auto" and no_xformers:
+            self.say(f"tp {tp}: {no_xformers}; torch SDPA is timed instead")
+
+    def _ops(self, tp: int, free_bytes: float) -> ShardOps:
+        """The shard whose ops are timed. Raises ProfileError where it does not fit."""
+        from profiler.measuring.shard_ops import ShardOps
+
+        model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
+        try:
+            return ShardOps(
+                model, tp, self.device, self.dtype, limits, self.timer, free_bytes, attention
+            )
+        except ValueError as error:
+            raise ProfileError(str(error)) from None
+
+    def _bundle(self, run: DegreeSession, grids: Mapping[str, Grid]) -> Bundle:
+        """What was measured, with collectives of another bundle where the settings say so."""
+        settings, tp, journal = self.settings, run.tp, run.journal
+        attention, no_xformers = self.attentions[tp]
+        more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+        more["settings"] = asked_for(settings, self.identities[tp])
+        more |= self.machine.gpu_state("after") | run.facts(grids)
+        bundle = measured_bundle(
+            journal, settings.model, tp, self.name, settings.dtype, self.known | more,
+            _notes(journal), self.inter_node, attention.name,
+        )  # fmt: skip
+        if settings.collectives:
+            bundle = borrow_collectives(bundle, collectives_source(settings.collectives, tp))
+        return bundle
+
+    def device_file(self) -> Path:
+        """Write what a simulation needs to know of the device."""
+        settings, machine = self.settings, self.machine
+        total, free = machine.memory_bytes(settings.device)
+        return write_device(
             settings.out,
-            name,
-            total // shared,
-            machine.copy_bandwidth(device, timer, free),
+            self.name,
+            total // (self.per_node if settings.device == "cpu" else 1),
+            machine.copy_bandwidth(self.device, self.timer, free),
             machine.num_sms(settings.device, settings.threads),
-            per_node,
-            str(known.get("gpu", known["processor"])),
+            self.per_node,
+            str(self.known.get("gpu", self.known["processor"])),
         )
-    )
-    return written
 
 
 def _measure_collectives(run: DegreeSession, per_node: int) -> None:

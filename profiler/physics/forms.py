@@ -13,6 +13,7 @@ from profiler.facts.roofline import (
     Array,
     Columns,
     Constants,
+    attended,
     attn_context_us,
     attn_decode_us,
     attn_prefill_us,
@@ -64,9 +65,9 @@ def _gemm_features(c: Columns) -> Array:
 def _prefill_features(c: Columns) -> Array:
     chunk, context, heads, batch = c["chunk"], c["context"], c["heads"], c["batch"]
     features = [np.log2(chunk), np.log2(heads * batch), np.log2(heads / c["kv_heads"])]
-    features += [np.log2(chunk + context), context / (chunk + context)]
-    features += [np.log2(heads * batch * chunk * (context + 0.5 * chunk))]
-    features += [np.log2(batch * c["kv_heads"] * (chunk + context))]
+    keys, pairs = attended(chunk, context, edge=0.0)
+    features += [np.log2(keys), context / keys, np.log2(heads * batch * pairs)]
+    features += [np.log2(batch * c["kv_heads"] * keys)]
     for tile in (64, 128):
         blocks = batch * heads * np.ceil(chunk / tile)
         features += [np.log2(blocks / c["num_sms"]), wave_fill(blocks, c["num_sms"])]

@@ -103,9 +103,12 @@ def manifest_of(kind: str, files: Mapping[str, bytes]) -> Manifest:
 
 
 def write_manifest(folder: Path, kind: str) -> None:
-    """Name everything that ``folder`` holds in its manifest. Raises OSError."""
+    """Name everything that ``folder`` holds in its manifest, which is not flushed. Raises OSError.
+
+    Only for a folder that nobody else looks at yet.
+    """
     files = {name: file_digest(folder / name) for name in _entries(folder) if name != MANIFEST}
-    write_whole(folder / MANIFEST, Manifest(kind, files).dump())
+    (folder / MANIFEST).write_bytes(Manifest(kind, files).dump())
 
 
 def read_manifest(folder: Path) -> Manifest | None:

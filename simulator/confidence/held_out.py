@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 
 from profiler.bundle.schema import Bundle
-from profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, GEMMS, LOCAL, OPS
+from profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, GEMMS, LOCAL, OPS, GemmShape
 from profiler.physics.hold_out import Bools, Folds, Rows, leave_one_group_out, median_p95_worst
 from simulator.loop.records import Floats
-from simulator.op_times.linear import PiecewiseLinear, Shape
+from simulator.op_times.linear import PiecewiseLinear
 from simulator.op_times.regression import Gemms, pooled_roofline
 from simulator.op_times.surface import decode_surface, prefill_surface
 
@@ -49,7 +49,7 @@ class OpTable:
     fit: Fit
     far: Fit
     tile: int | None = None
-    shape: Shape | None = None
+    shape: GemmShape | None = None
 
     def only(self, rows: Rows) -> OpTable:
         """The table with these points alone."""
@@ -68,7 +68,7 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     tile = bundle.meta.tile
     shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
     by_op = {str(op): _columns(rows, "num_tokens") for op, rows in bundle.linear.groupby("op")}
-    gemms = {op: Shape(shapes[op].n, shapes[op].k) for op in GEMMS}
+    gemms = {op: shapes[op] for op in GEMMS}
     found = []
     for op, (points, time) in by_op.items():
         far: Fit = linear_fit
@@ -202,7 +202,7 @@ def linear_fit(points: Floats, time: Floats) -> Model:
     return lambda wanted: through(wanted[:, 0])
 
 
-def far_gemm(shape: Shape, others: Gemms) -> Fit:
+def far_gemm(shape: GemmShape, others: Gemms) -> Fit:
     """A GEMM beyond its range; the other GEMMs are known as far as it is."""
 
     def fit(points: Floats, time: Floats) -> Model:

@@ -135,7 +135,8 @@ class ReplicaLog:
         if self.stage_s is not None:
             return self.stage_s
         columns = self.iterations
-        durations: Floats = np.multiply.outer(columns["layer_s"], np.array(self.layers, float))
+        # Stage by stage in memory, as whatever is worked out from them.
+        durations: Floats = np.multiply.outer(np.array(self.layers, float), columns["layer_s"]).T
         durations[:, 0] += columns["first_s"]
         durations[:, -1] += columns["last_s"]
         return durations

@@ -65,7 +65,7 @@ def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> S
     return mean + skew * (longest - mean)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class IterationCost:
     """The times of an iteration's parts in seconds, by its sizes.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.roofline import Size, gemm_work, soft_max
+from profiler.facts.ops import GemmShape
+from profiler.facts.roofline import Size, gemm_time_us
 from profiler.physics.fit import fit_constants
 from simulator.loop.records import Floats
 
@@ -42,14 +42,6 @@ class PiecewiseLinear:
         return np.asarray(np.where(outside, further, inside))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The GEMM of one op: ``out[m, n] = activations[m, k] x weights[k, n]``."""
-
-    n: int
-    k: int
-
-
 class PooledRoofline:
     """A soft-max roofline with one set of constants for all GEMMs of a bundle.
 
@@ -63,7 +55,7 @@ class PooledRoofline:
     _SPAN = ((0.1, 100.0), (1e3, 1e11), (1e2, 1e9), (1.05, 20.0), (1e-3, 1.0))
     """Bounds of overhead (us), rates (FLOP and numbers a us), p, and the share of a tile paid."""
 
-    def __init__(self, points: Mapping[Shape, tuple[Floats, Floats]]) -> None:
+    def __init__(self, points: Mapping[GemmShape, tuple[Floats, Floats]]) -> None:
         """``points`` are (tokens, seconds) of each shape."""
         tokens = np.concatenate([m for m, _ in points.values()])
         time = 1e6 * np.concatenate([t for _, t in points.values()])
@@ -79,15 +71,15 @@ class PooledRoofline:
         self.constants: Floats = fit_constants(physics, time, start, low, high)[0]
 
     def _time_us(self, constants: Floats, m: Floats, n: Size, k: Size) -> Floats:
-        overhead, rate, bandwidth, p, paid = constants
-        flops, numbers = gemm_work(m, n, k, self.TILE, paid)
-        return np.asarray(overhead + soft_max(p, flops / rate, numbers / bandwidth))
+        overhead, flop_rate, number_rate, p, paid = constants
+        kernel = {"overhead_us": overhead, "p": p, "tile_m": self.TILE, "tile_share": paid}
+        return gemm_time_us(m, n, k, kernel, flop_rate, number_rate)
 
-    def time_s(self, shape: Shape, tokens: Floats) -> Floats:
+    def time_s(self, shape: GemmShape, tokens: Floats) -> Floats:
         """Seconds of one shape."""
         return 1e-6 * self._time_us(self.constants, tokens, shape.n, shape.k)
 
-    def beyond(self, shape: Shape, tokens: Floats, time_s: Floats) -> Curve:
+    def beyond(self, shape: GemmShape, tokens: Floats, time_s: Floats) -> Curve:
         """The op's times beyond its last point.
 
         This is the roofline, corrected by half (in logarithms) of its error in the last third of an

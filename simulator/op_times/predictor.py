@@ -22,8 +22,9 @@ CHUNK_BLOCK = 32
 
 @dataclass(frozen=True)
 class TableSizes:
-    """What a predictor tabulates: row counts up to ``tokens``, contexts up to ``max_length``, and
-    up to ``sequences`` in a micro-batch. It tabulates more when a batch needs them.
+    """What a predictor tabulates: row counts up to ``tokens`` at least, contexts up to
+    ``max_length``, and up to ``sequences`` in a micro-batch. It tabulates more when a batch needs
+    them.
 
     ``max_prompt`` is the longest prompt (None: ``max_length``), and ``chunk_blocks`` the largest
     number of blocks of chunk sizes.
@@ -46,11 +47,16 @@ class TableSizes:
         return self.max_length // self.step + 2
 
     @property
+    def token_rows(self) -> int:
+        """Row counts: a power of two, so that workloads share them."""
+        return _power_of_two(self.tokens)
+
+    @property
     def whole_prompts(self) -> int:
         """Lengths of prompts processed whole: a power of two, so that workloads share them."""
         if self.max_prompt is None:
             return self.max_length
-        return min(self.max_length, 1 << (self.max_prompt - 1).bit_length())
+        return min(self.max_length, _power_of_two(self.max_prompt))
 
     @property
     def decode_points(self) -> int:
@@ -61,6 +67,10 @@ class TableSizes:
     def chunk_points(self) -> int:
         """Points of the chunks' rows; a run makes only those that it needs."""
         return self.chunk_blocks * CHUNK_BLOCK * self.row_points
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 class BundlePredictor:
@@ -103,17 +113,12 @@ class BundlePredictor:
         self._max_length = max_length
         size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
         self._per_step = 1.0 / size.step
-        # The first time is that of one cached token: none at all may be a faster kernel, and is
-        # tabulated apart.
-        self._context_grid = np.maximum(np.arange(size.row_points) * size.step, 1.0)
-        self._by_tokens: list[tuple[float, float, float]] = []
-        self._beside_ops: list[float] = []
-        self._tabulate_tokens(max_tokens)
+        self._contexts = (size.row_points, size.step)
+        self._context_grid = _context_grid(*self._contexts)
+        self._tabulate_tokens(size.token_rows)
         self._whole, self._chunk_rows = _prefill_rows(
             ops, max_length, size.whole_prompts, layer.scale
         )
-        self._decode_rows: list[list[float]] = []
-        self._head: list[float] = []
         self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -169,31 +174,54 @@ class BundlePredictor:
         return self._chunk_rows[chunk]
 
     def _tabulate_decodes(self, most: int) -> None:
-        """Fill what depends on the number of sequences: decode attention, and the LM head."""
-        ops, sizes = self.ops, np.arange(1.0, most + 1)
-        # Row d: the time of d decodes by their mean context.
-        decode = self.layer.scale * ops.decode_table(sizes, self._context_grid)
-        self._decode_table = np.vstack([np.zeros(len(self._context_grid)), decode])
-        self._decode_rows = self._decode_table.tolist()
-        self._head = [0.0, *quantize(self.cost.last_s(sizes)).tolist()]
+        found = _decode_rows(self.cost, most, *self._contexts)
+        self._decode_table, self._decode_rows, self._head = found
 
-    def _tabulate_tokens(self, max_tokens: int) -> None:
-        """Fill what depends on the number of token rows alone: layer, embedding, transfer."""
-        cost, tokens = self.cost, np.arange(1, max_tokens + 1)
-        layer = sum(cost.layer_parts(tokens).values(), np.zeros(max_tokens))
-        first, send = quantize(cost.first_s(tokens)), quantize(cost.transfer_s(tokens))
-        table = np.stack([np.maximum(layer, QUANTUM_S), first, send])
-        self._beside_ops = [0.0, *cost.beside_s(tokens).tolist()]
-        self._by_tokens = [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())]
+    def _tabulate_tokens(self, most: int) -> None:
+        self._by_tokens, self._beside_ops = _token_rows(self.cost, most)
+
+
+# All predictors of the same op times and sizes share what follows: a sweep makes hundreds.
+
+
+def _context_grid(points: int, step: int) -> Floats:
+    """The contexts of an attention row.
+
+    The first time is that of one cached token: none at all may be a faster kernel, and is tabulated
+    apart.
+    """
+    return np.maximum(np.arange(points) * step, 1.0)
+
+
+@lru_cache(maxsize=4)
+def _token_rows(
+    cost: IterationCost, most: int
+) -> tuple[list[tuple[float, float, float]], list[float]]:
+    """By number of token rows: layer, first stage and transfer; and what of the layer neither scale
+    nor mixing concerns."""
+    tokens = np.arange(1, most + 1)
+    layer = sum(cost.layer_parts(tokens).values(), np.zeros(most))
+    first, send = quantize(cost.first_s(tokens)), quantize(cost.transfer_s(tokens))
+    table = np.stack([np.maximum(layer, QUANTUM_S), first, send])
+    beside = [0.0, *cost.beside_s(tokens).tolist()]
+    return [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())], beside
+
+
+@lru_cache(maxsize=4)
+def _decode_rows(
+    cost: IterationCost, most: int, points: int, step: int
+) -> tuple[Floats, list[list[float]], list[float]]:
+    """By number of sequences: decode attention by mean context, as array and lists; the LM head."""
+    sizes, contexts = np.arange(1.0, most + 1), _context_grid(points, step)
+    decode = cost.layer.scale * cost.ops.decode_table(sizes, contexts)
+    table = np.vstack([np.zeros(points), decode])
+    return table, table.tolist(), [0.0, *quantize(cost.last_s(sizes)).tolist()]
 
 
 @lru_cache(maxsize=8)
 def _prefill_rows(
     ops: OpTimes, max_length: int, whole_prompts: int, scale: float
 ) -> tuple[list[float], dict[int, list[float]]]:
-    """Times of prompts processed whole (context 0), by tokens; and the chunk rows tabulated so far.
-
-    All predictors of the same op times and lengths share them: a sweep makes hundreds.
-    """
+    """Times of prompts processed whole (context 0), by tokens; and the chunk rows so far."""
     whole = scale * ops.prefill_table(np.arange(1.0, whole_prompts + 1), np.zeros(1))
     return [0.0, *whole[:, 0].tolist()], {}

@@ -18,12 +18,12 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from profiler.bundle.schema import Bundle
-from profiler.facts.ops import GEMMS, LAYER_OPS
+from profiler.facts.ops import GEMMS, LAYER_OPS, GemmShape
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import fit_skew, fit_whole_layer
 from simulator.op_times.iteration import WholeLayer
-from simulator.op_times.linear import PiecewiseLinear, PooledRoofline, Shape
+from simulator.op_times.linear import PiecewiseLinear, PooledRoofline
 from simulator.op_times.surface import (
     LEAVES,
     TREES,
@@ -57,9 +57,8 @@ class OpTimes:
             str(op): (rows["num_tokens"].to_numpy(np.float64), rows["time_us"].to_numpy() * 1e-6)
             for op, rows in bundle.linear.groupby("op")
         }
-        shapes = {op: Shape(s.n, s.k) for op, s in self.model.gemms(self.tp).items()}
-        gemms = {op: (shapes[op], *points[op]) for op in GEMMS}
-        self._gemms = gemms
+        shapes = self.model.gemms(self.tp)
+        self._gemms = gemms = {op: (shapes[op], *points[op]) for op in GEMMS}
         self.by_rows: dict[str, TimeBySize] = {
             op: PiecewiseLinear(*xy) for op, xy in points.items()
         }
@@ -150,12 +149,12 @@ class OpTimes:
         return self.roofline.beyond(*self._gemms[op])(tokens)
 
 
-Gemms = dict[str, tuple[Shape, Floats, Floats]]
+Gemms = dict[str, tuple[GemmShape, Floats, Floats]]
 
 
 def pooled_roofline(gemms: Gemms) -> PooledRoofline:
     """Fitted to (shape, tokens, seconds) of several ops; those of one shape count together."""
-    points: dict[Shape, list[tuple[Floats, Floats]]] = {}
+    points: dict[GemmShape, list[tuple[Floats, Floats]]] = {}
     for shape, tokens, time_s in gemms.values():
         points.setdefault(shape, []).append((tokens, time_s))
     joined = {

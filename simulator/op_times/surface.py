@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from profiler.facts.roofline import attended
 from profiler.physics.residual import fit_trees
 from simulator.loop.records import Floats
 
@@ -37,10 +38,11 @@ def coordinates(a: Floats, b: Floats) -> Floats:
 class PhysicalSurface:
     """Time in seconds over two sizes, as a product of three factors.
 
-    Non-negative physical terms, fitted to relative errors; boosted trees on the logarithm of what
-    they leave over (tile edges, split keys, other kernels); and the ratio that still remains at
-    the points, interpolated between them in logarithms of the sizes. So it passes through the
-    points, and beyond them the physics extrapolates with the residual at the edge.
+    Non-negative physical terms, fitted to relative errors (not those of the device models:
+    ``profiler/facts/roofline.py`` says why); boosted trees on the logarithm of what they leave over
+    (tile edges, split keys, other kernels); and the ratio that still remains at the points,
+    interpolated between them in logarithms of the sizes. So it passes through the points, and
+    beyond them the physics extrapolates with the residual at the edge.
     """
 
     def __init__(self, a: Floats, b: Floats, time_s: Floats, kind: Kind) -> None:
@@ -77,15 +79,15 @@ class PhysicalSurface:
 
 def _prefill_terms(chunk: Floats, context: Floats) -> Floats:
     """Launch; rows; KV read and written; query-key pairs under the causal mask."""
-    pairs = chunk * (context + (chunk + 1) / 2)
-    return np.stack([np.ones_like(chunk), chunk, chunk + context, pairs], axis=-1)
+    keys, pairs = attended(chunk, context)
+    return np.stack([np.ones_like(chunk), chunk, keys, pairs], axis=-1)
 
 
 def _prefill_features(chunk: Floats, context: Floats) -> Floats:
     """Sizes and work in octaves, and how the chunk fills tiles of query rows."""
-    keys = chunk + context
+    keys, pairs = attended(chunk, context, edge=0.0)
     columns = [np.log2(chunk), np.log2(keys), context / keys, np.log2(context + 32)]
-    columns.append(np.log2(chunk * (context + chunk / 2)))
+    columns.append(np.log2(pairs))
     for tile in (16, 32, 64, 128):
         tiles = np.ceil(chunk / tile)
         columns += [tiles * tile / chunk, np.minimum(tiles, 64)]

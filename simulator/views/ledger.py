@@ -29,10 +29,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from simulator.loop.pipeline import stage_times
-from simulator.loop.records import Floats, Records, ReplicaLog, StageTimes
+from simulator.loop.records import Floats, Ints, Records, ReplicaLog, StageTimes
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
 WAITS = (*BUBBLES, "communication", "turnaround")
@@ -116,12 +115,12 @@ class StarvedTime:
 def gaps(log: ReplicaLog) -> Gaps:
     """Split the idle time before every micro-batch on every stage by cause."""
     times = stage_times(log)
-    columns = log.iterations
-    shape = times.start.shape
-    rest, communication, turnaround = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    # Laid out as the times are, stage by stage: what follows goes along the stages.
+    rest, communication, turnaround, no_work = (np.zeros_like(times.start) for _ in range(4))
     rest[1:] = times.start[1:] - times.release[:-1]
     if not log.switches.blocking_send:
-        communication[1:, 1:] = np.minimum(rest[1:, 1:], columns["send_s"][1:, None])
+        sent = log.iterations["send_s"][1:, None]
+        np.minimum(rest[1:, 1:], sent, out=communication[1:, 1:])
     if log.switches.turnaround_s:
         gap = rest[:, 0]
         turnaround[:, 0] = np.where(
@@ -129,12 +128,12 @@ def gaps(log: ReplicaLog) -> Gaps:
         )
     rest -= communication  # in place: in a long run each of these takes tens of megabytes
     rest -= turnaround
-    no_work = np.zeros(shape)
-    if len(rest) > 1:
+    if rest.any():
         starved = StarvedTime(log, times)
         for stage in range(log.num_stages):
-            released = times.release[:-1, stage]
-            no_work[1:, stage] = starved(released + rest[1:, stage]) - starved(released)
+            waits = np.flatnonzero(rest[:, stage])
+            released = times.release[waits - 1, stage]
+            no_work[waits, stage] = starved(released + rest[waits, stage]) - starved(released)
     rest -= no_work
     return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
 
@@ -150,7 +149,7 @@ def _just_returned(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.bool_]
     return found
 
 
-def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
+def ledger(records: Records, splits: Sequence[Gaps]) -> dict[str, Floats | Ints]:
     """One row per replica and stage: seconds spent in each of the ledger's accounts.
 
     ``splits`` are the :func:`gaps` of the replicas.
@@ -158,35 +157,45 @@ def ledger(records: Records, splits: Sequence[Gaps]) -> pd.DataFrame:
     Columns: replica, stage, ``wall_s`` (0 until the last replica is done), and those of
     :data:`ACCOUNTS` with the suffix ``_s``. The accounts add up to the wall exactly.
     """
-    end = records.end_s
-    empty = dict.fromkeys((f"{name}_s" for name in ACCOUNTS), 0.0)
-    rows = []
-    for number, log in enumerate(records.replicas):
-        split = splits[number] if log.num_iterations else None
-        for stage in range(log.num_stages):
-            row = {"no_work_s": end} if split is None else _stage_row(log, split, stage, end)
-            rows.append({"replica": number, "stage": stage, "wall_s": end, **empty, **row})
-    return pd.DataFrame(rows)
+    end, logs = records.end_s, records.replicas
+    stages = [log.num_stages for log in logs]
+    parts = [
+        _accounts(log, splits[number], end) if log.num_iterations else {"no_work": end}
+        for number, log in enumerate(logs)
+    ]
+    return {
+        "replica": np.repeat(np.arange(len(logs)), stages),
+        "stage": np.concatenate([np.arange(count) for count in stages]),
+        "wall_s": np.full(sum(stages), end),
+        **{
+            f"{name}_s": np.concatenate(
+                [
+                    np.broadcast_to(np.float64(part.get(name, 0.0)), count)
+                    for part, count in zip(parts, stages, strict=True)
+                ]
+            )
+            for name in ACCOUNTS
+        },
+    }
 
 
-def _stage_row(log: ReplicaLog, split: Gaps, stage: int, end: float) -> dict[str, float]:
+def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | float]:
+    """Seconds in each account on every stage of one replica."""
     times = split.times
-    bubble = split.bubble[:, stage]
     first_ready = log.iterations["ready_s"][0]
     done = times.finish[-1, -1]
-    occupied = (times.release - times.start)[:, stage].sum()
-    busy = (times.finish - times.start)[:, stage].sum()
-    row = {
-        "busy_s": busy,
-        "sending_s": occupied - busy,
-        "communication_s": split.communication[:, stage].sum(),
-        "turnaround_s": split.turnaround[:, stage].sum(),
-        "fill_s": times.start[0, stage] - first_ready,
-        "drain_s": done - times.release[-1, stage],
-        "no_work_s": split.no_work[:, stage].sum() + first_ready + (end - done),
+    occupied = (times.release - times.start).sum(axis=0)
+    busy = (times.finish - times.start).sum(axis=0)
+    return {
+        "busy": busy,
+        "sending": occupied - busy,
+        **{name: split.bubble[split.kind == i].sum(axis=0) for i, name in enumerate(BUBBLES)},
+        "communication": split.communication.sum(axis=0),
+        "turnaround": split.turnaround.sum(axis=0),
+        "fill": times.start[0] - first_ready,
+        "drain": done - times.release[-1],
+        "no_work": split.no_work.sum(axis=0) + first_ready + (end - done),
     }
-    row |= {f"{name}_s": bubble[split.kind == i].sum() for i, name in enumerate(BUBBLES)}
-    return {name: float(value) for name, value in row.items()}
 
 
 def iteration_bubbles(split: Gaps) -> dict[str, Floats]:

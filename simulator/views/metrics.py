@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from profiler.facts.device import DeviceSpec
@@ -22,12 +23,16 @@ from simulator.views.steady import steady_state
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
+Table = dict[str, npt.NDArray[Any]]
+"""Columns by name. Where tables are many and short, pandas takes longer than what is in them."""
+
 
 class Analysis:
     """The views of one finished run, each computed at its first use and then kept.
 
-    ``requests``, ``iterations`` and ``ledger`` are data frames; :meth:`summary` is the run in
-    numbers. Nothing here changes ``records``.
+    ``requests``, ``iterations`` and ``ledger`` are data frames, the first and last of which there
+    are as plain columns, too; :meth:`summary` is the run in numbers. Nothing here changes
+    ``records``.
     """
 
     def __init__(self, records: Records) -> None:
@@ -50,6 +55,11 @@ class Analysis:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
+        """:attr:`request_columns` as a frame."""
+        return pd.DataFrame(self.request_columns, copy=False)
+
+    @cached_property
+    def request_columns(self) -> Table:
         """One row per request, by id; times in seconds, NaN where it was rejected.
 
         Columns: request, replica, arrival_s, prompt_tokens, output_tokens, queueing_s (arrival
@@ -68,24 +78,23 @@ class Analysis:
             self._measure(self.spans[number], self.gaps[number], found)
         arrival = records.arrival_s
         later = np.where(records.output_tokens > 1, records.output_tokens - 1, np.nan)
-        return pd.DataFrame(
-            {
-                "request": records.request_id,
-                "replica": records.replica,
-                "arrival_s": arrival,
-                "prompt_tokens": records.prompt_tokens,
-                "output_tokens": records.output_tokens,
-                "queueing_s": found["start"] - arrival,
-                "ttft_s": found["first_token"] - arrival,
-                "tpot_s": (found["finish"] - found["first_token"]) / later,
-                "tbt_max_s": found["tbt_max"],
-                "finish_s": found["finish"],
-                "latency_s": found["finish"] - arrival,
-                **{f"{name}_s": found[name] for name in parts},
-                **(paging_columns(records) if is_paged(records) else {}),
-                "rejected": [records.rejections.get(int(i)) for i in records.request_id],
-            }
-        )
+        reasons = [records.rejections.get(int(i)) for i in records.request_id]
+        return {
+            "request": records.request_id,
+            "replica": records.replica,
+            "arrival_s": arrival,
+            "prompt_tokens": records.prompt_tokens,
+            "output_tokens": records.output_tokens,
+            "queueing_s": found["start"] - arrival,
+            "ttft_s": found["first_token"] - arrival,
+            "tpot_s": (found["finish"] - found["first_token"]) / later,
+            "tbt_max_s": found["tbt_max"],
+            "finish_s": found["finish"],
+            "latency_s": found["finish"] - arrival,
+            **{f"{name}_s": found[name] for name in parts},
+            **(paging_columns(records) if is_paged(records) else {}),
+            "rejected": np.array(reasons, object),
+        }
 
     def _measure(self, spans: Spans, split: Gaps, found: dict[str, Floats]) -> None:
         """Fill in the requests of one replica; a function of its own, so that its arrays are
@@ -134,6 +143,11 @@ class Analysis:
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
+        """:attr:`ledger_columns` as a frame."""
+        return pd.DataFrame(self.ledger_columns, copy=False)
+
+    @cached_property
+    def ledger_columns(self) -> Table:
         """One row per replica and stage: see :func:`simulator.views.ledger.ledger`."""
         return ledger(self.records, self.gaps)
 
@@ -184,26 +198,28 @@ class Analysis:
     def summary(self, model: ModelSpec, device: DeviceSpec, tp: int) -> dict[str, Any]:
         """The run in numbers, JSON-able (docs/metrics.md gives each one's formula)."""
         records, logs = self.records, self.records.replicas
-        done = self.requests
+        done = self.request_columns
         if records.rejections:  # a copy, which a long run can do without
-            done = done[done["replica"] >= 0]
-        makespan = records.end_s - float(records.arrival_s.min()) if len(done) else 0.0
-        prompt, output = done["prompt_tokens"].to_numpy(), done["output_tokens"].to_numpy()
+            there = records.replica >= 0
+            done = {name: column[there] for name, column in done.items()}
+        finished = len(done["request"])
+        makespan = records.end_s - float(records.arrival_s.min()) if finished else 0.0
+        prompt, output = done["prompt_tokens"], done["output_tokens"]
         gpus = tp * sum(log.num_stages for log in logs)
         iterations = sum(log.num_iterations for log in logs)
         carried = sum(
             float((c["decodes"] + c["chunks"]).sum()) for c in (x.iterations for x in logs)
         )
-        totals = {n: float(self.ledger[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
+        totals = {n: float(self.ledger_columns[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
         bubble = sum(totals[name] for name in WAITS)
         peaks = (self.kv_occupancy(i)[1].max(initial=0) / logs[i].kv_capacity for i in self.at_work)
         rate = 1 / makespan if makespan else float("nan")
         return {
             "requests": len(records.request_id),
-            "finished": len(done),
+            "finished": finished,
             "rejected": len(records.rejections),
             "makespan_s": makespan,
-            "requests_per_s": len(done) * rate,
+            "requests_per_s": finished * rate,
             "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
             "output_tokens_per_s": int(output.sum()) * rate,
             "mfu": _useful_flops(model, prompt, output) * rate / (device.peak_flops * gpus),
@@ -214,38 +230,40 @@ class Analysis:
             "kv_peak_share": float(max(peaks, default=0.0)),
             **(paging_summary(records, done) if is_paged(records) else {}),
             "tbt_s": _named(self.tbt_quantiles()),
-            **{name: _spread(done[name]) for name in (*STEADY, "bubble_s")},
+            **_spreads({name: done[name] for name in (*STEADY, "bubble_s")}),
             "bubble_share": bubble / totals["wall"] if totals["wall"] else float("nan"),
             "ledger_s": totals,
             "steady": self._steady(done),
         }
 
-    def _steady(self, done: pd.DataFrame) -> dict[str, Any]:
+    def _steady(self, done: Table) -> dict[str, Any]:
         """The state of the run, and quantiles over its steady part; NaN where there is none."""
-        served = done[["arrival_s", *STEADY]]
-        if not served["arrival_s"].is_monotonic_increasing:
-            served = served.sort_values("arrival_s", kind="stable")
-        arrival, queueing, latency = (
-            served[name].to_numpy(np.float64) for name in ("arrival_s", "queueing_s", "latency_s")
-        )
-        found = steady_state(arrival, queueing, latency)
-        part = served[found.warmup_requests :] if found.state == "steady" else served[:0]
+        served = {name: done[name] for name in ("arrival_s", *STEADY)}
+        arrival = served["arrival_s"]
+        if np.any(arrival[1:] < arrival[:-1]):
+            order = np.argsort(arrival, kind="stable")
+            served = {name: column[order] for name, column in served.items()}
+        found = steady_state(served["arrival_s"], served["queueing_s"], served["latency_s"])
+        part = slice(found.warmup_requests if found.state == "steady" else len(arrival), None)
         return {
             "state": found.state,
             "kendall_s": found.kendall_s,
             "warmup_requests": found.warmup_requests,
-            **{name: _spread(part[name]) for name in STEADY},
+            **_spreads({name: served[name][part] for name in STEADY}),
         }
 
 
-def _spread(values: pd.Series[float]) -> dict[str, float]:
-    """Mean and quantiles without the NaNs, equal to pandas' and six times as fast."""
-    found = values.to_numpy(np.float64)
-    there = ~np.isnan(found)
-    if not there.any():
-        return _named([float("nan")] * len(QUANTILES), float("nan"))
-    mean = np.where(there, found, 0.0).sum() / there.sum()
-    return _named(np.percentile(found[there], 100 * np.asarray(QUANTILES)).tolist(), mean)
+def _spreads(columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
+    """Mean and quantiles of each column without its NaNs; those of one length go together."""
+    there = {name: values[~np.isnan(values)] for name, values in columns.items()}
+    nothing = _named([float("nan")] * len(QUANTILES), float("nan"))
+    spreads = dict.fromkeys(columns, nothing)
+    for size in {len(values) for values in there.values()} - {0}:
+        names = [name for name, values in there.items() if len(values) == size]
+        quantiles = np.percentile([there[n] for n in names], 100 * np.asarray(QUANTILES), axis=1)
+        for name, values in zip(names, quantiles.T.tolist(), strict=True):
+            spreads[name] = _named(values, np.nansum(columns[name]) / size)
+    return spreads
 
 
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:

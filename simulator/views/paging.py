@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from policies.pool_books import HIT, HIT_AGAIN, LOST
 from simulator.loop.records import Ints, Records
@@ -40,13 +40,13 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     }
 
 
-def paging_summary(records: Records, done: pd.DataFrame) -> dict[str, Any]:
+def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
     """The run in numbers (docs/metrics.md); ``done`` are the requests that finished."""
     computed = sum(
         float((log.iterations["prefill_tokens"] + log.iterations["decodes"]).sum())
         for log in records.replicas
     )
-    prompts, finished = int(done["prompt_tokens"].sum()), len(done)
+    prompts, finished = int(done["prompt_tokens"].sum()), len(done["request"])
     empty = sum(
         int(((log.iterations["chunks"] == 0) & (log.iterations["decodes"] == 0)).sum())
         for log in records.replicas

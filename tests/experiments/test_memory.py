@@ -78,6 +78,17 @@ def test_more_than_there_is(
     assert text.endswith("but only 50 MB are free")
 
 
+def test_what_any_process_has_is_not_asked_for(
+    write_config: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _free(monkeypatch, 0)
+    experiment = load_experiment(write_config(SMALL))
+    deployment = deploy(experiment.scenarios["orca"], experiment.sources["orca"])
+    needed = sum(need.num_bytes for need in deployment.memory_needs)
+    assert 0 < needed < memory.ALWAYS_FREE
+    assert memory.shortage([memory.Need("it", memory.ALWAYS_FREE + 1, "key")]) is not None
+
+
 def test_scenarios_held_at_once_count_together(
     write_config: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +126,7 @@ def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("sizes", "estimate"),
     [
-        (TableSizes(100_000, 64, 1), 100_000 * memory.TOKEN_BYTES),
+        (TableSizes(100_000, 64, 1), 2**17 * memory.TOKEN_BYTES),
         (TableSizes(1, 50_000, 1), (50_000 + 1024) * memory.POINT_BYTES),
         (TableSizes(1, 4096, 1000), 130 * 1000 * memory.POINT_BYTES),
     ],

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,7 +15,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.config.metric_paths import SHAPE
 from experiments.figures.slices import Window
-from experiments.results import read_tables
+from experiments.results import csv_bytes, parquet_bytes, read_tables
 from experiments.run.experiment import run_experiment
 from experiments.run.overlay import plot_results
 from experiments.run.uncertainty import PER_MAKESPAN
@@ -130,3 +131,15 @@ def test_the_metrics_one_can_name_are_those_of_a_run(result: Path) -> None:
             "outside_profile",
             *(f"{metric}_band" for metric in ("makespan_s", *PER_MAKESPAN)),
         }
+
+
+@pytest.mark.parametrize("reasons", [[None] * 3, [None, "too long", None], ["a", "b", "c"], []])
+def test_tables_are_to_the_byte_those_of_pandas(reasons: list[str | None]) -> None:
+    table = {
+        "request": np.arange(len(reasons)),
+        "ttft_s": np.array([0.1, np.nan, 1e-17][: len(reasons)]),
+        "rejected": np.array(reasons, object),
+    }
+    assert parquet_bytes(table) == pd.DataFrame(table).to_parquet(index=False)
+    ledger = {"stage": np.arange(4), "busy_s": np.array([0.1, 1 / 3, 1e-17, 2e22])}
+    assert csv_bytes(ledger) == pd.DataFrame(ledger).to_csv(index=False).encode()

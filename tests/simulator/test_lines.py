@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from profiler.facts.ops import GemmShape
+from profiler.facts.roofline import gemm_us
 from simulator.confidence.hull import Hull
-from simulator.op_times.linear import PiecewiseLinear, PooledRoofline, Shape
+from simulator.op_times.linear import PiecewiseLinear, PooledRoofline
 
-SHAPES = (Shape(4096, 1024), Shape(1024, 4096), Shape(8192, 1024))
+SHAPES = (GemmShape(4096, 1024), GemmShape(1024, 4096), GemmShape(8192, 1024))
 TRUE = np.array([5.0, 1.5e8, 0.6e6, 2.0, 0.5])
 
 
-def roofline_s(shape: Shape, tokens: np.ndarray) -> np.ndarray:
+def roofline_s(shape: GemmShape, tokens: np.ndarray) -> np.ndarray:
     """By hand: overhead, and the root of the squares of compute and memory time."""
     rows = tokens + 0.5 * (np.ceil(tokens / 128) * 128 - tokens)
     compute = 2 * rows * shape.n * shape.k / 1.5e8
@@ -72,3 +74,17 @@ def test_points_on_a_line_have_a_box_for_a_hull() -> None:
     hull = Hull(np.array([(16.0, 0), (64, 0), (256, 0)]))
     wanted = np.array([(100.0, 0), (100, 5), (300, 0)])
     assert hull.outside(wanted).tolist() == [False, True, True]
+
+
+def test_a_bundles_gemm_is_a_device_models_without_its_waves() -> None:
+    """One formula: rates a microsecond here, those of the hardware and efficiencies there."""
+    tokens = np.array([1, 100, 128, 200, 1000.0])
+    pooled = PooledRoofline({s: (tokens, roofline_s(s, tokens)) for s in SHAPES})
+    overhead, flops, numbers, p, paid = pooled.constants
+    shape = SHAPES[0]
+    columns = {"m": tokens, "n": np.full(5, shape.n), "k": np.full(5, shape.k),
+               "num_sms": np.full(5, 108.0), "peak_flops": np.full(5, 2e6 * flops),
+               "bandwidth": np.full(5, 4e6 * numbers)}  # fmt: skip
+    constants = {"overhead_us": overhead, "compute": 0.5, "memory": 0.5, "p": p, "wave_share": 0.0,
+                 "tile_share": paid, "tile_m": 128.0, "tile_n": 128.0}  # fmt: skip
+    assert pooled.time_s(shape, tokens) == pytest.approx(1e-6 * gemm_us(columns, constants), 1e-12)

@@ -14,7 +14,7 @@ from profiler.facts.device import load_device
 from profiler.facts.model import load_model
 from simulator.loop.simulation import simulate
 from simulator.loop.switches import Switches
-from simulator.views.metrics import QUANTILES, Analysis, _spread
+from simulator.views.metrics import QUANTILES, Analysis, _spreads
 
 UNIT = 2.0**-10
 MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")
@@ -72,10 +72,12 @@ def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 1000, 10_007])
-def test_a_spread_is_to_the_bit_that_of_pandas(count: int) -> None:
-    values = np.random.default_rng(count).exponential(3.0, count)
-    values[::5] = np.nan
-    series = pd.Series(values, dtype=float)
-    found = _spread(series)
-    expected = [float(series.mean()), *series.quantile(list(QUANTILES)).tolist()]
-    assert np.array_equal(list(found.values()), expected, equal_nan=True)
+def test_spreads_are_to_the_bit_those_of_pandas(count: int) -> None:
+    """Of columns that go together and of one that has gaps, hence another length."""
+    columns = {name: np.random.default_rng(count + i).exponential(3.0, count)
+               for i, name in enumerate("abc")}  # fmt: skip
+    columns["b"][::5] = np.nan
+    for name, found in _spreads(columns).items():
+        series = pd.Series(columns[name], dtype=float)
+        expected = [float(series.mean()), *series.quantile(list(QUANTILES)).tolist()]
+        assert np.array_equal(list(found.values()), expected, equal_nan=True)
