@@ -54,18 +54,18 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         raise ProfileError(
             "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         ) from None
-    session = _Session(settings, say, progress)
-    tps = missing_degrees(settings, session.name, session.identities, say)
+    run = _ProfileRun(settings, say, progress)
+    tps = missing_degrees(settings, run.name, run.identities, say)
     written, left_s = [], settings.budget_s
     for done, tp in enumerate(tps):
-        path, spent_s = session.degree(tp, max(0.0, left_s) / (len(tps) - done))
+        path, spent_s = run.degree(tp, max(0.0, left_s) / (len(tps) - done))
         left_s -= spent_s
         written.append(path)
-        session.machine.release()  # its memory is the next degree's
-    return [*written, session.device_file()]
+        run.machine.release()  # its memory is the next degree's
+    return [*written, run.device_file()]
 
 
-class _Session:
+class _ProfileRun:
     """The opened device, and what all TP degrees measured on it share."""
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
