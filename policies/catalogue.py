@@ -46,12 +46,12 @@ def builders_in(code: str, file: str) -> dict[str, Builder]:
         exec(compile(code.encode(), file, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise PolicyFileError(blame(error, file)) from error
+        raise PolicyFileError(error_line(error, file)) from error
     _collect(module, found)
     return dict(sorted(found.items()))
 
 
-def blame(error: BaseException, file: str) -> str:
+def error_line(error: BaseException, file: str) -> str:
     """An exception in one line, with the last line of ``file`` in its traceback."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return f"line {error.lineno}: {error.msg}"

@@ -89,8 +89,8 @@ class Scheduler:
         self.spans: array[int] = array("q")
         self._output_tokens: dict[int, int] = {}
 
-    def tell_costs(self, iteration_s: Callable[[Batch], float]) -> None:
-        """Give policies the time of an iteration in seconds (``View.cost``)."""
+    def set_costs(self, iteration_s: Callable[[Batch], float]) -> None:
+        """Set the function for the seconds of an iteration (``View.cost``)."""
         for group in self.groups:
             group.view.cost = partial(self._cost, group, iteration_s)
 

@@ -56,8 +56,8 @@ def reproduce(
 
     from experiments.config.errors import ConfigError
     from experiments.paper.claims import pick_claims
+    from experiments.paper.reproduce import counts_text
     from experiments.paper.reproduce import reproduce as compute
-    from experiments.paper.reproduce import said
     from experiments.paper.variants import VARIANTS, Lab
     from experiments.results import PAPER_FORMAT, result_folder, write_summary
     from experiments.run.report import ProgressBar
@@ -89,7 +89,7 @@ def reproduce(
         print_json(content)
     else:
         stdout.print(claims_table(results))
-        for line in said(results):
+        for line in counts_text(results):
             typer.echo(line)
     print_written(out, err=json)
 

@@ -119,7 +119,7 @@ def sweep(
         raise
     finally:
         where.close()
-    _tell(planned, store, report, where.workers, quiet)
+    _report(planned, store, report, where.workers, quiet)
     if report.failures:
         raise typer.Exit(1)
 
@@ -161,7 +161,7 @@ def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, q
         execute(planned, store, where, progress, report, partial(typer.echo, err=True))
 
 
-def _tell(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
+def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quiet: bool) -> None:
     from json import loads
 
     from pandas import read_parquet

@@ -12,7 +12,7 @@ from experiments.config.inputs import device_of, dtype_bytes_of, link_scope, mod
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
 from experiments.config.paged import paged_cache
-from experiments.config.policy_file import blamed
+from experiments.config.policy_file import policy_errors
 from experiments.config.requests import build_requests
 from experiments.config.scenario import KvCache, Scenario
 from policies.kv import Blocks, CachedBlocks
@@ -172,7 +172,7 @@ class Deployment:
         ``predictor`` replaces :attr:`predictor`.
         """
         scenario = self.scenario
-        with blamed(scenario.policy):
+        with policy_errors(scenario.policy):
             return simulate(
                 self.requests,
                 self.schedulers(),
@@ -186,7 +186,7 @@ class Deployment:
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
-"""Makes a scenario's requests, given the longest a sequence may be and whom to blame."""
+"""Makes a scenario's requests, given the longest sequence and the source of its values."""
 
 
 def deploy(

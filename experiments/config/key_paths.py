@@ -19,7 +19,7 @@ def key_path(text: str) -> KeyPath | None:
     return path if all(path) and len(path) <= DEEPEST else None
 
 
-def meet(path: KeyPath, key: KeyPath) -> bool:
+def overlap(path: KeyPath, key: KeyPath) -> bool:
     """Whether one equals the other, or is below it."""
     return key[: len(path)] == path[: len(key)]
 

@@ -11,7 +11,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from experiments.config.base import Name
 from experiments.config.errors import ConfigError
-from experiments.config.key_paths import KeyPath, assign, get, has, key_path, meet, merge, without
+from experiments.config.key_paths import (
+    KeyPath,
+    assign,
+    get,
+    has,
+    key_path,
+    merge,
+    overlap,
+    without,
+)
 from experiments.config.metric_paths import SHAPE, metric
 from experiments.config.policy_file import read_policy
 from experiments.config.scenario import Header, Ratio, Scenario, Validation
@@ -56,9 +65,9 @@ class Source:
         """The ``--set`` that ``key`` comes from."""
         own = ("scenarios", self.scenario, *key)
         given = has(self.override, key)
-        if any(meet(path, own) and (given or len(path) > 2) for path in self.assigned):
+        if any(overlap(path, own) and (given or len(path) > 2) for path in self.assigned):
             return own
-        if not given and any(meet(path, key) for path in self.assigned):
+        if not given and any(overlap(path, key) for path in self.assigned):
             return key
         return None
 

@@ -25,7 +25,7 @@ from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_v
 from pydantic.errors import PydanticSchemaGenerationError
 
 from experiments.config.base import Strict, Text, Tokens
-from policies.catalogue import PolicyFileError, blame, build, builders, builders_in
+from policies.catalogue import PolicyFileError, build, builders, builders_in, error_line
 from policies.policy import Builder, Policy, PoolPolicy, is_pooled, of_micro_batches
 
 
@@ -77,7 +77,7 @@ class FilePolicy(NamedPolicy):
             if not is_pooled(policy):
                 of_micro_batches(policy).holds_finished  # noqa: B018
         except Exception as error:
-            problem = f"{self.name} cannot be built: {blame(error, self.file)}"
+            problem = f"{self.name} cannot be built: {error_line(error, self.file)}"
             raise PolicyFileError(problem) from error
         return policy
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from experiments.config.errors import ConfigError
 from experiments.config.policy import FilePolicy, NamedPolicy, code_sha256, file_policy
 from experiments.config.scenario import Scenario
-from policies.catalogue import PolicyFileError, blame, builders_in
+from policies.catalogue import PolicyFileError, builders_in, error_line
 from profiler.storage.paths import user_path
 from profiler.storage.strict import did_you_mean, mistakes
 from simulator.loop.simulation import SimulationError
@@ -80,7 +80,7 @@ def _read(file: str, source: Source) -> tuple[Path, str]:
 
 
 @contextmanager
-def blamed(policy: NamedPolicy) -> Iterator[None]:
+def policy_errors(policy: NamedPolicy) -> Iterator[None]:
     """Turns an error of a user's policy in a simulation into a ConfigError."""
     try:
         yield
@@ -89,7 +89,7 @@ def blamed(policy: NamedPolicy) -> Iterator[None]:
     except Exception as error:
         if not isinstance(policy, FilePolicy):
             raise
-        problem = blame(error, policy.file)
+        problem = error_line(error, policy.file)
         raise ConfigError(f"{policy.file}: policy {policy.name}: {problem}") from error
 
 

@@ -53,7 +53,7 @@ def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
     return some, summary(some, lambda r: r.claim.gain_holds(r.ours))
 
 
-def said(results: Sequence[ClaimResult]) -> list[str]:
+def counts_text(results: Sequence[ClaimResult]) -> list[str]:
     """The counts in sentences, one per variant."""
     apart, gained = summary(independent(results)), gains(results)[1]
     lines = []

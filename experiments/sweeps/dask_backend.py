@@ -94,7 +94,7 @@ class DaskWorkers:
         """
         from distributed import KilledWorker
 
-        handed_out: dict[Any, list[Job]] = {}
+        under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
         left = iter(bundles)
 
@@ -102,14 +102,14 @@ class DaskWorkers:
             jobs = next(left, None)
             if jobs is not None:
                 future = self._client.submit(work, jobs, pure=False, retries=RETRIES)
-                handed_out[future] = jobs
+                under_way[future] = jobs
                 future.add_done_callback(finished.put)
 
         for _ in range(ahead):
             submit()
-        while handed_out:
-            future = yield from self._next(finished, handed_out)
-            jobs = handed_out.pop(future)
+        while under_way:
+            future = yield from self._next(finished, under_way)
+            jobs = under_way.pop(future)
             try:
                 yield self._taken(future)
             except KilledWorker:
@@ -118,7 +118,7 @@ class DaskWorkers:
             submit()
 
     def _next(
-        self, finished: SimpleQueue[Any], handed_out: dict[Any, list[Job]]
+        self, finished: SimpleQueue[Any], under_way: dict[Any, list[Job]]
     ) -> Generator[Waiting, None, Any]:
         """The next future that is done, as long as there are workers to wait for.
 
@@ -137,7 +137,7 @@ class DaskWorkers:
                 raise self._without_workers()
             if now - began >= patience:
                 patience *= 2
-                jobs = [job for jobs in handed_out.values() for job in jobs]
+                jobs = [job for jobs in under_way.values() for job in jobs]
                 yield Waiting({"the cluster": jobs}, now - began)
 
     def _taken(self, future: Any) -> Any:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.key_paths import KeyPath, assign, meet, merge
+from experiments.config.key_paths import KeyPath, assign, merge, overlap
 from experiments.config.loading import Draft, Source, check_scenario, read_draft
 from experiments.config.requests import build_requests, trace_path
 from experiments.config.scenario import Scenario
@@ -60,7 +60,7 @@ class _SweptSource(Source):
 
     def name(self, key: KeyPath) -> str:
         for path in self.swept:
-            if meet(path, key):
+            if overlap(path, key):
                 return f"{self.file}: sweep: {'.'.join(key if len(key) > len(path) else path)}"
         return super().name(key)
 
@@ -201,7 +201,7 @@ def _check_keys(draft: Draft, spec: SweepSpec, swept: tuple[KeyPath, ...], where
         if key[0] in ("scenarios", "sweep") or key == ("scenario",):
             raise ConfigError(f"{where}: {'.'.join(key)} cannot be swept: name a key of a scenario")
         for path in draft.assigned:
-            if path[0] != "scenarios" and len(path) >= len(key) and meet(path, key):
+            if path[0] != "scenarios" and len(path) >= len(key) and overlap(path, key):
                 raise ConfigError(
                     f"--set {'.'.join(path)}: has no effect, because the sweep sets "
                     f"{'.'.join(key)} itself"

@@ -51,10 +51,10 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
     # Twelve digits: 0.30000000000000004 is not what anyone means. Whole numbers are given as such,
     # because keys that count something take nothing else.
     rounded = [float(f"{number:.12g}") for number in numbers]
-    twins = _twins(rounded)
-    if twins:
+    duplicates = _duplicates(rounded)
+    if duplicates:
         raise ConfigError(
-            f"{where}: the range has {len(rounded)} values, but {twins[0]:g} more than once: "
+            f"{where}: the range has {len(rounded)} values, but {duplicates[0]:g} more than once: "
             "give fewer, or from and to further apart"
         )
     if all(number.is_integer() for number in rounded):
@@ -71,7 +71,7 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     grid = _values(spec.grid, f"{where}.grid")
     for key, axis in spec.grid.items():
         if isinstance(axis, list):
-            _refuse_twins(axis, f"{where}.grid.{key}")
+            _refuse_duplicates(axis, f"{where}.grid.{key}")
     zipped = _values(spec.zip, f"{where}.zip")
     lengths = {key: len(values) for key, values in zipped.items()}
     if len(set(lengths.values())) > 1:
@@ -83,9 +83,9 @@ def expand(spec: SweepSpec, contrast: str | None, where: str) -> list[Point]:
     if zipped:
         rows = zip(*zipped.values(), strict=True)
         parts["zip"] = [dict(zip(zipped, row, strict=True)) for row in rows]
-        _refuse_twins(parts["zip"], f"{where}.zip")
+        _refuse_duplicates(parts["zip"], f"{where}.zip")
     if spec.cases:
-        _refuse_twins(spec.cases, f"{where}.cases")
+        _refuse_duplicates(spec.cases, f"{where}.cases")
         parts["cases"] = spec.cases
     total = math.prod(len(part) for part in parts.values())
     wanted = spec.sample.points if spec.sample else total
@@ -129,14 +129,14 @@ def _refuse_overlaps(keys: list[str], where: str) -> None:
             raise ConfigError(f"{where}: {key} is swept twice")
 
 
-def _refuse_twins(values: list[Any], where: str) -> None:
+def _refuse_duplicates(values: list[Any], where: str) -> None:
     """Refuse duplicate runs, which would make intervals too narrow."""
-    twins = _twins(values)
-    if twins:
-        raise ConfigError(f"{where}: value {twins[0]!r}: is given twice")
+    duplicates = _duplicates(values)
+    if duplicates:
+        raise ConfigError(f"{where}: value {duplicates[0]!r}: is given twice")
 
 
-def _twins(values: Iterable[Any]) -> list[Any]:
+def _duplicates(values: Iterable[Any]) -> list[Any]:
     """The duplicate values."""
     seen: set[Hashable] = set()
     found = []

@@ -74,7 +74,7 @@ CACHED = Size("context_tokens", "context", "cached")
 BATCH = Size("batch_size", "batch", "batch (sequences)")
 CONTEXT = Size("context_tokens", "context", "context")
 
-Family = Literal["gemm", "line", "prefill", "decode"]
+Family = Literal["gemm", "piecewise", "prefill", "decode"]
 
 
 def _never(shard: Shard) -> bool:
@@ -87,8 +87,8 @@ class Op:
 
     ``part``      where it runs; the layer's run in each layer
     ``sizes``     what its time depends on, as columns of its table
-    ``family``    its regression: a line, with a roofline beyond it (``gemm``) or not (``line``);
-                  or a surface over two sizes (``prefill``, ``decode``)
+    ``family``    its regression: piecewise linear, beyond the points with a roofline (``gemm``) or
+                  in proportion (``piecewise``); or over two sizes (``prefill``, ``decode``)
     ``account``   its place in an explanation of where the time went
     ``table``     the CSV of a bundle with its times: one for all ops by token rows, or its own
     ``outputs``   its rows are those that yield a token, not all of a batch
@@ -184,23 +184,23 @@ _LIST = (
     _gemm("ffn_ln2", lambda s: GemmShape(n=s.hidden, k=s.ffn), "rows", lambda s: s.ffn_bias),
     # All norms, activation, residual additions and rotary together; with several ranks, no more.
     Op(
-        "others", "layer", (TOKENS,), "line", "linear",
+        "others", "layer", (TOKENS,), "piecewise", "linear",
         rest=True, streams=_elementwise, fitted=("norm", "add", "act", "rope"),
     ),
     # After each GEMM that is split by rows, with tp > 1: one call over all ranks.
     Op(
-        "all_reduce", "layer", (BYTES,), "line", "all_reduce",
+        "all_reduce", "layer", (BYTES,), "piecewise", "all_reduce",
         table="all_reduce", calls=2, fitted=("all_reduce_{tp}",),
     ),
     # Beside the layers; whole ops.
     Op(
-        "embedding", "first", (TOKENS,), "line", "embedding_and_head", streams=_embedding,
+        "embedding", "first", (TOKENS,), "piecewise", "embedding_and_head", streams=_embedding,
     ),
     Op(
         "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
         outputs=True, shape=lambda s: GemmShape(n=s.vocab_columns, k=s.hidden), fitted=("gemm",),
     ),
-    Op("send_recv", "transfer", (BYTES,), "line", "transfers", table="send_recv"),
+    Op("send_recv", "transfer", (BYTES,), "piecewise", "transfers", table="send_recv"),
 )  # fmt: skip
 
 OPS: dict[str, Op] = {op.name: op for op in _LIST}

@@ -140,19 +140,19 @@ def _digests(tree: dict[str, dict[str, object]]) -> dict[str, Digest]:
 
 
 def differences(
-    folder: Path, manifest: Manifest, apart: Callable[[str], object] = lambda name: False
+    folder: Path, manifest: Manifest, ignored: Callable[[str], object] = lambda name: False
 ) -> Differences:
     """Compare all of ``folder`` with its manifest, recursively, links not followed.
 
-    What ``apart`` is true of (a file's name, a folder's, or that of an empty one with ``/`` behind
-    it) is not looked at. Raises OSError where the folder cannot be read.
+    Names for which ``ignored`` is true are skipped (a file's, a folder's, or that of an empty
+    folder with ``/`` behind it). Raises OSError if the folder cannot be read.
     """
     known = {*manifest.files, *manifest.earlier}
     folders = {str(above) for name in known for above in PurePosixPath(name).parents}
     changed: list[str] = []
     foreign: list[str] = []
     found = set()
-    for name in _entries(folder, folders, apart):
+    for name in _entries(folder, folders, ignored):
         found.add(name)
         if name in (MANIFEST, partial(Path(MANIFEST)).name):
             continue
@@ -170,7 +170,7 @@ def differences(
 def _entries(
     folder: Path,
     ours: Collection[str] | None = None,
-    apart: Callable[[str], object] = lambda name: False,
+    ignored: Callable[[str], object] = lambda name: False,
 ) -> Iterator[str]:
     """Names of all files below, and of folders with none in them that are not ``ours``.
 
@@ -189,11 +189,11 @@ def _entries(
             yield f"{here}/"  # one may not look into it, or its path is too long
             continue
         empty = not entries and here and ours is not None and here not in ours
-        if empty and not apart(f"{here}/"):
+        if empty and not ignored(f"{here}/"):
             yield f"{here}/"
         for entry in entries:
             name = f"{here}/{entry.name}" if here else entry.name
-            if apart(name):
+            if ignored(name):
                 continue
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(name)

@@ -8,7 +8,7 @@ import numpy as np
 
 from profiler.physics.hold_out import Bools, Folds, Rows
 from simulator.confidence.held_out import FOLDS, Fit, OpTable, between, beyond, residuals
-from simulator.confidence.hull import Hull
+from simulator.confidence.region import MeasuredRegion
 from simulator.loop.records import Floats
 
 LEVEL = 0.9
@@ -39,13 +39,13 @@ class Band:
 
     def half_widths(self, table: OpTable, points: Floats) -> Floats:
         """Of predictions at ``points`` by a fit to ``table``."""
-        hull = Hull(table.points)
-        octaves = np.log2(hull.times_beyond(points))
+        region = MeasuredRegion(table.points)
+        octaves = np.log2(region.times_beyond(points))
         measured = np.isin(points[:, 0], table.points[:, 0])
         edge = table.at_edge(points) & ~measured
         width = np.where(edge, self.edges, self.inside) * _roughness(table, points, self.floor)
         further = self.beyond * np.maximum(octaves, 1.0)
-        return np.asarray(np.where(hull.outside(points), np.hypot(width, further), width))
+        return np.asarray(np.where(region.outside(points), np.hypot(width, further), width))
 
 
 def _roughness(table: OpTable, points: Floats, floor: float) -> Floats:
@@ -75,7 +75,7 @@ def fit_band(table: OpTable) -> Band:
     outside = beyond(table, share=2)
     misses, far = residuals(table, outside, table.far)
     for fitted, _ in outside:
-        octaves = np.log2(Hull(table.points[fitted]).times_beyond(table.points[far]))
+        octaves = np.log2(MeasuredRegion(table.points[fitted]).times_beyond(table.points[far]))
         misses = misses / np.maximum(octaves, 1.0)
     return Band(
         inside=inside,

@@ -9,7 +9,7 @@ import numpy as np
 
 from profiler.facts.ops import op_of
 from simulator.confidence.held_out import OpTable
-from simulator.confidence.hull import Hull
+from simulator.confidence.region import MeasuredRegion
 from simulator.loop.records import Floats
 from simulator.op_times.breakdown import OpUse, distinct_sizes
 
@@ -60,8 +60,8 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
         sizes = np.concatenate([use[op].size[rows] for use, rows in zip(uses, used, strict=True)])
         time = np.concatenate([use[op].time_s[rows] for use, rows in zip(uses, used, strict=True)])
         distinct, which = distinct_sizes(sizes)
-        hull = Hull(tables[op].points)
-        outside = hull.outside(distinct)
+        region = MeasuredRegion(tables[op].points)
+        outside = region.outside(distinct)
         if not outside.any():
             continue
         counts = np.bincount(which)
@@ -72,7 +72,7 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
                 op=op,
                 iterations=float(counts[outside].sum() / counts.sum()),
                 time=float(seconds[outside].sum() / seconds.sum()),
-                beyond=float(hull.times_beyond(distinct[outside]).max()),
+                beyond=float(region.times_beyond(distinct[outside]).max()),
                 profile=_proposed(distinct[outside], seconds[outside], low),
             )
         )

@@ -81,7 +81,7 @@ class Replica:
         self._turnaround_s = self.switches.turnaround_s
         self._pass = self.pipeline.launch
         if isinstance(scheduler, Scheduler):
-            scheduler.tell_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
+            scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
         self._rows: list[tuple[float, ...]] = []

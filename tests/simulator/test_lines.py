@@ -7,7 +7,7 @@ import pytest
 
 from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import gemm_us
-from simulator.confidence.hull import Hull
+from simulator.confidence.region import MeasuredRegion
 from simulator.op_times.linear import PiecewiseLinear, PooledRoofline
 
 SHAPES = (GemmShape(4096, 1024), GemmShape(1024, 4096), GemmShape(8192, 1024))
@@ -51,29 +51,29 @@ def test_times_beyond_never_fall_below_the_last() -> None:
 
 
 def test_a_hull_over_one_size_is_its_range() -> None:
-    hull = Hull(np.array([[2.0], [8.0], [4.0]]))
+    region = MeasuredRegion(np.array([[2.0], [8.0], [4.0]]))
     wanted = np.array([[1.0], [2.0], [8.0], [12.0]])
-    assert hull.outside(wanted).tolist() == [True, False, False, True]
-    assert hull.times_beyond(wanted).tolist() == [1.0, 1.0, 1.0, 1.5]
+    assert region.outside(wanted).tolist() == [True, False, False, True]
+    assert region.times_beyond(wanted).tolist() == [1.0, 1.0, 1.0, 1.5]
 
 
 def test_a_hull_over_two_sizes_leaves_the_unmeasured_corner_out() -> None:
     """Chunks to 1024 without context, contexts to 1024 for small ones, never both."""
     points = [(16, 0), (1024, 0), (16, 992), (512, 512), (128, 896)]
-    hull = Hull(np.array(points, float))
+    region = MeasuredRegion(np.array(points, float))
     inside = [*points, (400, 400), (64, 0), (20, 500)]
     outside = [(1024, 992), (2048, 0), (8, 0), (16, 2000), (0, 100)]
-    assert not hull.outside(np.array(inside, float)).any()
-    assert hull.outside(np.array(outside, float)).all()
+    assert not region.outside(np.array(inside, float)).any()
+    assert region.outside(np.array(outside, float)).all()
     # Largest measured: chunk 1024, context 992, sum 1024, product 512 x 512.
-    beyond = hull.times_beyond(np.array([(1024, 1024), (2048, 0), (8, 0)], float))
+    beyond = region.times_beyond(np.array([(1024, 1024), (2048, 0), (8, 0)], float))
     assert beyond == pytest.approx([4.0, 2.0, 1.0])
 
 
 def test_points_on_a_line_have_a_box_for_a_hull() -> None:
-    hull = Hull(np.array([(16.0, 0), (64, 0), (256, 0)]))
+    region = MeasuredRegion(np.array([(16.0, 0), (64, 0), (256, 0)]))
     wanted = np.array([(100.0, 0), (100, 5), (300, 0)])
-    assert hull.outside(wanted).tolist() == [False, True, True]
+    assert region.outside(wanted).tolist() == [False, True, True]
 
 
 def test_a_bundles_gemm_is_a_device_models_without_its_waves() -> None:

@@ -22,7 +22,7 @@ from experiments.paper.figures import throughput as figures_throughput
 from experiments.paper.figures.costs import Labs
 from experiments.paper.figures.gallery import DPI, LOOK
 from experiments.paper.figures.markdown import claims_table, gains_table
-from experiments.paper.reproduce import gains, independent, said, summary
+from experiments.paper.reproduce import counts_text, gains, independent, summary
 from experiments.paper.scrutiny import (
     CANNOT_FAIL,
     CONTROL_HOLDS,
@@ -74,7 +74,7 @@ def test_a_gain_is_scored_on_what_is_gained() -> None:
 
 
 def test_the_counts_are_said_in_the_command_and_in_the_documents() -> None:
-    assert said(as_recorded()) == [
+    assert counts_text(as_recorded()) == [
         "predicted: 53 of 67 reproduced; 41 of the 50 that nothing was fitted to; "
         "6 of 13 gains on (gain - 1)",
         "paper-calibrated: 57 of 67 reproduced; 41 of the 50 that nothing was fitted to; "

@@ -10,7 +10,7 @@ from simulator.op_times.surface import coordinates
 SLACK = 1e-9
 
 
-class Hull:
+class MeasuredRegion:
     """The region that measured points span.
 
     Over one size this is the range. Over two it is the convex hull in the regression's coordinates
