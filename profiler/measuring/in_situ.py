@@ -7,7 +7,6 @@ stage) and ``lm_head`` (last stage). So the parts add up to the engine's time. N
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import date
 
 import numpy as np
@@ -89,7 +88,6 @@ def in_situ_bundle(
         _table(rows, first, "num_tokens", "embedding"),
         _table(outputs, last, "num_tokens", "lm_head"),
     ]
-    table = _Cases(works, per_layer)
     reduce = pd.DataFrame(columns=list(TABLES["all_reduce"].columns))
     if spec.tp > 1:
         size = 4 if spec.dtype == "float32" else 2
@@ -113,75 +111,39 @@ def in_situ_bundle(
     )
     return Bundle(
         meta,
-        pd.concat(linear, ignore_index=True),
-        table.prefill(),
-        table.decode(),
-        reduce,
-        send,
-        attn_decode_skew=table.skewed(),
-        mixed=table.mixed(),
+        linear=pd.concat(linear, ignore_index=True),
+        all_reduce=reduce,
+        send_recv=send,
+        **_points(works, per_layer),
     )
 
 
-class _Cases:
-    """The works by what they tell beside their linear ops, and the tables that follow."""
+def _points(works: list[GridWork], per_layer: Floats) -> dict[str, pd.DataFrame]:
+    """What the works tell beside their linear ops, by table.
 
-    def __init__(self, works: list[GridWork], per_layer: Floats) -> None:
-        self._works = works
-        self._us = _us(per_layer)
-
-    def prefill(self) -> pd.DataFrame:
-        """Attention of chunks alone."""
-        rows = [
-            (chunks[0][1], chunks[0][2], self._us[i, TIMED_OPS.index("attn_prefill")])
-            for i, (chunks, decodes) in enumerate(self._works)
-            if chunks and not decodes
-        ]
-        return _frame(rows, "chunk_tokens", "context_tokens")
-
-    def decode(self) -> pd.DataFrame:
-        """Attention of decodes alone that have equal contexts."""
-        rows = [
-            (len(contexts), contexts[0], self._us[i, TIMED_OPS.index("attn_decode")])
-            for i, contexts in self._decodes_alone()
-            if len(set(contexts)) == 1
-        ]
-        return _frame(rows, "batch_size", "context_tokens")
-
-    def skewed(self) -> pd.DataFrame:
-        """Attention of decodes alone that have unequal contexts."""
-        rows = [
-            (
-                len(contexts),
-                round(sum(contexts) / len(contexts)),
-                max(contexts),
-                self._us[i, TIMED_OPS.index("attn_decode")],
-            )
-            for i, contexts in self._decodes_alone()
-            if len(set(contexts)) > 1
-        ]
-        return _frame(rows, "batch_size", "context_tokens", "max_context_tokens")
-
-    def mixed(self) -> pd.DataFrame:
-        """Whole layers of a chunk with decodes of equal contexts."""
-        rows = [
-            (chunks[0][1], chunks[0][2], len(decodes), decodes[0][1], self._us[i, _LAYERS])
-            for i, (chunks, decodes) in enumerate(self._works)
-            if chunks and decodes
-        ]
-        names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
-        return _frame(rows, *names)
-
-    def _decodes_alone(self) -> list[tuple[int, list[int]]]:
-        return [
-            (i, [context for _, context in decodes])
-            for i, (chunks, decodes) in enumerate(self._works)
-            if not chunks
-        ]
-
-
-def _frame(rows: Sequence[tuple[float, ...]], *keys: str) -> pd.DataFrame:
-    return _medians(pd.DataFrame(rows, columns=[*keys, "time_us"]), list(keys))
+    Attention of chunks alone, and of decodes alone (those of unequal contexts apart); whole layers
+    of a chunk with decodes.
+    """
+    names = ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed")
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
+    for (chunks, decodes), times_us in zip(works, _us(per_layer), strict=True):
+        contexts = [context for _, context in decodes]
+        count, mean = len(contexts), round(sum(contexts) / max(1, len(contexts)))
+        chunk = chunks[0][1:3] if chunks else ()
+        if chunks and decodes:
+            found["mixed"].append((*chunk, count, contexts[0], times_us[_LAYERS]))
+        elif chunks:
+            found["attn_prefill"].append((*chunk, times_us[TIMED_OPS.index("attn_prefill")]))
+        else:
+            time_us = times_us[TIMED_OPS.index("attn_decode")]
+            if len(set(contexts)) == 1:
+                found["attn_decode"].append((count, mean, time_us))
+            else:
+                found["attn_decode_skew"].append((count, mean, max(contexts), time_us))
+    return {
+        name: _medians(pd.DataFrame(found[name], columns=[*key, "time_us"]), list(key))
+        for name, key in ((name, TABLES[name].key) for name in names)
+    }
 
 
 def _us(seconds: Floats) -> Floats:
