@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,33 +13,13 @@ if TYPE_CHECKING:
     from profiler.planning.settings import Settings
 
 
-class Device(StrEnum):
-    """Where to measure."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class Dtype(StrEnum):
-    """The number format."""
-
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP32 = "fp32"
-
-
-class AttentionBy(StrEnum):
-    """What computes attention."""
-
-    AUTO = "auto"
-    XFORMERS = "xformers"
-    SDPA = "sdpa"
-
-
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["fp16", "bf16", "fp32"]
+AttentionBy = Literal["auto", "xformers", "sdpa"]
 _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
-    Dtype.FP16: "float16",
-    Dtype.BF16: "bfloat16",
-    Dtype.FP32: "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
 }
 
 
@@ -98,7 +77,7 @@ CollectivesOption = Annotated[
 def profile(
     model: ModelOption,
     tp: DegreesOption = None,
-    device: Annotated[Device, typer.Option(help="The GPU, or the CPU.")] = Device.CUDA,
+    device: Annotated[Device, typer.Option(help="The GPU, or the CPU.")] = "cuda",
     dtype: DtypeOption = None,
     out: ProfilesOption = PROFILES,
     device_name: NameOption = None,
@@ -107,7 +86,7 @@ def profile(
     max_batch: BatchOption = None,
     budget: BudgetOption = None,
     target_error: TargetOption = 3.0,
-    attention: AttentionOption = AttentionBy.AUTO,
+    attention: AttentionOption = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Smallest number of samples per point.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,
     inter_node: InterNodeOption = None,
@@ -135,14 +114,13 @@ def profile(
     from profiler.planning.settings import Limits, Settings, default_limits
 
     spec = load_model(model)
-    kind: Literal["cpu", "cuda"] = "cpu" if device is Device.CPU else "cuda"
-    usual = default_limits(kind, spec.max_position_embeddings)
+    usual = default_limits(device, spec.max_position_embeddings)
     degrees = [*(tp or []), *(extra_tp or [])] or [1]
     settings = Settings(
         model=spec,
         tps=tuple(dict.fromkeys(degrees)),
-        device=kind,
-        dtype=_DTYPES[dtype or (Dtype.FP32 if kind == "cpu" else Dtype.FP16)],
+        device=device,
+        dtype=_DTYPES[dtype or ("fp32" if device == "cpu" else "fp16")],
         out=out,
         limits=Limits(
             max_tokens or usual.max_tokens,
@@ -150,13 +128,13 @@ def profile(
             max_batch or usual.max_batch,
         ),
         device_name=device_name,
-        budget_s=budget if budget is not None else (45.0 if kind == "cpu" else 900.0),
+        budget_s=budget if budget is not None else (45.0 if device == "cpu" else 900.0),
         target=target_error / 100,
         repeats=repeats,
         threads=threads,
         inter_node=inter_node,
         collectives=collectives,
-        attention=attention.value,
+        attention=attention,
         force=force,
     )
     _measure(settings, quiet)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,11 +29,8 @@ WorkersOption = Annotated[
 ]
 
 
-class Where(StrEnum):
-    """Where runs are simulated."""
-
-    local = "local"
-    dask = "dask"
+Where = Literal["local", "dask"]
+"""Where runs are simulated."""
 
 
 def plan(
@@ -70,9 +66,7 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a sweep; finished runs are not repeated.")
     ] = False,
-    backend: Annotated[
-        Where, typer.Option(help="Local processes, or a Dask cluster.")
-    ] = Where.local,
+    backend: Annotated[Where, typer.Option(help="Local processes, or a Dask cluster.")] = "local",
     address: Annotated[
         str | None,
         typer.Option(help="Address of the Dask scheduler, such as tcp://127.0.0.1:8786."),
@@ -94,9 +88,9 @@ def sweep(
     from experiments.sweeps.execute import Report
     from experiments.sweeps.store import Store
 
-    if (backend is Where.dask) != (address is not None):
+    if (backend == "dask") != (address is not None):
         raise ConfigError("--backend dask and --address: one needs the other")
-    if backend is Where.dask and workers is not None:
+    if backend == "dask" and workers is not None:
         raise ConfigError(
             f"--workers {workers}: not allowed with --backend dask: the cluster has its own workers"
         )
@@ -145,7 +139,7 @@ def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
     from experiments.sweeps.backends import InProcess
     from experiments.sweeps.local_processes import LocalProcesses
 
-    if where is Where.dask:
+    if where == "dask":
         from experiments.sweeps.dask_backend import DaskWorkers
 
         return DaskWorkers(str(address))
