@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,11 @@ from experiments.figures.style import BLACK, line_styles, save, styled
 from experiments.results import FITS_FORMAT, result_folder, write_summary
 from profiler.bundle.schema import Bundle
 from profiler.facts.ops import op_of
+from profiler.storage.progress import Progress
 from simulator.confidence.bands import Band, coverage, fit_band
 from simulator.confidence.held_out import OpTable, held_out_errors, op_tables
 from simulator.loop.records import Floats
 
-Progress = Callable[[str, int, int], None]
 CURVES = 5
 """Contexts of an attention op that are drawn."""
 

@@ -7,22 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 from experiments.paper.claims import Claim, ClaimResult, evaluate
 from experiments.paper.variants import Lab, Variant, load_calibration
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is to do."""
+from profiler.storage.progress import Progress, silent
 
 
 def reproduce(
-    claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress | None = None
+    claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress = silent
 ) -> list[ClaimResult]:
     """Our values, by claim and then lab. The labs keep their simulations."""
     results = []
     for number, claim in enumerate(claims):
-        if progress is not None:
-            progress("claims", number, len(claims))
+        progress("claims", number, len(claims))
         results += [evaluate(claim, lab) for lab in labs]
-    if progress is not None:
-        progress("claims", len(claims), len(claims))
+    progress("claims", len(claims), len(claims))
     return results
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import Experiment
 from policies.policy import is_pooled
+from profiler.storage.progress import Progress
 from simulator.load.workload import at_once, make_requests
 from simulator.loop.pipeline import stage_times
 from simulator.loop.records import Records
@@ -29,8 +30,6 @@ from simulator.loop.textbook_pipeline import TextbookPipeline
 
 BATCHES = (8, 32, 128, 512)
 SCENARIOS = {"orca": "orca_pp", "sarathi": "sarathi_pp"}
-
-Progress = Callable[[str, int, int], None]
 
 
 def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +17,7 @@ from experiments.config.loading import load_experiment
 from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
 from experiments.run.rich_table import rich_table
 from profiler.facts.ops import ACCOUNTS
+from profiler.storage.progress import Progress, silent
 from simulator.views.explain import Explanation
 from simulator.views.explain import explain as explanation
 from simulator.views.metrics import Analysis
@@ -55,11 +56,7 @@ class Compared:
     notes: tuple[str, ...]
 
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is to do."""
-
-
-def explain(folder: Path, progress: Progress | None = None) -> Compared:
+def explain(folder: Path, progress: Progress = silent) -> Compared:
     """Simulate a result's configuration again and divide its time.
 
     ``folder`` is that of a run with one scenario, a scenario's folder in it, or ``runs/KEY`` of a
@@ -70,11 +67,8 @@ def explain(folder: Path, progress: Progress | None = None) -> Compared:
     if scenario not in experiment.scenarios:
         raise ConfigError(f"{where}: the result is damaged: config.yaml lacks {scenario}")
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
-    report = None
-    if progress is not None:
-        total = len(deployment.requests)
-        report = lambda done: progress(str(folder), done, total)  # noqa: E731
-    records = deployment.simulate(report)
+    total = len(deployment.requests)
+    records = deployment.simulate(lambda done: progress(str(folder), done, total))
     analysis = Analysis(records)
     summary = to_json(
         analysis.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
@@ -117,7 +111,7 @@ def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
     raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")
 
 
-def compare(a: Path, b: Path, progress: Progress | None = None) -> dict[str, Any]:
+def compare(a: Path, b: Path, progress: Progress = silent) -> dict[str, Any]:
     """JSON-able: both results and their difference (b - a), part by part, in seconds."""
     return comparison(explain(a, progress), explain(b, progress))
 

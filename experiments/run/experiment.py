@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ from experiments.results import (
     write_summary,
 )
 from experiments.run.uncertainty import Uncertainty, ratio_band, uncertainty
+from profiler.storage.progress import Progress, silent
 from simulator.views.metrics import Analysis
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is to do."""
 
 
 @dataclass(frozen=True)
@@ -94,23 +93,10 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
     return deployments
 
 
-def simulate_all(
-    experiment: Experiment,
-    progress: Progress | None = None,
-    deployments: Mapping[str, Deployment] | None = None,
-) -> ExperimentResult:
-    """Simulate every scenario. Raises ConfigError before the first one if any cannot run.
-
-    ``deployments`` spares checking them again.
-    """
-    return _with_bands(experiment, _simulated(deployments or deploy_all(experiment), progress))
-
-
-def _simulated(
-    deployments: Mapping[str, Deployment], progress: Progress | None
-) -> dict[str, ScenarioRun]:
-    """The runs without their uncertainty."""
-    return {name: _run(name, deployment, progress) for name, deployment in deployments.items()}
+def simulate_all(experiment: Experiment, progress: Progress = silent) -> ExperimentResult:
+    """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
+    deployments = deploy_all(experiment)
+    return _with_bands(experiment, {n: _run(n, d, progress) for n, d in deployments.items()})
 
 
 def _with_bands(experiment: Experiment, runs: Mapping[str, ScenarioRun]) -> ExperimentResult:
@@ -136,7 +122,7 @@ def run_experiment(
     figures: bool = True,
     trace: bool = False,
     window: Window | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> ExperimentResult:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
@@ -150,7 +136,7 @@ def run_experiment(
         # Before simulating: one may not be allowed to write there.
         folder = stack.enter_context(result_folder(out))
         artist = stack.enter_context(Artist()) if figures else None
-        runs = _simulated(deployments, progress)
+        runs = {name: _run(name, d, progress) for name, d in deployments.items()}
         window = _checked(window, runs)
         if artist is not None:
             artist.begin(_drawing(runs, window), folder / "figures")
@@ -162,9 +148,7 @@ def run_experiment(
             for name, run in runs.items():
                 write_trace(run.analysis, window, folder / name / "timeline.json.gz")
         if artist is not None:
-            artist.finish(
-                lambda done, total: progress("figures", done, total) if progress else None
-            )
+            artist.finish(partial(progress, "figures"))
     return outcome
 
 
@@ -180,12 +164,8 @@ def _checked(window: Window | None, runs: Mapping[str, ScenarioRun]) -> Window:
     return window or default_window(records)
 
 
-def tables_of(outcome: ExperimentResult) -> dict[str, Tables]:
+def tables_of(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
     """Every scenario's tables, as the figures take them."""
-    return _tables(outcome.runs)
-
-
-def _tables(runs: Mapping[str, ScenarioRun]) -> dict[str, Tables]:
     return {
         name: Tables(
             run.analysis.requests,
@@ -203,20 +183,18 @@ def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
     slices = {name: stage_slices(run.analysis, window) for name, run in runs.items()}
     tables = {
         name: replace(table, requests=table.requests[list(REQUEST_COLUMNS)])
-        for name, table in _tables(runs).items()
+        for name, table in tables_of(runs).items()
     }
     logs = {name: run.analysis.records.replicas[0] for name, run in runs.items()}
     curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
     return Drawing(tables, window, slices, curves)
 
 
-def _run(name: str, deployment: Deployment, progress: Progress | None) -> ScenarioRun:
+def _run(name: str, deployment: Deployment, progress: Progress) -> ScenarioRun:
+    """The run without its uncertainty."""
     total = len(deployment.requests)
-    report = None
-    if progress is not None:
-        progress(name, 0, total)
-        report = lambda done: progress(name, done, total)  # noqa: E731
-    analysis = Analysis(deployment.simulate(report))
+    progress(name, 0, total)
+    analysis = Analysis(deployment.simulate(lambda done: progress(name, done, total)))
     tp = deployment.scenario.cluster.tp
     summary = analysis.summary(deployment.model, deployment.device, tp)
     kv_cache, memory = deployment.scenario.kv_cache, deployment.memory

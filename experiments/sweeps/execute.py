@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +17,11 @@ from experiments.sweeps.jobs import Job, JobResult
 from experiments.sweeps.paired import paired_differences
 from experiments.sweeps.plan import Run, SweepPlan, coordinates
 from experiments.sweeps.store import RESULTS, Store
+from profiler.storage.progress import Progress, Say, silent
 
 ATTEMPTS = 3
 """How often a run is started whose worker dies. The last time nothing else runs beside it, so that
 a run that kills its worker is told from those that only were there."""
-
-Progress = Callable[[str, int, int], None]
-Say = Callable[[str], object]
 
 
 @dataclass
@@ -48,9 +46,9 @@ def execute(
     plan: SweepPlan,
     store: Store,
     backend: Backend,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     report: Report | None = None,
-    say: Say = lambda text: None,
+    say: Say = silent,
 ) -> Report:
     """Simulate the missing runs of the folder and write its tables.
 
@@ -85,8 +83,7 @@ def execute(
                 work_s += sum(result.seconds for result in results)
                 for result in results:
                     _keep(result, store, report)
-                if progress is not None:
-                    progress("runs", report.finished + len(report.failures), report.total)
+                progress("runs", report.finished + len(report.failures), report.total)
         return lost
 
     try:

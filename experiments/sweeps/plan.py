@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -22,6 +22,7 @@ from experiments.sweeps.identity import run_key
 from experiments.sweeps.points import MOST_RUNS, Point, expand
 from experiments.sweeps.section import SweepSpec
 from policies.request import Request
+from profiler.storage.progress import Progress, silent
 from profiler.storage.strict import did_you_mean, mistakes
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
@@ -94,7 +95,7 @@ class SharedRequests:
 def plan_sweep(
     config: str | Path,
     assignments: Iterable[str] = (),
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> SweepPlan:
     """Read a sweep, check every run of it and fill in its defaults.
 
@@ -123,8 +124,7 @@ def plan_sweep(
     runs, notes, found = [], dict[str, None](), dict[str, None]()
     requests_of = SharedRequests()
     for number, (name, seed, point) in enumerate(wanted):
-        if progress is not None:
-            progress("checking", number, len(wanted))
+        progress("checking", number, len(wanted))
         override = draft.overrides[name]
         tree = merge(draft.raw, override) | ({} if seed is None else {"seed": seed})
         tree.pop("sweep", None)

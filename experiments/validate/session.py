@@ -20,9 +20,7 @@ from policies.request import Request
 from profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
 from profiler.engine.spec import EngineSpec
 from profiler.measuring.in_situ import GridWork
-
-Progress = Callable[[str, int, int], None]
-Say = Callable[[str], None]
+from profiler.storage.progress import Progress, Say
 
 
 @dataclass(frozen=True)

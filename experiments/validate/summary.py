@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +28,7 @@ from experiments.validate.differences import (
 from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS
 from experiments.validate.session import Session
 from experiments.validate.totals import Whole, off
+from profiler.storage.progress import Progress
 
 FEWEST_REPEATS = 3
 """Accepted repeats below which nothing is claimed."""
@@ -39,9 +40,7 @@ Comparisons = dict[str, list[Comparison]]
 """Of each cell, repeat by repeat."""
 
 
-def evaluate_all(
-    sessions: Sequence[Session], progress: Callable[[str, int, int], None]
-) -> Comparisons:
+def evaluate_all(sessions: Sequence[Session], progress: Progress) -> Comparisons:
     """Every offline cell in every repeat."""
     jobs = [
         (session, repeat, cell)

@@ -164,15 +164,6 @@ class ModelSpec:
         """FLOPs of the LM head for one token whose logits are needed."""
         return 2 * self.hidden_size * self.vocab_size
 
-    def attention_flops(self, new_tokens: int, context: int) -> int:
-        """FLOPs of all layers' causal attention for ``new_tokens`` after ``context`` cached ones.
-
-        Token i attends to ``context + i`` tokens (itself included): 2 multiply-adds each per head
-        dimension, for the scores and for the weighted sum.
-        """
-        pairs = new_tokens * context + new_tokens * (new_tokens + 1) // 2
-        return 4 * self.num_layers * self.num_heads * self.head_dim * pairs
-
 
 def list_models() -> list[str]:
     """Names of the shipped models, sorted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from profiler.bundle.tables import OVERHEADS
@@ -14,12 +14,11 @@ from profiler.planning.grid import Grid, Key
 from profiler.planning.journal import Journal, Timing
 from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import Settings, coarse_grid, make_grid
+from profiler.storage.progress import Progress, Say
 
 if TYPE_CHECKING:
     from profiler.measuring.shard_ops import ShardOps
 
-Say = Callable[[str], None]
-Progress = Callable[[str, int, int], None]
 
 #: Points nearer than this share of the size are not worth a measurement on a CPU, whose times have
 #: no exact steps; a GPU's have.

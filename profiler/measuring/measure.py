@@ -20,7 +20,7 @@ from profiler.bundle.schema import (
     write_bundle,
 )
 from profiler.measuring.collectives import read_inter_node
-from profiler.measuring.degree import DegreeSession, Progress, Say
+from profiler.measuring.degree import DegreeSession
 from profiler.measuring.to_bundle import (
     Facts,
     borrow_collectives,
@@ -34,6 +34,7 @@ from profiler.planning.journal import Journal, settings_hash
 from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import Settings
 from profiler.storage.manifest import check_files
+from profiler.storage.progress import Progress, Say
 
 if TYPE_CHECKING:
     import torch

@@ -132,18 +132,6 @@ class ShardLayer:
             self.activation(ffn),
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        """The whole layer on (tokens, hidden), for tp 1; tests compare chunked with whole prompts.
-
-        ``attend(q, k, v)`` gives (tokens, heads, dim).
-        """
-        return self.run(x, self.angles(positions), attend)
-
     def run(
         self,
         x: Tensor,
@@ -151,7 +139,9 @@ class ShardLayer:
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
         copy: int = 0,
     ) -> Tensor:
-        """:meth:`forward` with the angles given: an engine makes them once for all layers.
+        """The whole layer on (tokens, hidden); ``attend(q, k, v)`` gives (tokens, heads, dim).
+
+        An engine makes the ``angles`` of its tokens' positions once for all layers.
 
         With tp > 1 it takes a layer's time (but for the all-reduces), and computes no layer.
         """

@@ -97,11 +97,6 @@ def file_digest(file: Path) -> Digest:
         return Digest(stream.tell(), found.hexdigest())
 
 
-def manifest_of(kind: str, files: Mapping[str, bytes]) -> Manifest:
-    """The manifest of a folder that is to hold ``files``."""
-    return Manifest(kind, {name: digest(content) for name, content in files.items()})
-
-
 def write_manifest(folder: Path, kind: str) -> None:
     """Name everything that ``folder`` holds in its manifest, which is not flushed. Raises OSError.
 

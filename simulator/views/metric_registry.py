@@ -51,11 +51,6 @@ class Metric:
     in_summary: bool = True
     paged: bool = False
 
-    @property
-    def anchor(self) -> str:
-        """Where it is defined."""
-        return f"docs/metrics.md#{self.key}"
-
 
 def _latency(key: str, name: str) -> Metric:
     return Metric(key, name, "s", Better.LESS, _SPREAD, grows=True)
@@ -178,15 +173,3 @@ def number_text(value: float) -> str:
     if abs(value) < 1:
         return f"{value:.3g}"
     return f"{value:.{1 if abs(value) >= 99.5 else 2}f}"
-
-
-def as_markdown() -> str:
-    """The table in docs/metrics.md."""
-    lines = ["| key | name | unit | better |", "|---|---|---|---|"]
-    for metric in METRICS.values():
-        statistics = f" ({', '.join(metric.statistics)})" if metric.statistics else ""
-        lines.append(
-            f'| <a id="{metric.key}"></a>`{metric.key}` | {metric.name}{statistics} '
-            f"| {metric.unit or 'a count'} | {metric.better} |"
-        )
-    return "\n".join(lines) + "\n"

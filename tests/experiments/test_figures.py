@@ -72,7 +72,7 @@ def test_the_curves_show_the_numbers_of_the_table() -> None:
     """Medians and tails as in the summary, for requests after the warm-up of a steady run."""
     changes = ["workload.arrivals.rate=0.5", "workload.requests=200"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
-    tables = tables_of(outcome)
+    tables = tables_of(outcome.runs)
     for key in ("ttft_s", "latency_s", "tbt_s"):
         for line, (name, ran) in zip(
             cdf(key, tables).axes[0].lines, outcome.runs.items(), strict=True
@@ -122,7 +122,7 @@ def test_a_policy_has_one_colour_whatever_stands_beside_it() -> None:
     outcome = simulate_all(load_experiment("first_experiment", changes))
     window = Window(0.0, 1.0)
     slices = {name: stage_slices(ran.analysis, window) for name, ran in outcome.runs.items()}
-    policies = {name: table.policy for name, table in tables_of(outcome).items()}
+    policies = {name: table.policy for name, table in tables_of(outcome.runs).items()}
     figure = stage_timeline(slices, window, policies)
     colours = [axes.title.get_color() for axes in figure.axes]
     assert colours == [VERMILION, BLUE]

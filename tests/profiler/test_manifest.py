@@ -19,7 +19,7 @@ from profiler.storage.manifest import (
     NotOursError,
     check_ours,
     differences,
-    manifest_of,
+    digest,
     read_manifest,
     remove_ours,
     replace_files,
@@ -28,6 +28,11 @@ from profiler.storage.manifest import (
 )
 
 KIND = "sarathi-sim thing 1"
+
+
+def manifest_of(kind: str, files: dict[str, bytes]) -> Manifest:
+    """The manifest of a folder that is to hold ``files``."""
+    return Manifest(kind, {name: digest(content) for name, content in files.items()})
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:

@@ -48,9 +48,9 @@ class Prompt:
     def chunk(self, first: int, count: int, start: int = 0) -> torch.Tensor:
         """The layer's output for tokens first .. first + count of the prompt."""
         bias = self.attention.prefill_bias(count, first)
-        return self.layer.forward(
+        return self.layer.run(
             self.x[first : first + count],
-            torch.arange(first, first + count),
+            self.layer.angles(torch.arange(first, first + count)),
             lambda *new: prefill_step(self.attention, self.cache, start, first, new, bias),
         )
 
@@ -78,9 +78,9 @@ def test_decodes_give_what_the_whole_prompt_gives(model: ModelSpec) -> None:
         prompt.chunk(0, known, start=number * TOKENS)
     layer, attention = prompts[0].layer, prompts[0].attention
     for token in range(known, TOKENS):
-        out = layer.forward(
+        out = layer.run(
             torch.stack([prompt.x[token] for prompt in prompts]),
-            torch.full((batch,), token),
+            layer.angles(torch.full((batch,), token)),
             lambda *new, at=token: decode_step(
                 attention, prompts[0].cache, 0, TOKENS, at, new, attention.decode_bias(2, at, 0)
             ),

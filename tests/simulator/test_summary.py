@@ -48,8 +48,11 @@ def test_summary_by_hand() -> None:
     # A 4, B 2; C+a adds 6 + 1, D+b 2 + 1, and a c 2 more before B leaves with its 3.
     assert summary["kv_peak_share"] == pytest.approx(18 / 64)
     processed = [prompt + output - 1 for prompt, output in lengths]
+    # A token attends to those before it and itself: scores and weighted sum, 2 FLOPs each a number.
+    attended = sum(sum(range(1, n + 1)) for n in processed)
     flops = (
-        sum(n * MODEL.linear_flops_per_token() + MODEL.attention_flops(n, 0) for n in processed)
+        sum(processed) * MODEL.linear_flops_per_token()
+        + 4 * MODEL.num_layers * MODEL.num_heads * MODEL.head_dim * attended
         + 9 * MODEL.lm_head_flops_per_token()
     )
     assert summary["mfu"] == pytest.approx(flops / (35 * UNIT * 4 * DEVICE.peak_flops))

@@ -23,7 +23,6 @@ from experiments.paper.figures.markdown import (
     tile_control,
 )
 from experiments.paper.readings import CHANGES, SCENARIO_READINGS, SEEDS, measure, spread
-from experiments.paper.reproduce import Progress
 from experiments.paper.scenarios import (
     ORCA,
     SARATHI,
@@ -34,6 +33,7 @@ from experiments.paper.scenarios import (
 )
 from experiments.paper.variants import Lab
 from profiler.storage.files import write_whole
+from profiler.storage.progress import Progress
 from simulator.loop.records import Floats
 from simulator.views.spans import Spans
 

@@ -24,6 +24,7 @@ from experiments.results import (
 )
 from experiments.sweeps.store import POLICY, RESULTS
 from profiler.storage.files import regular
+from profiler.storage.progress import Progress, silent
 from profiler.storage.strict import did_you_mean, one_line
 from simulator.views.metric_registry import STEADY, Better, quantity
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 METRICS = ("output_tokens_per_s", "tbt_s.p99")
 CDF_COLUMNS = ("ttft_s", "tbt_max_s", "latency_s")
 _MOST_HEAT_MAPS, _MOST_REQUESTS = 6, 2_000_000
-
-Progress = Callable[[str, int, int], None]
 
 
 class Drawn(NamedTuple):
@@ -54,7 +53,7 @@ def plot_sweep(
     out: Path,
     metrics: Sequence[str] = (),
     over: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Drawn:
     """Draw a sweep: lines over each numeric axis, heat maps over pairs, a Pareto front, CDFs.
 
@@ -126,15 +125,12 @@ def _drop_latencies(table: pd.DataFrame, growing: pd.Series[bool], metrics: Sequ
             raise ConfigError(f"--metric {metric}: no run has it, or all that do are overloaded")
 
 
-def _save(
-    drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress | None
-) -> list[Path]:
+def _save(drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress) -> list[Path]:
     from experiments.figures.style import save, styled
 
     written = []
     for done, (name, draw) in enumerate(drawn.items()):
-        if progress is not None:
-            progress("figures", done, len(drawn))
+        progress("figures", done, len(drawn))
         with styled():
             written += save(draw(), out, name)
     return written
