@@ -1,4 +1,4 @@
-"""The commands that hold the simulator against an engine: its decisions, and a server's run."""
+"""The commands that compare the simulator with an engine: its decisions, and a server's run."""
 
 from __future__ import annotations
 
@@ -63,19 +63,20 @@ def lockstep(
 def replay(
     config: ConfigArgument,
     requests: Annotated[
-        Path, typer.Argument(metavar="REQUESTS", help="A server's run: JSON lines, one a request.")
+        Path,
+        typer.Argument(metavar="REQUESTS", help="A server's run: JSON lines, one per request."),
     ],
     assignments: SetOption = None,
     ticks: Annotated[
-        Path | None, typer.Option(help="What the server logged every second: a CSV file.")
+        Path | None, typer.Option(help="The server's log of every second: a CSV file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Simulate what a real server served, and compare.
+    """Simulate the requests of a real server, and compare.
 
-    Every scenario of CONFIG is run with the requests of REQUESTS at the times when they reached the
+    Every scenario of CONFIG runs with the requests of REQUESTS, at the times when they reached the
     server, instead of its own workload. Times to first token, times per output token and latencies
-    are printed beside the measured ones. docs/real_servers.md says what the file holds.
+    are printed beside the measured ones. docs/real_servers.md describes the files.
 
     \b
     Examples:
