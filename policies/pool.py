@@ -123,10 +123,7 @@ class Pool(Books):
                 sequence.stale -= 1
                 sequence.target += 1
         if self.blocks.sharing and self.policy.ahead:
-            # What has come back is known now: full blocks of those who were in this iteration.
-            for sequence in self.blocks.sharing:
-                if self._home.get(sequence) is cohort:
-                    self.blocks.enter(sequence, sequence.offset + batch.iteration + 1)
+            self._enter_returned(cohort)
         if len(ended) > 1:
             ended.sort(key=by_admission)
         for sequence in ended:
@@ -151,9 +148,12 @@ class Pool(Books):
         ready, blocks = self._ready, self.blocks
         if self.decode_blocks:
             blocks.grow(ready.at_block_end())
-        if blocks.sharing and not self.policy.ahead:
-            for sequence in ready.at_block_end(1):
-                blocks.enter(sequence, ready.context_of(sequence) + 1)
+        if blocks.sharing:
+            if self.policy.ahead:
+                self._enter_returned(ready, 1)
+            else:
+                for sequence in ready.at_block_end(1):
+                    blocks.enter(sequence, ready.context_of(sequence) + 1)
         self._decodes = None
         return self.num_decodes
 

@@ -191,6 +191,24 @@ class Books:
         ]
         return out + [(cohort.index, i) for i in range(max(first, oldest), stop)]
 
+    def _returned(self, sequence: Sequence) -> int:
+        """Tokens of a decoding sequence that are processed and known: what is out is left out."""
+        _, stop = self._draining.get(sequence, (0, self._home[sequence].iteration))
+        return sequence.offset + stop - len(self._out(sequence)) - sequence.yielding
+
+    def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
+        """Note what has come back of those whom others look for, where iterations are formed ahead.
+
+        With ``more`` 1 the cohort's members decode now, and the token that came last counts too.
+        """
+        blocks, behind = self.blocks, cohort.outstanding - more
+        for sequence in cohort.at_block_end(-behind):
+            if sequence not in self._abroad:
+                blocks.enter(sequence, cohort.context_of(sequence) - behind)
+        for sequence in self._abroad if more else (*self._abroad, *self._draining):
+            if sequence in blocks.sharing and (not more or sequence in cohort.members):
+                blocks.enter(sequence, self._returned(sequence) + more)
+
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule the decode of one of the possible ones."""
         ready, blocks = self._ready, self.blocks
@@ -198,6 +216,8 @@ class Books:
             blocks.grow((sequence,))
         if not self.policy.ahead:
             blocks.enter(sequence, ready.context_of(sequence) + 1)
+        elif sequence in blocks.sharing:
+            blocks.enter(sequence, self._returned(sequence) + 1)
         assert self._decodes is not None
         self._decodes[sequence] = None
 
@@ -296,7 +316,7 @@ class Books:
         del self.running[sequence]
         # Iterations that were formed after the one that ended it were in vain.
         here = self._home[sequence] is cohort
-        known = sequence.offset + iteration + 1 if here else sequence.target
+        known = sequence.offset + iteration + 1 if here else self._returned(sequence)
         context = self._leave(sequence, iteration if here else -1)
         self.blocks.release(sequence, context, min(known, context), again=False)
 

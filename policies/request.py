@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass
+from operator import itemgetter
 
 Prefix = tuple[tuple[Hashable, int], ...]
 """What a prompt shares with others: names, each with the token up to which it holds, ascending.
 
 Sequences that carry the same name agree in all tokens up to there."""
+
+_until = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +139,9 @@ class Sequence:
         """The content of its block ``index``: equal for sequences that agree up to the block's
         end."""
         end = (index + 1) * block_size
-        for name, until in self.prefix:
-            if end <= until:
-                return (name, index)
-        return (self, index)
+        if end > self.shared_tokens:
+            return (self, index)
+        return (self.prefix[bisect_left(self.prefix, end, key=_until)][0], index)
 
     def __repr__(self) -> str:
         return f"Sequence({self.id}, prompt={self.prefilled}/{self.target})"

@@ -18,6 +18,9 @@ from simulator.op_times.predictor import TableSizes
 REQUEST_BYTES, RECORD_BYTES = 300, 1100
 """A request; and what is recorded of it and worked out from that (docs/performance.md)."""
 
+TURN_BYTES = 230
+"""What a request takes more as a turn of a session."""
+
 LENGTH_CLASS_BYTES = 40
 """A class of Zipf lengths: its tokens, weight, probability and their running sum."""
 
@@ -44,10 +47,11 @@ class Need:
 
 def workload_needs(scenario: Scenario) -> list[Need]:
     """The memory for the requests. A trace's reader checks its own
-    (``simulator/load/trace.py``)."""
+    (``simulator/load/trace_file.py``)."""
     workload, lengths = scenario.workload, scenario.workload.lengths
-    count = (REQUEST_BYTES + RECORD_BYTES) * (workload.requests or 0)
-    needs = [Need("requests and their records", count, "workload.requests")]
+    each = REQUEST_BYTES + RECORD_BYTES + (TURN_BYTES if workload.sessions else 0)
+    size = each * (workload.requests or 0)
+    needs = [Need("requests and their records", size, "workload.requests")]
     if isinstance(lengths, ZipfLengths):
         classes = max(0, lengths.max - lengths.min) // lengths.step + 1
         size = LENGTH_CLASS_BYTES * classes

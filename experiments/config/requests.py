@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,18 @@ from experiments.config.workload import (
     Workload,
     ZipfLengths,
 )
-from policies.request import Request
+from policies.request import Prefix, Request
 from profiler.storage.paths import user_path
 from profiler.storage.strict import SpecError
-from simulator.load.trace import Trace, read_trace
+from simulator.load.prefixes import (
+    draw_groups,
+    draw_sessions,
+    shared_prefixes,
+    turn_arrivals,
+    with_turns_before,
+)
+from simulator.load.trace import read_trace
+from simulator.load.trace_file import Trace
 from simulator.load.workload import (
     WorkloadError,
     at_once,
@@ -43,21 +53,16 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     ``reject``. Raises ConfigError, naming the key at fault.
     """
     workload = scenario.workload
-    lengths = workload.lengths
-    trace = None
-    if isinstance(lengths, TraceLengths):
-        path = trace_path(lengths, source)
-        try:
-            trace = read_trace(path, workload.requests)
-        except WorkloadError as error:
-            raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
-        if workload.requests is not None and workload.requests > len(trace.prompt):
-            problem = f"must be at most {len(trace.prompt)}, the requests of {lengths.path}"
-            raise source.error("workload.requests", workload.requests, problem)
+    trace = _trace(workload, source)
     prompt, output = _lengths(scenario, trace, source)
-    arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
+    if workload.sessions is None and not workload.system_prompts:
+        arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
+        prefix = None if trace is None else trace.prefix
+    else:
+        arrival_s, prompt, output, prefix = _sharing(scenario, prompt, output, trace, source)
     if not arrival_s.max(initial=0.0) < HORIZON_S:
-        raise _beyond_horizon(workload, float(arrival_s.max()), source)
+        late = "sessions.interval_s" if workload.sessions else ""
+        raise _beyond_horizon(workload, float(arrival_s.max()), source, late)
     too_long = prompt + output > max_length
     if workload.too_long == "error" and too_long.any():
         first = int(too_long.argmax())
@@ -75,7 +80,68 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
         max_length=max_length,
         declare_exact=workload.declared == "exact",
         user=None if trace is None else trace.user,
+        prefix=prefix,
     )
+
+
+def _trace(workload: Workload, source: Source) -> Trace | None:
+    """What the trace holds; None where lengths are drawn."""
+    lengths = workload.lengths
+    if not isinstance(lengths, TraceLengths):
+        return None
+    for key in ("system_prompts", "sessions"):
+        value = getattr(workload, key)
+        if value:
+            problem = "must be left out: a trace's prompts are whole as they stand"
+            shown = workload.model_dump()[key]
+            raise source.error(f"workload.{key}", shown, problem)
+    path = trace_path(lengths, source)
+    try:
+        trace = read_trace(path, workload.requests)
+    except WorkloadError as error:
+        raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
+    if workload.requests is not None and workload.requests > len(trace.prompt):
+        problem = f"must be at most {len(trace.prompt)}, the requests of {lengths.path}"
+        raise source.error("workload.requests", workload.requests, problem)
+    return trace
+
+
+def _sharing(
+    scenario: Scenario, prompt: Ints, output: Ints, trace: Trace | None, source: Source
+) -> tuple[Floats, Ints, Ints, list[Prefix]]:
+    """Arrivals, prompts, outputs and prefixes where prompts share their beginning, in order of
+    arrival."""
+    workload, seed, count = scenario.workload, scenario.seed, len(prompt)
+    groups, sessions = list(workload.system_prompts.values()), workload.sessions
+    total = math.fsum(group.share for group in groups)
+    if total > 1 + 1e-9:
+        problem = f"the shares add up to {total:.12g}: must be at most 1"
+        value = {name: group.share for name, group in workload.system_prompts.items()}
+        raise source.error("workload.system_prompts", value, problem)
+    session = None
+    if sessions is not None:
+        if sessions.max_turns < sessions.min_turns:
+            problem = f"must be at least min_turns, which is {sessions.min_turns}"
+            raise source.error("workload.sessions.max_turns", sessions.max_turns, problem)
+        low, high = sessions.min_turns, sessions.max_turns
+        session = draw_sessions(count, low, high, stream(seed, "turns"))
+        prompt = with_turns_before(session, prompt, output)
+        count = int(session[-1]) + 1
+    arrival_s = _arrivals(workload, seed, count, trace, source)
+    if not arrival_s.max() < HORIZON_S:
+        raise _beyond_horizon(workload, float(arrival_s.max()), source)
+    group = None
+    if groups:
+        group = draw_groups(count, [each.share for each in groups], stream(seed, "system prompts"))
+        group = group if session is None else group[session]
+        tokens = [each.tokens for each in groups]
+        prompt = prompt + np.array([*tokens, 0])[group]
+    if session is not None and sessions is not None:
+        rng = stream(seed, "intervals")
+        arrival_s = turn_arrivals(session, arrival_s, sessions.interval_s, rng)
+    prefix = shared_prefixes([g.tokens for g in groups], group, session, prompt + output)
+    order = np.argsort(arrival_s, kind="stable")
+    return arrival_s[order], prompt[order], output[order], [prefix[i] for i in order]
 
 
 def trace_path(lengths: TraceLengths, source: Source) -> Path:
@@ -86,15 +152,18 @@ def trace_path(lengths: TraceLengths, source: Source) -> Path:
         raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
 
 
-def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> ConfigError:
-    key, value = "workload.arrivals.rate", getattr(workload.arrivals, "rate", None)
-    if value is None:
-        key, value = "workload.lengths.path", getattr(workload.lengths, "path", None)
+def _beyond_horizon(
+    workload: Workload, last_s: float, source: Source, key: str = ""
+) -> ConfigError:
+    """What to raise where arrivals are too late: ``key`` decides when, else rate or trace."""
+    if not key:
+        key = "arrivals.rate" if hasattr(workload.arrivals, "rate") else "lengths.path"
+    value = attrgetter(key)(workload)
     problem = (
         f"the last request arrives after {last_s:.3g} s, but times must be less than "
         f"{HORIZON_S:.0f} s (24 days)"
     )
-    return source.error(key, value, problem)
+    return source.error(f"workload.{key}", value, problem)
 
 
 def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[Ints, Ints]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from experiments.config.base import Count, Positive, Strict, Text, Tokens
+from experiments.config.base import Count, Name, Positive, Strict, Text, Tokens
 
 
 class ZipfLengths(Strict):
@@ -37,7 +37,8 @@ class FixedLengths(Strict):
 
 
 class TraceLengths(Strict):
-    """Prompt and output tokens (and arrivals, where it has them) from a CSV file."""
+    """Prompt and output tokens (and arrivals and shared prefixes, where it has them) from a file:
+    CSV, or with the name ``*.jsonl`` Mooncake's form."""
 
     kind: Literal["trace"]
     path: Text
@@ -79,11 +80,33 @@ class TraceArrivals(Strict):
 Arrivals = AtOnce | Poisson | Gamma | TraceArrivals
 
 
+class SystemPrompt(Strict):
+    """``tokens`` that stand before the prompts of a ``share`` of all requests (or sessions)."""
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    tokens: Tokens
+
+
+class Sessions(Strict):
+    """Conversations of ``min_turns`` to ``max_turns`` requests, each number as likely.
+
+    A turn's prompt holds the prompts and answers of the turns before it. It arrives ``interval_s``
+    seconds in the mean after the turn before it (exponentially distributed): answer, reading and
+    thinking together, however long the answer takes to serve.
+    """
+
+    min_turns: Count = 1
+    max_turns: Count
+    interval_s: Annotated[float, Field(ge=0, le=1e6)]
+
+
 class Workload(Strict):
     """The requests. ``pd_ratio`` splits a total length into prompt and output tokens.
 
     ``requests`` may be left out for a trace (all of it). ``declared`` is what a request says it
-    may generate: up to ``max_length``, or ``exact``-ly its true output length.
+    may generate: up to ``max_length``, or ``exact``-ly its true output length. With ``sessions``
+    the lengths are what a turn adds, and ``arrivals`` are those of sessions. ``system_prompts``
+    are longer prompts, too: they stand before what ``lengths`` says.
     """
 
     lengths: Annotated[Lengths, Field(discriminator="kind")]
@@ -92,3 +115,5 @@ class Workload(Strict):
     pd_ratio: Positive | None = None
     too_long: Literal["error", "reject"] = "error"
     declared: Literal["to_max_length", "exact"] = "to_max_length"
+    system_prompts: dict[Name, SystemPrompt] = Field(default_factory=dict)
+    sessions: Sessions | None = None

@@ -32,7 +32,7 @@ def draw(drawing: Drawing, folder: Path, drawn: Drawn) -> None:
         "timeline": lambda: stage_timeline(drawing.slices, drawing.window, policies),
     }
     if drawing.memory:
-        figures["occupancy"] = lambda: occupancy(drawing.memory, policies)
+        figures["occupancy"] = lambda: occupancy(drawing.memory, policies, drawing.budgets)
     draw_figures(figures, folder, drawn)
 
 

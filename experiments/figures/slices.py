@@ -58,13 +58,14 @@ class Drawing:
     """The content of a run's figures, so that another process can draw them.
 
     ``slices`` are each scenario's in the ``window`` of the timeline; ``memory`` are the curves of
-    those with paged memory.
+    those with paged memory, ``budgets`` the token budgets of those that have one.
     """
 
     tables: Mapping[str, Tables]
     window: Window
     slices: Mapping[str, list[StageSlices]]
     memory: Mapping[str, MemoryCurves]
+    budgets: Mapping[str, int]
 
 
 def default_window(runs: list[Records]) -> Window:

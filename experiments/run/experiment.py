@@ -36,6 +36,7 @@ from experiments.results import (
     write_summary,
 )
 from experiments.run.uncertainty import Uncertainty, ratio_band, uncertainty
+from policies.policy import chunking_of
 from profiler.storage.progress import Progress, silent
 from simulator.views.metrics import Analysis
 
@@ -187,7 +188,9 @@ def _drawing(runs: Mapping[str, ScenarioRun], window: Window) -> Drawing:
     }
     logs = {name: run.analysis.records.replicas[0] for name, run in runs.items()}
     curves = {name: memory_curves(log) for name, log in logs.items() if log.pool is not None}
-    return Drawing(tables, window, slices, curves)
+    cuts = {name: chunking_of(runs[name].deployment.scenario.policy.build()) for name in curves}
+    budgets = {name: chunking.rows for name, chunking in cuts.items() if chunking is not None}
+    return Drawing(tables, window, slices, curves, budgets)
 
 
 def _run(name: str, deployment: Deployment, progress: Progress) -> ScenarioRun:

@@ -32,14 +32,14 @@ Number = float | list[float] | None
 
 _ROWS = (
     *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
-    *("mfu", "mean_batch", "hit_rate", "preemption_rate", "recomputed_share"),
+    *("mfu", "mean_batch", "hit_rate", "preemption_rate", "recomputed_share", "empty_iterations"),
     *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
     *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
 )
 """Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
 _WHERE_ANY = (
     *("bubble_s.p50", "bubble_share", "rejected"),
-    *("hit_rate", "preemption_rate", "recomputed_share"),
+    *("hit_rate", "preemption_rate", "recomputed_share", "empty_iterations"),
 )
 """Those that are shown where some scenario has any."""
 

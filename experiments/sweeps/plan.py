@@ -83,7 +83,7 @@ class SharedRequests:
         if isinstance(lengths, TraceLengths):
             path = trace_path(lengths, source)
             changed = path.stat().st_mtime_ns if path.is_file() else 0
-        key = (scenario.workload, scenario.seed, max_length, changed)
+        key = (scenario.workload.model_dump_json(), scenario.seed, max_length, changed)
         if key not in self._kept:
             self._kept[key] = build_requests(scenario, max_length, source)
         self._kept.move_to_end(key)

@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -121,7 +121,8 @@ def _key_path(loc: tuple[int | str, ...], data: Any) -> KeyPath:
         named = isinstance(node, Mapping) and part in node
         if isinstance(node, Mapping) and not named and part in _tags(node):
             continue
-        if not named and str(part).startswith("<"):  # an alternative that is told by its form
+        # An alternative that is told by its form, or that it is the key that is wrong.
+        if not named and (str(part).startswith("<") or part == "[key]"):
             continue
         path.append(str(part))
         if isinstance(node, Mapping):
@@ -215,11 +216,15 @@ def _alternatives(model: type[Any], path: KeyPath) -> list[str]:
 
 def _model_at(model: type[Any], path: KeyPath, data: Any) -> type[Any] | None:
     """The model that describes the mapping at ``path``; ``data`` tells alternatives apart."""
-    for part in path:
+    parts = iter(path)
+    for part in parts:
         data = data.get(part) if isinstance(data, Mapping) else None
         if part not in _fields(model):
             return None
         options = _models_in(model, part)
+        if get_origin(_fields(model)[part]) is dict:  # the next part is a name
+            name = next(parts, None)
+            data = data.get(name) if isinstance(data, Mapping) else None
         if len(options) > 1:
             tags = _tags(data) if isinstance(data, Mapping) else ()
             options = [option for option in options if _tag_of(option) in tags]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
-from typing import TextIO
 
 import numpy as np
 import pandas as pd
 
-from simulator.load.memory import available_bytes, size_text
+from simulator.load.mooncake import read_mooncake
+from simulator.load.trace_file import (
+    MOST_SECONDS,
+    MOST_TOKENS,
+    SAMPLED_ROWS,
+    Trace,
+    check_memory,
+    lines,
+    opened,
+)
 from simulator.load.workload import WorkloadError
 from simulator.loop.records import Floats, Ints
 
@@ -27,32 +33,20 @@ ARRIVAL: dict[str, float | None] = {
     "arrival_time_ns": 1e-9,
     "TIMESTAMP": None,
 }
-_MOST_TOKENS = 2**24
-_LONGEST_LINE = 2**20
-_SAMPLED_ROWS = 10_000  # tell how large the rest will be
-_MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Prompt and output tokens, arrivals in seconds after the first, and users by number (None:
-    not recorded)."""
-
-    prompt: Ints
-    output: Ints
-    arrival_s: Floats | None
-    user: Ints | None = None
 
 
 def read_trace(path: Path, limit: int | None = None) -> Trace:
-    """The first ``limit`` requests of a CSV file (all: None), in order of arrival.
+    """The first ``limit`` requests of a trace (all: None), in order of arrival.
 
-    Knows the columns of the Azure LLM inference traces, of the processed traces of Vidur and of
-    LLMServingSim, and the plain ``arrival,prompt,decode``; beside any of them, ``user``. Raises
-    WorkloadError, naming file and row (the header is row 1), for a missing column, a truncated
-    row, a value that is not a number or that is out of range, and for arrivals that are not in
-    order.
+    A file that is called ``*.jsonl`` is in Mooncake's form (``mooncake.py``), any other is CSV.
+    Of the latter it knows the columns of the Azure LLM inference traces, of the processed traces
+    of Vidur and of LLMServingSim, and the plain ``arrival,prompt,decode``; beside any of them,
+    ``user``. Raises WorkloadError, naming file and row (the header is row 1), for a missing
+    column, a truncated row, a value that is not a number or that is out of range, and for
+    arrivals that are not in order.
     """
+    if path.suffix == ".jsonl":
+        return read_mooncake(path, limit)
     rows = _rows(path, limit)
     header = rows[0]
     prompt = _tokens(path, header, rows, PROMPT)
@@ -66,21 +60,19 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
     """The header and the rows, each as long as the header."""
     rows: list[list[str]] = []
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise WorkloadError(f"{path}: is a device or a pipe, not a file")
-        with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
-            for row in csv.reader(_lines(file, path), strict=True):
+        with opened(path) as file:
+            for row in csv.reader(lines(file, path), strict=True):
                 if rows and len(row) != len(rows[0]):
                     problem = "is empty" if not row else f"has {len(row)} of {len(rows[0])} fields"
                     raise WorkloadError(f"{path}: row {len(rows) + 1} {problem}")
                 "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
                 rows.append(row)
-                if len(rows) == _SAMPLED_ROWS:
-                    _check_memory(path, rows, limit)
+                if len(rows) == SAMPLED_ROWS:
+                    read = sum(len(text) + 1 for row in rows for text in row)
+                    size = sum(getsizeof(row) + sum(map(getsizeof, row)) for row in rows)
+                    check_memory(path, len(rows), read, size, limit)
                 if limit is not None and len(rows) > limit:
                     break
-    except OSError as error:
-        raise WorkloadError(f"{path}: {error.strerror or error}") from None
     except UnicodeEncodeError:
         raise WorkloadError(
             f"{path}: row {len(rows) + 1} is not readable CSV: it is not UTF-8 text"
@@ -90,31 +82,6 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
     if len(rows) < 2:
         raise WorkloadError(f"{path}: expected a header and at least one request")
     return rows
-
-
-def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """The file's lines; the read of a line that is too long stops early."""
-    number = 0
-    while line := file.readline(_LONGEST_LINE + 1):
-        number += 1
-        if len(line) > _LONGEST_LINE:
-            raise WorkloadError(f"{path}: line {number} is longer than {_LONGEST_LINE} characters")
-        yield line
-
-
-def _check_memory(path: Path, rows: list[list[str]], limit: int | None) -> None:
-    """Raises WorkloadError where the trace, by its first ``rows``, needs too much memory."""
-    read = sum(len(text) + 1 for row in rows for text in row)
-    count = path.stat().st_size / read * len(rows)
-    if limit is not None:
-        count = min(count, limit + 1)
-    of_a_row = sum(getsizeof(row) + sum(map(getsizeof, row)) for row in rows) / len(rows)
-    needed, free = count * of_a_row, available_bytes()
-    if needed > free:
-        raise WorkloadError(
-            f"{path}: about {count:.0f} rows would take {size_text(needed)} of memory, but only "
-            f"{size_text(free)} are free: set workload.requests to read fewer"
-        )
 
 
 def _column(path: Path, header: list[str], names: tuple[str, ...]) -> int:
@@ -141,10 +108,10 @@ def _numbers(
         # isdecimal alone accepts digits of other scripts; int() reads those too, so that is fine.
         digits = text.lstrip("0")  # any number of them; int() refuses very long texts
         number = int(digits or 0) if text.isdecimal() and len(digits) <= 12 else -1
-        if not least <= number <= _MOST_TOKENS:
+        if not least <= number <= MOST_TOKENS:
             raise WorkloadError(
                 f"{path}: row {i + 2}: {name} is {text[:40]!r}: "
-                f"must be a whole number from {least} to {_MOST_TOKENS}"
+                f"must be a whole number from {least} to {MOST_TOKENS}"
             )
         values[i] = number
     return values
@@ -163,8 +130,8 @@ def _arrivals(path: Path, header: list[str], rows: list[list[str]]) -> Floats | 
         seconds = np.asarray((times - times.min()).dt.total_seconds(), np.float64)
     else:
         seconds = np.asarray(pd.to_numeric(texts, errors="coerce"), np.float64) * unit_s
-        wanted = f"a number of at most {_MOST_SECONDS:g} s"
-        missing = ~(np.abs(seconds) <= _MOST_SECONDS)
+        wanted = f"a number of at most {MOST_SECONDS:g} s"
+        missing = ~(np.abs(seconds) <= MOST_SECONDS)
     if missing.any():
         row = int(missing.argmax())
         raise WorkloadError(f"{path}: row {row + 2}: {name} is {texts[row]!r}: must be {wanted}")

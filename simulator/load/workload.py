@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from policies.request import Request
+from policies.request import Prefix, Request
 from simulator.loop.records import Floats, Ints
 
 
@@ -98,17 +98,20 @@ def make_requests(
     max_length: int,
     declare_exact: bool = False,
     user: Ints | None = None,
+    prefix: list[Prefix] | None = None,
 ) -> list[Request]:
     """Requests 0, 1, ... in the order of the arrays.
 
     A request declares that it may fill ``max_length``, or its true output length
     (``declare_exact``). A request longer than ``max_length`` declares its length, so the scheduler
-    rejects it. Without ``user`` all requests belong to user 0.
+    rejects it. Without ``user`` all requests belong to user 0. ``prefix`` is what each request
+    shares with others (None: nothing).
     """
     declared = output if declare_exact else np.maximum(output, max_length - prompt)
     columns = (arrival_s.tolist(), prompt.tolist(), output.tolist(), declared.tolist())
     requests = enumerate(zip(*columns, strict=True))
-    if user is None:
+    if user is None and prefix is None:
         return [Request(i, *row) for i, row in requests]
-    users = user.tolist()
-    return [Request(i, *row, user=users[i]) for i, row in requests]
+    users = [0] * len(prompt) if user is None else user.tolist()
+    shared = [()] * len(prompt) if prefix is None else prefix
+    return [Request(i, *row, prefix=shared[i], user=users[i]) for i, row in requests]

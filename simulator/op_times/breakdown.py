@@ -37,9 +37,12 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     decodes, chunks = columns["decodes"], columns["chunks"]
     tokens = columns["prefill_tokens"] + decodes
     num_bytes = cost.num_bytes(tokens)
-    distinct, which = np.unique(tokens, return_inverse=True)
+    distinct, which = np.unique(tokens, return_inverse=True)  # empty iterations take no time
     used = {
-        op: OpUse(time_s[which], (num_bytes if op == ALL_REDUCE else tokens)[:, None])
+        op: OpUse(
+            np.where(distinct > 0, time_s, 0.0)[which],
+            (num_bytes if op == ALL_REDUCE else tokens)[:, None],
+        )
         for op, time_s in cost.layer_parts(distinct).items()
         if op in (*LAYER_OPS, ALL_REDUCE)
     }

@@ -163,7 +163,11 @@ class BundlePredictor:
 
     def whole_prompt_s(self, tokens: Ints) -> Floats:
         """Seconds of attention of many prompts, each processed whole."""
-        return np.array(self._whole)[tokens]
+        if tokens.max(initial=0) < len(self._whole):
+            return np.array(self._whole)[tokens]
+        distinct, which = np.unique(tokens, return_inverse=True)  # longer than any chunk may be
+        whole = self.ops.prefill_table(distinct.astype(float), np.zeros(1))[:, 0]
+        return np.asarray(self.layer.scale * whole[which])
 
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""

@@ -205,6 +205,7 @@ class Analysis:
         finished = len(done["request"])
         makespan = records.end_s - float(records.arrival_s.min()) if finished else 0.0
         prompt, output = done["prompt_tokens"], done["output_tokens"]
+        hit = done.get("hit_tokens", np.zeros(1))
         gpus = tp * sum(log.num_stages for log in logs)
         iterations = sum(log.num_iterations for log in logs)
         carried = sum(
@@ -222,7 +223,7 @@ class Analysis:
             "requests_per_s": finished * rate,
             "tokens_per_s": int(prompt.sum() + output.sum()) * rate,
             "output_tokens_per_s": int(output.sum()) * rate,
-            "mfu": _useful_flops(model, prompt, output) * rate / (device.peak_flops * gpus),
+            "mfu": _useful_flops(model, prompt, output, hit) * rate / (device.peak_flops * gpus),
             "gpus": gpus,
             "iterations": iterations,
             "stage_executions": sum(log.num_iterations * log.num_stages for log in logs),
@@ -271,10 +272,11 @@ def _named(values: Sequence[float], mean: float | None = None) -> dict[str, floa
     return named if mean is None else {"mean": float(mean), **named}
 
 
-def _useful_flops(model: ModelSpec, prompt: Floats, output: Floats) -> float:
-    """FLOPs of the requests, under any schedule."""
+def _useful_flops(model: ModelSpec, prompt: Floats, output: Floats, hit: Floats) -> float:
+    """FLOPs of the requests, under any schedule. Cached tokens, ``hit``, take none."""
     processed = prompt + output - 1
     pairs = processed * (processed + 1) / 2
-    attention = 4.0 * model.num_layers * model.num_heads * model.head_dim * pairs.sum()
-    linear = float(model.linear_flops_per_token()) * processed.sum()
+    attention = 4.0 * model.num_layers * model.num_heads * model.head_dim
+    attention *= pairs.sum() - (hit * (hit + 1) / 2).sum()
+    linear = float(model.linear_flops_per_token()) * (processed.sum() - hit.sum())
     return float(attention + linear + float(model.lm_head_flops_per_token()) * output.sum())

@@ -74,6 +74,21 @@ Write = Callable[[str], Path]
             "seed: !!python/name:os.system",
             "not valid YAML: the tag !!python/name:os.sy",
         ),
+        (
+            "  pd_ratio: 5",
+            "  pd_ratio: 5\n  system_prompts: {a: {share: 0.5, tokens: 9, token: 9}}",
+            "workload.system_prompts.a.token: unknown key (did you mean tokens?); allowed: ",
+        ),
+        (
+            "  pd_ratio: 5",
+            "  pd_ratio: 5\n  system_prompts: {a b: {share: 0.5, tokens: 9}}",
+            "workload.system_prompts.a b: value 'a b': must be 1 to 64 letters, digits,",
+        ),
+        (
+            "  pd_ratio: 5",
+            "  pd_ratio: 5\n  sessions: {max_turns: 0, interval_s: 1}",
+            "small.yaml: workload.sessions.max_turns: value 0: must be at least 1",
+        ),
         (SMALL, "- a\n- b\n", "small.yaml: expected keys and values"),
         (SMALL, "[" * 5000, "small.yaml: line 1: not valid YAML: nested too deep"),
     ],

@@ -20,7 +20,7 @@ def drawing() -> Drawing:
     outcome = simulate_all(load_experiment("first_experiment", ["workload.requests=20"]))
     window = Window(0.0, 1.0)
     slices = {name: stage_slices(run.analysis, window) for name, run in outcome.runs.items()}
-    return Drawing(tables_of(outcome.runs), window, slices, {})
+    return Drawing(tables_of(outcome.runs), window, slices, {}, {})
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all, simulate_all
-from simulator.load import trace
+from simulator.load import trace_file
 from simulator.load.memory import available_bytes, size_text
+from simulator.load.trace import read_trace
 from simulator.load.workload import WorkloadError
 from simulator.op_times.predictor import BundlePredictor, TableSizes
 from simulator.op_times.regression import OpTimes
@@ -29,7 +30,7 @@ DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: num_bytes)
-    monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
+    monkeypatch.setattr(trace_file, "available_bytes", lambda: num_bytes)
 
 
 def test_a_chunk_longer_than_any_prompt_takes_nothing(write_config: Write) -> None:
@@ -110,7 +111,7 @@ def test_a_trace_without_line_ends(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(50_000_000)  # sparse
     with pytest.raises(WorkloadError, match="line 1 is longer than 1048576 characters"):
-        trace.read_trace(path)
+        read_trace(path)
 
 
 def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +119,31 @@ def test_a_trace_too_large_for_the_machine(tmp_path: Path, monkeypatch: pytest.M
     path.write_text("arrival,prompt,decode\n" + "0,100,10\n" * 40_000)
     _free(monkeypatch, 3_000_000)
     with pytest.raises(WorkloadError, match=r"about [34]\d{4} rows would take \d+ MB of memory"):
-        trace.read_trace(path)
+        read_trace(path)
     _free(monkeypatch, 100_000_000)
-    assert len(trace.read_trace(path).prompt) == 40_000
+    assert len(read_trace(path).prompt) == 40_000
+
+
+def test_a_mooncake_trace_is_estimated_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its lines and by the blocks in them, not under what reading it takes."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {i}, "input_length": 2000, "output_length": 9, '
+            f'"hash_ids": [0, {3 * i + 1}, {3 * i + 2}, {3 * i + 3}]}}\n'
+            for i in range(12_000)
+        )
+    )
+    tracemalloc.start()
+    assert len(read_trace(path).prompt) == 12_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    _free(monkeypatch, int(peak / 1.1))
+    with pytest.raises(WorkloadError, match=r"about 1\d{4} rows would take \d+ MB of memory"):
+        read_trace(path)
+    assert len(read_trace(path, 5000).prompt) == 5000
+    _free(monkeypatch, 2 * peak)
+    assert len(read_trace(path).prompt) == 12_000
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,27 @@ def test_preemption_is_in_tables_figures_and_summary(write_config: Write, tmp_pa
     ).read_bytes()
 
 
+def test_prefix_cache_hits_are_in_tables_and_summary(write_config: Write, tmp_path: Path) -> None:
+    """Of a system prompt of 170 tokens ten blocks are whole; all but the first find them."""
+    out = tmp_path / "result"
+    assignments = ["workload.system_prompts={all: {share: 1, tokens: 170}}", "scenarios={a: {}}"]
+    outcome = run_experiment(load_experiment(write_config(PAGED), assignments), out, figures=False)
+    summary = json.loads((out / "summary.json").read_text())["scenarios"]["a"]
+    requests = pd.read_parquet(out / "a" / "requests.parquet")
+    assert requests["hit_tokens"].tolist() == [0] + 39 * [160]
+    assert summary["hit_rate"] == 39 * 160 / requests["prompt_tokens"].sum()
+    # What was found in the cache takes no FLOPs.
+    model, device = (getattr(outcome.runs["a"].deployment, name) for name in ("model", "device"))
+    flops = 0.0
+    for _, r in requests.iterrows():
+        computed = int(r["prompt_tokens"] + r["output_tokens"] - 1 - r["hit_tokens"])
+        flops += computed * model.linear_flops_per_token()
+        flops += model.attention_flops(computed, int(r["hit_tokens"]))
+        flops += int(r["output_tokens"]) * model.lm_head_flops_per_token()
+    expected = flops / (summary["makespan_s"] * device.peak_flops)
+    assert summary["mfu"] == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_pool_takes_its_depth_and_blocks_from_the_layout(write_config: Write) -> None:
     deployments = deploy_all(load_experiment(write_config(PAGED)))
     batching = {name: each.scenario.batching for name, each in deployments.items()}

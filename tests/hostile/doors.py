@@ -12,7 +12,14 @@ import yaml
 
 from profiler.bundle.tables import TABLES
 from tests.hostile.box import Command
-from tests.hostile.mutate import damaged_bytes, damaged_csv, damaged_json, damaged_yaml, odd_path
+from tests.hostile.mutate import (
+    damaged_bytes,
+    damaged_csv,
+    damaged_json,
+    damaged_json_lines,
+    damaged_yaml,
+    odd_path,
+)
 from tests.hostile.template import EXPERIMENT
 from tests.hostile.values import ODD_PATHS, yaml_value
 
@@ -21,6 +28,7 @@ _QUIET = ["--quiet", "--no-figures", "--out", "new"]
 _TRACE = [
     "--set", "workload.lengths={kind: trace, path: trace.csv}",
     "--set", "workload.pd_ratio=null", "--set", "workload.requests=null",
+    "--set", "workload.system_prompts={}", "--set", "workload.sessions=null",
 ]  # fmt: skip
 Door = Callable[[Random, Path], Command]
 
@@ -125,8 +133,11 @@ def trace(rng: Random, box: Path) -> Command:
     more = _TRACE if rng.random() < 0.5 else [*_TRACE, "--set", "workload.arrivals={kind: trace}"]
     if rng.random() < 0.06:
         more = [*more, "--set", f"workload.lengths.path='{odd_path(rng)}'"]
-    else:
+    elif rng.random() < 0.6:
         _damage(box / "trace.csv", damaged_csv, rng)
+    else:
+        _damage(box / "trace.jsonl", damaged_json_lines, rng)
+        more = [*more, "--set", "workload.lengths.path=trace.jsonl"]
     return _checks_or_runs(rng, *more)
 
 

@@ -205,6 +205,16 @@ def damaged_json(content: bytes, rng: Random, keys: tuple[str, ...] = _HF_KEYS) 
     return text.encode("utf-8", "surrogatepass")
 
 
+def damaged_json_lines(content: bytes, rng: Random) -> bytes:
+    """JSON Lines of which one is damaged, dropped, doubled or moved."""
+    if rng.random() < 0.2:
+        return damaged_lines(content, rng)
+    lines = content.splitlines()
+    at = rng.randrange(len(lines))
+    lines[at] = damaged_json(lines[at], rng, ("timestamp", "input_length", "hash_ids"))
+    return b"\n".join(lines) + b"\n"
+
+
 def damaged_csv(content: bytes, rng: Random) -> bytes:
     """A table with wrong bytes, lines, cells or columns, or with a whole column of another size."""
     kind = rng.random()

@@ -21,9 +21,11 @@ device: device.yaml
 profiles: profiles
 workload:
   requests: 6
-  lengths: {kind: zipf, theta: 0.4, min: 24, max: 64, step: 4}
+  lengths: {kind: zipf, theta: 0.4, min: 24, max: 60, step: 4}
   arrivals: {kind: gamma, rate: 50.0, cv: 1.5}
   pd_ratio: 3
+  system_prompts: {few: {share: 0.5, tokens: 4}}
+  sessions: {min_turns: 1, max_turns: 1, interval_s: 2.5}
 cluster: {tp: 1, pp: 2, replicas: 1, router: round_robin, max_length: 64, usable_memory: 0.9}
 batching: {max_batch: 4, formation: eager, micro_batches: bound}
 engine: {turnaround_s: 1.0e-5, jitter: 0.02, send: overlapped, lm_head: true}
@@ -91,6 +93,11 @@ HF_CONFIG = {
 TRACE = "arrival,prompt,decode\n" + "".join(
     f"{0.01 * i:.2f},{16 + 3 * i},{4 + i % 5}\n" for i in range(8)
 )
+MOONCAKE = "".join(
+    f'{{"timestamp": {10 * i}, "input_length": {16 + 3 * i}, "output_length": {4 + i % 5}, '
+    f'"hash_ids": [{i // 2}]}}\n'
+    for i in range(8)
+)
 
 #: The sizes that the tiny bundle keeps of the many that a modelled one has.
 _TOKENS = {1, 2, 4, 8, 16, 32, 64, 128, 129, 256}
@@ -106,6 +113,7 @@ def write_template(folder: Path) -> None:
         "model.yaml": MODEL,
         "device.yaml": DEVICE,
         "trace.csv": TRACE,
+        "trace.jsonl": MOONCAKE,
         "hf/tiny/config.json": json.dumps(HF_CONFIG, indent=1),
         "mine/notes.txt": "what the user wrote\n",
     }.items():

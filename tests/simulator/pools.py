@@ -55,6 +55,7 @@ class PoolSystem:
     clients: int = 0  # of a closed loop; none: requests arrive by themselves
     think_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
+    max_length: int = MAX_LENGTH
 
     @property
     def depth(self) -> int:
@@ -72,7 +73,7 @@ class PoolSystem:
                 self.policy,
                 (CachedBlocks if self.caching else Blocks)(self.num_blocks, self.block_size),
                 max_in_flight=self.depth,
-                max_length=MAX_LENGTH,
+                max_length=self.max_length,
                 stages=len(self.layers),
                 endings=OutputLengths(lengths),
             )
@@ -99,7 +100,7 @@ class PoolSystem:
             block_size=self.block_size,
             caching=self.caching,
             max_in_flight=self.depth,
-            max_length=MAX_LENGTH,
+            max_length=self.max_length,
             check=True,
             **self._switches(),
         )
@@ -170,7 +171,7 @@ def pool_systems(
     arrival = st.integers(0, 30).map(lambda k: k * 2.0**-7)
     rows = st.tuples(
         st.integers(1, 60), st.integers(1, 20), st.integers(0, 8), arrival, st.integers(0, 2),
-        st.integers(0, 40), st.integers(0, 3),
+        st.integers(0, 90), st.integers(0, 3),
     )  # fmt: skip
     requests = []
     for i, row in enumerate(draw(st.lists(rows, min_size=1, max_size=25))):

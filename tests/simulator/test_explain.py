@@ -9,6 +9,7 @@ import pytest
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import load_experiment
+from simulator.op_times.breakdown import breakdown
 from simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
 from simulator.views.metrics import Analysis
 
@@ -45,6 +46,23 @@ def test_the_parts_add_up_exactly(scenario: str, changes: tuple[str, ...]) -> No
     signed = {"jitter", "chunking", "mixing"}
     for name, value in (parts.stages | parts.latency).items():
         assert value >= 0 or name in signed, name
+
+
+def test_free_micro_batches_with_empty_ones_among_them() -> None:
+    """Prompts are longer than any chunk, and empty iterations take no time of any op."""
+    changes = ("workload.requests=40", "cluster.pp=2", "workload.arrivals.rate=2")
+    experiment = load_experiment("vllm_llama3_8b", changes)
+    deployment = deploy(experiment.scenarios["vllm"], experiment.sources["vllm"])
+    analysis = Analysis(deployment.simulate())
+    log = analysis.records.replicas[0]
+    empty = log.iterations["prefill_tokens"] + log.iterations["decodes"] == 0
+    assert empty.any()
+    for op, use in breakdown(log, deployment.predictor).items():
+        assert not use.time_s[empty].any(), op
+    parts = explain(analysis, deployment.predictor)
+    assert sum(parts.stages.values()) == parts.wall == Fraction(analysis.records.end_s)
+    assert sum(parts.latency.values()) == parts.mean_latency
+    assert max(request.prompt_tokens for request in deployment.requests) > 2048
 
 
 def test_parts_are_what_they_say() -> None:

@@ -1,0 +1,73 @@
+"""Prompts that share their beginning: system prompts, and the turns of a session.
+
+A :data:`~policies.request.Prefix` names what is shared. Only its length counts, not its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from policies.request import Prefix
+from simulator.loop.records import Floats, Ints
+
+
+def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -> Ints:
+    """The group of each of ``count`` requests: 0 for the first share of all, and so on, else -1."""
+    group = np.searchsorted(np.cumsum(shares), rng.random(count), side="right")
+    return np.where(group < len(shares), group, -1)
+
+
+def draw_sessions(count: int, low: int, high: int, rng: np.random.Generator) -> Ints:
+    """The session of each of ``count`` requests, in order: 0, 0, 0, 1, 1, ...
+
+    A session has ``low`` to ``high`` turns, each number as likely; the last one may be cut short.
+    """
+    ends = np.cumsum(rng.integers(low, high, size=count, endpoint=True, dtype=np.int64))
+    return np.searchsorted(ends, np.arange(count), side="right")
+
+
+def first_turns(session: Ints) -> Ints:
+    """For each turn, where the first one of its session stands. Sessions rise."""
+    return np.searchsorted(session, session)
+
+
+def with_turns_before(session: Ints, prompt: Ints, output: Ints) -> Ints:
+    """Prompt tokens of every turn, which hold its session's earlier prompts and answers.
+
+    ``prompt`` and ``output`` are the tokens that a turn adds.
+    """
+    total = prompt + output
+    before = np.cumsum(total) - total
+    return np.asarray(prompt + before - before[first_turns(session)], np.int64)
+
+
+def turn_arrivals(
+    session: Ints, start_s: Floats, interval_s: float, rng: np.random.Generator
+) -> Floats:
+    """When turns arrive: a session's first at its ``start_s``, each other one after the one before.
+
+    The intervals are exponentially distributed with that mean, in seconds.
+    """
+    since = np.cumsum(rng.exponential(interval_s, len(session)))
+    return np.asarray(start_s[session] + (since - since[first_turns(session)]), np.float64)
+
+
+def shared_prefixes(
+    system_tokens: Sequence[int], group: Ints | None, session: Ints | None, length: Ints
+) -> list[Prefix]:
+    """What each request shares with others.
+
+    That is the system prompt of its ``group``, and with the other turns of its ``session`` all
+    that is in the KV cache when it is done: ``length`` (prompt and output) less the last token.
+    """
+    systems = [((("system prompt", i), tokens),) for i, tokens in enumerate(system_tokens)]
+    heads = [()] * len(length) if group is None else [systems[i] if i >= 0 else () for i in group]
+    if session is None:
+        return list(heads)
+    until = (length - 1).tolist()
+    return [
+        (*head, (("session", turn), until[i]))
+        for i, (head, turn) in enumerate(zip(heads, session.tolist(), strict=True))
+    ]

@@ -1,0 +1,51 @@
+"""docs/workloads.md: its examples work as they stand there, and give what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import deploy_all
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (trace,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    Path("small.jsonl").write_text(trace)
+    Path("replay.yaml").write_text(YAML[-1])
+    commands = re.findall(r"^    sarathi-sim (.*)$", PAGE, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        words = shlex.split(command)
+        if "shared_prefixes" in words:
+            words += ["--set", "workload.requests=30"]
+        if words[0] == "run":
+            words.append("--no-figures")
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, f"{command}: {done.output}"
+    requests = pd.read_parquet("runs/replay/replay/requests.parquet")
+    assert requests["hit_tokens"].tolist() == [0, 1296, 512]
+    summary = json.loads(Path("runs/replay/summary.json").read_text())
+    assert summary["scenarios"]["replay"]["hit_rate"] == (1296 + 512) / (1300 + 1300 + 700)
+
+
+@pytest.mark.parametrize("example", YAML[:-1])
+def test_an_example(example: str, tmp_path: Path) -> None:
+    path = tmp_path / "example.yaml"
+    rest = "name: x\nmodel: llama-3-8b\ndevice: a100-80g-sxm\npolicy: {name: vllm}\n"
+    path.write_text(rest + example)
+    (deployment,) = deploy_all(load_experiment(path)).values()
+    assert len(deployment.requests) == 1000
+    shared = [request for request in deployment.requests if request.prefix]
+    assert len(shared) > 600

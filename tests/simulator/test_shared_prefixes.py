@@ -1,0 +1,357 @@
+"""System prompts, sessions and Mooncake traces: lengths and cache hits worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source
+from experiments.config.requests import build_requests
+from experiments.config.scenario import Scenario
+from policies.request import Request, Sequence
+from policies.vllm import Vllm
+from simulator.load.trace import read_trace
+from simulator.load.workload import WorkloadError
+from simulator.views.metrics import Analysis
+from tests.simulator.pools import OTHERS, PoolSystem
+from tests.simulator.test_textbook_pool import compare
+
+LONGEST = 4000
+
+
+def made(seed: int = 0, longest: int = LONGEST, **workload: Any) -> list[Request]:
+    """The requests of a workload: by default 20 prompt and 13 output tokens each, all at once."""
+    tree = {"lengths": {"kind": "fixed", "prompt": 20, "decode": 13}, "requests": 12} | workload
+    scenario = Scenario.model_validate(
+        {"seed": seed, "model": "m", "device": "d", "policy": {"name": "vllm"}, "workload": tree}
+    )
+    return build_requests(scenario, longest, Source("here.yaml", "one", {}, ()))
+
+
+def traced(path: Path, rows: list[tuple[float, int, int, list[int]]], **more: Any) -> list[Request]:
+    """The requests of a Mooncake trace of (ms, input, output, hash ids), arriving as in it."""
+    keys = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows))
+    lengths = {"kind": "trace", "path": str(path)}
+    return made(**{"lengths": lengths, "arrivals": {"kind": "trace"}, "requests": None} | more)
+
+
+def hits(requests: list[Request], block_size: int = 16, **system: Any) -> list[int]:
+    """Prompt tokens found in the prefix cache by each request under vLLM's policy, with room for
+    all; the textbook's pool says the same."""
+    records = compare(
+        PoolSystem(
+            policy=Vllm(4096, 64),
+            block_size=block_size,
+            num_blocks=2000,
+            caching=True,
+            requests=requests,
+            max_length=LONGEST,
+            **system,
+        )
+    )
+    return Analysis(records).requests["hit_tokens"].tolist()
+
+
+# System prompts ------------------------------------------------------------------------------
+
+
+def test_a_system_prompt_is_computed_once() -> None:
+    """Of 40 tokens before 20 own ones two blocks of 16 are whole; the first request computes them,
+    and the others find them, also within the same iteration."""
+    requests = made(requests=3, system_prompts={"all": {"share": 1.0, "tokens": 40}})
+    assert [(r.prompt_tokens, r.output_tokens) for r in requests] == [(60, 13)] * 3
+    assert hits(requests) == [0, 32, 32]
+    assert hits(requests, block_size=8) == [0, 40, 40]
+    no_room_for_the_first = made(requests=2, system_prompts={"all": {"share": 1.0, "tokens": 9}})
+    assert hits(no_room_for_the_first) == [0, 0]
+
+
+def test_groups_are_drawn_by_share_and_seed() -> None:
+    prompts = {"chat": {"share": 0.5, "tokens": 512}, "code": {"share": 0.2, "tokens": 2048}}
+    drawn = Counter(r.prompt_tokens for r in made(requests=20_000, system_prompts=prompts))
+    assert drawn.keys() == {20, 532, 2068}
+    assert drawn[532] / 20_000 == pytest.approx(0.5, abs=0.015)
+    assert drawn[2068] / 20_000 == pytest.approx(0.2, abs=0.015)
+    first, again, other = (made(seed, system_prompts=prompts) for seed in (1, 1, 2))
+    assert first == again != other
+    # Who has none is as without system prompts.
+    plain = made(requests=40)
+    some = made(requests=40, system_prompts={"chat": {"share": 0.3, "tokens": 64}})
+    assert (
+        {r.id for r in some if r in plain} == {r.id for r in some if r.prompt_tokens == 20} != set()
+    )
+
+
+# Sessions ------------------------------------------------------------------------------------
+
+FAR = {"min_turns": 3, "max_turns": 3, "interval_s": 1000.0}
+"""Three turns, each long after the one before is served."""
+
+
+def test_a_turn_holds_the_turns_before_it() -> None:
+    requests = made(requests=7, sessions=FAR, arrivals={"kind": "poisson", "rate": 1.0})
+    by_session: dict[Any, list[Request]] = {}
+    for request in requests:
+        by_session.setdefault(request.prefix[0][0], []).append(request)
+    assert [len(turns) for turns in by_session.values()] == [3, 3, 1], "the last is cut short"
+    for turns in by_session.values():
+        # 20; 20 + 13 + 20; 20 + 13 + 20 + 13 + 20
+        assert [r.prompt_tokens for r in turns] == [20, 53, 86][: len(turns)]
+        assert all(r.output_tokens == 13 for r in turns)
+        assert all(a.arrival_s < b.arrival_s for a, b in pairwise(turns))
+        # What is in the KV cache when a turn is done: all but the last token.
+        assert [until for r in turns for _, until in r.prefix] == [32, 65, 98][: len(turns)]
+    assert [r.id for r in requests] == list(range(7))
+    assert sorted(r.arrival_s for r in requests) == [r.arrival_s for r in requests]
+
+
+def test_a_turn_finds_its_session_in_the_cache() -> None:
+    """32 tokens are two blocks of 16, 65 are four."""
+    assert hits(made(requests=3, sessions=FAR)) == [0, 32, 64]
+    with_system = made(
+        requests=6, sessions=FAR, system_prompts={"all": {"share": 1.0, "tokens": 40}}
+    )
+    assert [r.prompt_tokens for r in with_system[:2]] == [60, 60], "both sessions begin at 0"
+    found = dict(zip([r.prompt_tokens for r in with_system], hits(with_system), strict=True))
+    # Behind the system prompt: 40 + 32 = 72 tokens are four blocks, 40 + 65 are six.
+    assert found == {60: 32, 93: 64, 126: 96}
+
+
+def test_a_turn_that_comes_too_early_finds_what_is_there() -> None:
+    """All turns at once: the second finds the first's prompt, whose one full block is scheduled."""
+    assert hits(made(requests=3, sessions=FAR | {"interval_s": 0.0})) == [0, 16, 48]
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(0, 4), st.integers(1, 60))
+def test_any_sessions(seed: int, low: int, more: int, count: int) -> None:
+    lengths = {"kind": "uniform", "min": 4, "max": 30}
+    sessions = {"min_turns": low, "max_turns": low + more, "interval_s": 2.0}
+    requests = made(seed, requests=count, lengths=lengths, pd_ratio=1.0, sessions=sessions)
+    assert len(requests) == count
+    turns: dict[Any, list[Request]] = {}
+    for request in requests:
+        turns.setdefault(request.prefix[-1][0], []).append(request)
+    sizes = [len(turns["session", i]) for i in range(len(turns))]
+    assert all(low <= size <= low + more for size in sizes[:-1]) and sizes[-1] <= low + more
+    for members in turns.values():
+        held = 0
+        for request in members:
+            own = request.prompt_tokens - held
+            assert 4 <= own + request.output_tokens <= 30
+            held = request.prompt_tokens + request.output_tokens
+    assert requests == made(seed, requests=count, lengths=lengths, pd_ratio=1.0, sessions=sessions)
+
+
+def test_intervals_have_the_mean_asked_for() -> None:
+    sessions = {"min_turns": 2, "max_turns": 2, "interval_s": 5.0}
+    requests = made(requests=20_000, sessions=sessions)  # every session begins at 0
+    second = np.array([r.arrival_s for r in requests if r.prompt_tokens == 53])
+    assert len(second) == 10_000
+    assert second.mean() == pytest.approx(5.0, rel=0.04)
+    assert second.std() == pytest.approx(5.0, rel=0.04)
+
+
+# Mooncake ------------------------------------------------------------------------------------
+
+
+def test_blocks_of_512_become_blocks_of_16(tmp_path: Path) -> None:
+    rows = [
+        (0.0, 1024, 4, [7, 8]),
+        (60_000.0, 1024, 4, [7, 8]),  # the same prompt: its last token is computed again
+        (120_000.0, 700, 4, [7, 9]),  # shares 512 tokens
+        (180_000.0, 700, 4, [7, 9]),  # 699 tokens are 43 blocks and 11 tokens
+        (240_000.0, 700, 4, [9, 8]),  # a prompt is known by its beginning
+        (300_000.5, 1300, 4, [7, 8]),  # its last, unfinished block has no number
+    ]
+    requests = traced(tmp_path / "trace.jsonl", rows)
+    assert [r.arrival_s for r in requests] == [0, 60, 120, 180, 240, 300.0005]
+    assert [r.prompt_tokens for r in requests] == [1024, 1024, 700, 700, 700, 1300]
+    assert {r.output_tokens for r in requests} == {4}
+    assert hits(requests) == [0, 63 * 16, 512, 43 * 16, 0, 1024]
+    # 512 is no multiple of 48: the block across the boundary differs where the second one does.
+    assert hits(requests, block_size=48) == [0, 21 * 48, 10 * 48, 14 * 48, 0, 21 * 48]
+
+
+@given(st.lists(st.integers(1, 60), max_size=5), st.integers(1, 70))
+def test_a_block_is_named_by_what_holds_to_its_end(steps: list[int], size: int) -> None:
+    ends = np.cumsum(steps).tolist()
+    sequence = Sequence(0, 400, 10, 0, prefix=tuple(enumerate(ends)))
+    for index in range(400 // size):
+        end = (index + 1) * size
+        expected = next((name for name, until in sequence.prefix if end <= until), sequence)
+        assert sequence.content(index, size) == (expected, index)
+
+
+def test_arrivals_may_be_drawn_instead(tmp_path: Path) -> None:
+    rows = [(0.0, 600, 4, [1, 2]), (9000.0, 600, 4, [1, 3])]
+    requests = traced(tmp_path / "trace.jsonl", rows, arrivals={"kind": "at_once"}, requests=2)
+    assert [r.arrival_s for r in requests] == [0, 0]
+    assert len(traced(tmp_path / "trace.jsonl", rows, requests=1)) == 1
+
+
+GOOD = '{"timestamp": 5, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (GOOD.replace("5,", "4,"), "timestamp is earlier than in the line before"),
+        (GOOD.replace("5,", '"5",'), "timestamp: value '5': must be a number"),
+        (GOOD.replace("5,", "NaN,"), "timestamp: value nan: must be a finite number"),
+        (GOOD.replace("5,", "1e300,"), "timestamp: value 1e+300: must be at most 1e+15"),
+        (GOOD.replace("600", "0"), "input_length: value 0: must be at least 1"),
+        (GOOD.replace("600", "1e9"), "input_length: value 1000000000.0: must be a whole number"),
+        (GOOD.replace("600", "99999999"), "input_length: value 99999999: must be at most 16777216"),
+        (GOOD.replace(" 9,", " null,"), "output_length: value null: must be a whole number"),
+        (GOOD.replace('"output_length": 9, ', ""), "output_length: this key is missing"),
+        (GOOD.replace('"hash_ids": [1, 2]', '"hash": 1'), "hash_ids: this key is missing"),
+        (GOOD.replace("[1, 2]", "7"), "hash_ids: value 7: must be a list"),
+        (GOOD.replace("[1, 2]", "[1, 2.5]"), "hash_ids.1: value 2.5: must be a whole number"),
+        (GOOD.replace("[1, 2]", "[1, 2, 3]"), "hash_ids has 3 blocks: must be 1 or 2, one for ev"),
+        (GOOD.replace("[1, 2]", "[]"), "hash_ids has 0 blocks: must be 1 or 2"),
+        (GOOD.replace("600", "1024").replace("2]", "2, 3]"), "hash_ids has 3 blocks: must be 2, "),
+        ("[1]\n", "must be keys and values"),
+        ("\n", "invalid JSON: EOF while parsing a value"),
+        (GOOD[:40] + "\n", "invalid JSON: EOF while parsing a string at column 40"),
+        (GOOD.replace("9", "9\udcff"), "invalid JSON: "),
+        ("[" * 100_000 + "\n", "invalid JSON: recursion limit exceeded"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, expected: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(GOOD + line + GOOD, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(WorkloadError) as caught:
+        read_trace(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: line 2: ") and expected in text
+    assert "\n" not in text
+
+
+def test_files_that_are_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(WorkloadError, match=r"trace\.jsonl: No such file"):
+        read_trace(path)
+    path.write_text("")
+    with pytest.raises(WorkloadError, match=r"trace\.jsonl: expected at least one request"):
+        read_trace(path)
+    with path.open("wb") as file:
+        file.truncate(50_000_000)  # sparse
+    with pytest.raises(WorkloadError, match="line 1 is longer than 1048576 characters"):
+        read_trace(path)
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    path.write_text(GOOD + text, encoding="utf-8", newline="")
+    try:
+        read_trace(path)
+    except WorkloadError as error:
+        assert str(error).startswith(f"{path}: line ")
+
+
+# Both pools ----------------------------------------------------------------------------------
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "system_prompts": {
+        "system_prompts": {"a": {"share": 0.5, "tokens": 40}, "b": {"share": 0.3, "tokens": 19}}
+    },
+    "sessions": {"sessions": {"max_turns": 4, "interval_s": 0.2}},
+    "both": {
+        "sessions": {"max_turns": 3, "interval_s": 0.2},
+        "system_prompts": {"a": {"share": 0.6, "tokens": 33}},
+    },
+}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("policy", ["vllm", "vllm_async", *OTHERS])
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_both_pools_agree(workload: str, policy: str, stages: int) -> None:
+    """So little memory that cached blocks are evicted, and some policies preempt."""
+    engine = OTHERS.get(policy) or Vllm(64, 8, async_scheduling=policy == "vllm_async")
+    lengths = {"kind": "uniform", "min": 4, "max": 30}
+    arrivals = {"kind": "poisson", "rate": 30.0}
+    requests = made(
+        3, 160, requests=40, lengths=lengths, pd_ratio=1.0, arrivals=arrivals, declared="exact",
+        too_long="reject", **WORKLOADS[workload],
+    )  # fmt: skip
+    compare(PoolSystem(engine, (2,) * stages, 60, caching=True, requests=requests))
+
+
+def test_both_pools_agree_on_a_trace(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    rows = []
+    for i in range(30):
+        shared = int(rng.integers(0, 4))
+        tokens = 512 * shared + int(rng.integers(1, 900))
+        ids = [*range(shared), *range(100 * (i + 1), 100 * (i + 1) + 9)]
+        rows.append((20.0 * i, tokens, int(rng.integers(1, 9)), ids[: -(-tokens // 512)]))
+    requests = traced(tmp_path / "trace.jsonl", rows, declared="exact")
+    for block_size, num_blocks in ((16, 300), (48, 90)):
+        system = PoolSystem(
+            Vllm(600, 8),
+            (2, 2),
+            num_blocks,
+            block_size,
+            True,
+            requests=requests,
+            max_length=LONGEST,
+        )
+        pool = compare(system).replicas[0].pool
+        assert pool is not None and (pool.events[:, 1] == 0).any(), "nobody hits the cache"
+
+
+# Mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"),
+    [
+        (
+            {
+                "system_prompts": {
+                    "a": {"share": 0.7, "tokens": 9},
+                    "b": {"share": 0.4, "tokens": 9},
+                }
+            },
+            "workload.system_prompts: value {'a': 0.7, 'b': 0.4}: the shares add up to 1.1: must",
+        ),
+        (
+            {"sessions": {"min_turns": 4, "max_turns": 3, "interval_s": 1.0}},
+            "workload.sessions.max_turns: value 3: must be at least min_turns, which is 4",
+        ),
+        (
+            {"sessions": {"max_turns": 9, "interval_s": 1e6}, "requests": 100},
+            "workload.sessions.interval_s: value 1000000.0: the last request arrives after",
+        ),
+        (
+            {"sessions": FAR, "arrivals": {"kind": "poisson", "rate": 1e-6}, "requests": 90},
+            "workload.arrivals.rate: value 1e-06: the last request arrives after",
+        ),
+        (
+            {"sessions": FAR, "lengths": {"kind": "trace", "path": "x.csv"}},
+            "workload.sessions: value {'min_turns': 3, 'max_turns': 3, 'interval_s': 1000.0}: must "
+            "be left out: a trace's prompts are whole as they stand",
+        ),
+        (
+            {"sessions": FAR | {"min_turns": 200, "max_turns": 200}, "requests": 200},
+            "cluster.max_length: value 4000: request 121 of the workload has 4013 prompt and 13 ",
+        ),
+    ],
+)
+def test_mistakes(workload: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(**workload)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
