@@ -199,7 +199,7 @@ def deploy(
     """
     cluster, batching = scenario.cluster, scenario.batching
     model, device = model_of(scenario, source), device_of(scenario, source)
-    layers = _stage_layers(scenario, model, source)
+    layers = layers_of(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
     size = dtype_bytes_of(scenario, model, device)
@@ -261,7 +261,7 @@ def deploy(
     return found
 
 
-def _stage_layers(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
+def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
     cluster = scenario.cluster
     if cluster.pp > model.num_layers:
         problem = f"must be at most {model.num_layers}, the layers of {model.name}"

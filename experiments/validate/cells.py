@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from experiments.config.deployment import layers_of
 from experiments.config.errors import ConfigError
+from experiments.config.inputs import model_of
 from experiments.config.loading import Experiment, Source
 from experiments.config.requests import build_requests
-from experiments.config.scenario import Engine, Scenario
+from experiments.config.scenario import Scenario
 from policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.spec import EngineSpec
-from profiler.facts.model import ModelSpec, load_model
+from profiler.facts.model import ModelSpec
 from profiler.measuring.in_situ import GridWork, grid_works
-from simulator.load.capacity import stage_layers
 from simulator.loop.quantum import quantize
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -93,45 +94,30 @@ def make_cells(experiment: Experiment) -> list[Cell]:
 
 def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     cluster, batching = scenario.cluster, scenario.batching
-    try:
-        model = load_model(scenario.model)
-    except ConfigError as error:
-        raise ConfigError(f"{source.name(('model',))}: {error}") from None
-    if scenario.device not in ("cpu", "cuda"):
-        problem = "must be cpu or cuda: the machine that runs this command is validated"
-        raise source.error("device", scenario.device, problem)
-    try:
-        model.check_tp(cluster.tp)
-    except ValueError as error:
-        raise source.error("cluster.tp", cluster.tp, str(error)) from None
-    if cluster.replicas != 1:
-        raise source.error("cluster.replicas", cluster.replicas, "must be 1: one engine is run")
-    if cluster.pp > model.num_layers:
-        raise source.error(
-            "cluster.pp", cluster.pp, f"must be at most {model.num_layers}, the layers"
-        )
-    if batching.formation != "lazy":
-        problem = "must be lazy: the engine forms a batch when its first stage is free"
-        raise source.error("batching.formation", batching.formation, problem)
-    policy = scenario.policy.build()
-    if needs_costs(policy):
-        problem = "needs predicted times, which only the simulator has"
-        raise source.error("policy.name", scenario.policy.name, problem)
-    if is_pooled(policy):
-        problem = "acts on a pool with paged memory, which this engine does not have"
-        raise source.error("policy.name", scenario.policy.name, problem)
+    model, policy = model_of(scenario, source), scenario.policy.build()
+    policy_name = scenario.policy.name
+    given = scenario.engine.model_dump(exclude_defaults=True)
+    # Key, value, whether the engine can do that, and what it can do.
+    for key, value, good, problem in (
+        ("device", scenario.device, scenario.device in ("cpu", "cuda"),
+         "must be cpu or cuda: the machine that runs this command is validated"),
+        ("cluster.replicas", cluster.replicas, cluster.replicas == 1,
+         "must be 1: one engine is run"),
+        ("batching.formation", batching.formation, batching.formation == "lazy",
+         "must be lazy: the engine forms a batch when its first stage is free"),
+        ("policy.name", policy_name, not needs_costs(policy),
+         "needs predicted times, which only the simulator has"),
+        ("policy.name", policy_name, not is_pooled(policy),
+         "acts on a pool with paged memory, which this engine does not have"),
+        ("workload.too_long", scenario.workload.too_long, scenario.workload.too_long == "error",
+         "must be error: the engine's KV slots hold cluster.max_length tokens"),
+        ("engine", given, not given, "must be left out: a real engine is measured instead"),
+    ):  # fmt: skip
+        if not good:
+            raise source.error(key, value, problem)
     if batching.max_batch is None:
         raise ConfigError(f"{source.name(('batching', 'max_batch'))}: this key is missing")
-    if scenario.workload.too_long != "error":
-        problem = "must be error: the engine's KV slots hold cluster.max_length tokens"
-        raise source.error("workload.too_long", scenario.workload.too_long, problem)
-    if scenario.engine != Engine():
-        given = scenario.engine.model_dump(exclude_defaults=True)
-        raise source.error("engine", given, "must be left out: a real engine is measured instead")
-    layers = tuple(cluster.layers_per_stage or stage_layers(model.num_layers, cluster.pp))
-    if len(layers) != cluster.pp or sum(layers) != model.num_layers:
-        problem = f"must be {cluster.pp} numbers that add up to {model.num_layers}"
-        raise source.error("cluster.layers_per_stage", list(layers), problem)
+    layers = layers_of(scenario, model, source)
     device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
     max_length = cluster.max_length or model.max_position_embeddings
     cell = Cell(name, scenario, source, model, device, layers, max_length)
