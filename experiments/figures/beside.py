@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from experiments.figures.slices import Drawing
@@ -28,12 +27,7 @@ class Artist:
     def __enter__(self) -> Artist:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
         self.process.kill()
         self.process.wait()

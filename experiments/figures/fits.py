@@ -15,7 +15,6 @@ from profiler.facts.ops import op_of
 from profiler.storage.progress import Progress
 from simulator.confidence.bands import Band, coverage, fit_band
 from simulator.confidence.held_out import OpTable, held_out_errors, op_tables
-from simulator.loop.records import Floats
 
 CURVES = 5
 """Contexts of an attention op that are drawn."""
@@ -73,7 +72,8 @@ def fit_figure(table: OpTable, band: Band) -> Figure:
     far = table.far(table.points, table.time_s)
     for context, style in zip(curves, line_styles(), strict=False):
         own = slice(None) if context is None else table.points[:, 1] == context
-        wanted = grid[:, None] if context is None else _with(grid, context)
+        fixed = [] if context is None else [np.full(len(grid), context)]
+        wanted = np.stack([grid, *fixed], axis=1)
         model = far if context is None else fit
         time = 1e6 * model(wanted)
         half = band.half_widths(table, wanted)
@@ -90,7 +90,3 @@ def fit_figure(table: OpTable, band: Band) -> Figure:
     axes.set_xlabel(label)
     axes.legend(loc="upper left")
     return figure
-
-
-def _with(grid: Floats, context: float) -> Floats:
-    return np.stack([grid, np.full(len(grid), context)], axis=1)

@@ -21,7 +21,6 @@ from rich.progress import (
 from rich.table import Table
 
 from experiments.config.deployment import Deployment
-from experiments.config.scenario import Cluster
 from experiments.results import SUMMARY
 from experiments.run.experiment import ExperimentResult
 from experiments.run.rich_table import rich_table
@@ -188,7 +187,9 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
         "model": lambda d: d.model.name,
         "device": lambda d: d.device.name,
         "policy": lambda d: d.scenario.policy.name,
-        "TP x PP x replicas": lambda d: _degrees(d.scenario.cluster),
+        "TP x PP x replicas": lambda d: (
+            f"{d.scenario.cluster.tp} x {d.scenario.cluster.pp} x {d.scenario.cluster.replicas}"
+        ),
         "max batch": lambda d: str(d.scenario.batching.max_batch),
         "micro-batches in flight": lambda d: str(d.scenario.batching.max_in_flight),
         "KV tokens": lambda d: f"{d.kv_capacity:,}",
@@ -196,10 +197,6 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
     }
     cells = [[label, *map(cell, deployments.values())] for label, cell in rows.items()]
     return rich_table([""], list(deployments), cells)
-
-
-def _degrees(cluster: Cluster) -> str:
-    return f"{cluster.tp} x {cluster.pp} x {cluster.replicas}"
 
 
 def bench_table(numbers: Mapping[str, Any]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +50,7 @@ class Uncertainty:
             factors = self.factors(metric)
             assert factors is not None
             found[f"{metric}_band"] = _band(summary[metric] * factors)
-        found["outside_profile"] = [outside.as_json() for outside in self.outside]
+        found["outside_profile"] = [asdict(outside) for outside in self.outside]
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,17 +139,11 @@ def write_tables(plan: SweepPlan, store: Store, failures: dict[str, str]) -> Non
         "contrast": plan.contrast,
         "runs": len(plan.runs),
         "finished": len(rows),
-        "missing": _missing(plan.runs, finished, failures),
+        # Keys of the runs without a result, and why they failed if they did.
+        "missing": {r.key: failures.get(r.key) for r in plan.runs if r.key not in finished},
         "paired": paired,
     }
     store.replace(SUMMARY, json_bytes(content))
-
-
-def _missing(
-    runs: Sequence[Run], finished: set[str], failures: dict[str, str]
-) -> dict[str, str | None]:
-    """Keys of the runs without a result, and why they failed if they did."""
-    return {run.key: failures.get(run.key) for run in runs if run.key not in finished}
 
 
 def _row(run: Run, plan: SweepPlan, store: Store) -> dict[str, Any]:

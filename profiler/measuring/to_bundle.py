@@ -102,14 +102,10 @@ def measured(journal: Journal, op: str) -> dict[Key, Timing]:
     return {k: t for k, t in journal.points(op).items() if t.time_us is not None}
 
 
-def _rounded(time_us: float) -> float:
-    """Round to six digits, more than the measurement's precision."""
-    return float(f"{time_us:.6g}")
-
-
 def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataFrame:
+    # Six digits are more than is known.
     rows = [
-        (*key, _rounded(timing.time_us or 0.0), round(100 * timing.spread, 3))
+        (*key, float(f"{timing.time_us or 0.0:.6g}"), round(100 * timing.spread, 3))
         for key, timing in points.items()
     ]
     frame = pd.DataFrame(rows, columns=[*table.columns, "spread_pct"])

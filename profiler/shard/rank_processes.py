@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from profiler.planning.profile_error import ProfileError
@@ -73,12 +72,7 @@ class RankProcesses:
         threading.Thread(target=_pump, args=(output, self._lines), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,10 +43,6 @@ class Outside:
             f"{self.op}: {100 * self.iterations:.3g} % of its iterations ({100 * self.time:.3g} % "
             f"of its time) lie {where} what was measured{far}; to profile next: {points}"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON-able."""
-        return asdict(self)
 
 
 def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) -> list[Outside]:

@@ -63,7 +63,7 @@ def attention_mask(_: Labs) -> Figure:
         shade = np.where(np.arange(keys) < chunk * number, 1.0, 2.0) * seen
         for (row, column), value in np.ndenumerate(shade):
             colour = ("white", SKY, BLUE)[int(value)]
-            axes.add_patch(_square(column, row, colour))
+            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor=GREY))
         axes.set(xlim=(-0.03, keys + 0.03), ylim=(chunk + 0.03, -0.03), aspect="equal")
         axes.set_xticks(np.arange(keys) + 0.5, [f"k{i}" for i in range(keys)], fontsize=SMALL)
         axes.set_yticks(np.arange(chunk) + 0.5, [f"q{i}" for i in query], fontsize=SMALL)
@@ -80,7 +80,3 @@ def attention_mask(_: Labs) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=SMALL)
     return figure
-
-
-def _square(column: int, row: int, colour: str) -> Patch:
-    return Rectangle((column, row), 1, 1, facecolor=colour, edgecolor=GREY)
