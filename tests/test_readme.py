@@ -108,3 +108,23 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_documents_name_files_that_exist() -> None:
+    """Paths in the packages, and in ARCHITECTURE.md's table also what to look at in them."""
+    root = Path(__file__).parent.parent
+    pages = (root / "README.md", root / "ARCHITECTURE.md", *(root / "docs").glob("*.md"))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        named = r"`((?:policies|profiler|simulator|experiments|tests)/[\w/.]+)`"
+        for path in re.findall(named, text):
+            assert (root / path).exists(), f"{page.name}: {path}"
+    rows = (root / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    questions = [
+        row.split("|") for row in rows if re.match(r"\|[^|]*\?? \| `\w+/[\w/]+\.py` \|", row)
+    ]
+    assert len(questions) >= 8
+    for _, question, file, where, _ in questions:
+        code = (root / file.strip(" `")).read_text(encoding="utf-8")
+        first = re.findall(r"`(?:[A-Z]\w*\.)?(\w+)`", where)[:1]
+        assert all(re.search(rf"\b{name}\b", code) for name in first), question

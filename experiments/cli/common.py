@@ -107,7 +107,7 @@ def _is_user_error(error: Exception) -> bool:
     from experiments.config.errors import ConfigError
     from simulator.loop.simulation import SimulationError
 
-    # OSError: a full disk, a folder one may not write to, a file that is not there.
+    # OSError: a full disk, a folder without write permission, a missing file.
     return isinstance(error, ConfigError | OSError | SimulationError)
 
 

@@ -45,7 +45,7 @@ def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[
         timed: deploy(experiment.scenarios[name], experiment.sources[name])
         for timed, name in _timed_scenarios(experiment).items()
     }
-    # The first pass warms the predictor's tables, and counts what there is to do.
+    # The first pass fills the predictor's tables, and counts the work.
     executions, trace_s = {}, {}
     for policy, deployment in deployments.items():
         records = _fast(deployment)

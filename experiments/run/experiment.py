@@ -134,7 +134,7 @@ def run_experiment(
     check_replaceable(out)
     deployments = deploy_all(experiment)
     with ExitStack() as stack:
-        # Before simulating: one may not be allowed to write there.
+        # Before simulating, because writing there may not be allowed.
         folder = stack.enter_context(result_folder(out))
         artist = stack.enter_context(Artist()) if figures else None
         runs = {name: _run(name, d, progress) for name, d in deployments.items()}

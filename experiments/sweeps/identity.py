@@ -13,7 +13,7 @@ from experiments.config.deployment import Deployment
 from profiler.storage.paths import user_path
 
 _ROOT = Path(__file__).resolve().parents[2]
-# Whose code decides what a run's files hold. The profiler's parts are those that read profiles.
+# The code that a run's files depend on. The profiler's parts are those that read profiles.
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
     *("profiler/storage/*.py", "profiler/facts/*.py", "profiler/bundle/*.py"),

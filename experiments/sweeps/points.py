@@ -48,8 +48,8 @@ def axis_values(axis: list[Any] | Range, where: str) -> list[Any]:
         numbers = np.geomspace(axis.start, axis.to, axis.num)
     else:
         numbers = np.linspace(axis.start, axis.to, axis.num)
-    # Twelve digits: 0.30000000000000004 is not what anyone means. Whole numbers are given as such,
-    # because keys that count something take nothing else.
+    # Twelve digits, so 0.30000000000000004 is 0.3. Whole numbers become integers, because counts
+    # must be integers.
     rounded = [float(f"{number:.12g}") for number in numbers]
     duplicates = _duplicates(rounded)
     if duplicates:

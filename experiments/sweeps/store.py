@@ -1,12 +1,12 @@
 """The folder of a sweep: a folder per run, and a table with a row per run.
 
-    DIR/summary.json       what was swept, what is missing, paired differences
+    DIR/summary.json       axes, missing runs, paired differences
         results.parquet    one row per finished run, in the sweep's order
         runs/KEY/          a result like that of `sarathi-sim run`, under its run's key
         failed/KEY.txt     the traceback of a run that raised
-        damaged/KEY/       what lay in runs/KEY and was not as it had been written
-        lock               while a sweep is at work here, or was killed
-        manifest.json      the mark of a sweep, and what else is in it but runs/
+        damaged/KEY/       a folder of runs/KEY that was changed after writing
+        lock               exists while a sweep works here, or after a kill
+        manifest.json      the mark of a sweep, and its files outside of runs/
 
 A run's folder appears completely or not at all, and its manifest names its files. So every existing
 folder is a finished run, and later changes to it are detected.

@@ -151,7 +151,7 @@ def _cell(cell: Cell, all_repeats: list[Comparison], kept: list[int]) -> dict[st
             "by_kind": errors_by_kind(some, prediction),
             "repeats": [_prediction(outcome, prediction) for outcome in all_repeats],
         }
-    # The calibrated prediction is the headline; that of the grid alone stands beside it.
+    # The calibrated prediction is judged; that of the grid alone is reported, too.
     return entry | {key: entry["calibrated"][key] for key in (*TARGETS, "throughput_error")}
 
 

@@ -168,7 +168,7 @@ def _outliers(series: _Series) -> Iterator[Finding]:
     low, mid, high = (series.sizes[i : len(series.sizes) - 2 + i] for i in range(3))
     before, time, after = (series.times[i : len(series.times) - 2 + i] for i in range(3))
     expected = before + (after - before) * (mid - low) / (high - low)
-    # A step between two sizes lies between its neighbours' times, and is no outlier.
+    # A step between two sizes is between its neighbours' times, so it is not an outlier.
     above, below = (1 + DROP) * np.maximum(before, after), (1 - DROP) * np.minimum(before, after)
     beyond = (time > above) | (time < below)
     for i in np.flatnonzero(beyond & (np.abs(time / expected - 1) > OFF)):

@@ -114,7 +114,7 @@ class Book:
             if context >= len(tokens):
                 if sequence.id not in self._over:
                     raise EngineError(f"{sequence} decodes before its last token is there")
-                context = -1  # it has ended meanwhile, and decodes in vain
+                context = -1  # it has ended meanwhile; this decode is dropped
             rows.append(tokens[context])
             owners.append(sequence)
         return Work(index, tuple(chunks), tuple(decodes), np.array(rows, np.int32)), owners

@@ -50,7 +50,7 @@ def open_compute(spec: EngineSpec, number: int) -> Compute:
         )
     torch.cuda.set_device(number)
     _check_memory(f"rank {number}", spec, [number])
-    # NCCL moves what lies on GPUs; the words that say what it is stay with gloo.
+    # NCCL sends tensors between GPUs; gloo sends the words that describe them.
     return Compute(torch.device("cuda", number), dtype, "cpu:gloo,cuda:nccl", apart=True)
 
 

@@ -162,7 +162,7 @@ def end_with_parent(folder: Path, on_line: Callable[[bytes], object] | None = No
             for line in lines:
                 if on_line is not None:
                     on_line(line)
-        if folder.name.startswith(_SCRATCH):  # and not one that somebody named by hand
+        if folder.name.startswith(_SCRATCH):  # and not a folder that the user named
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(3)
 

@@ -29,7 +29,7 @@ class FolderLock:
             try:
                 self._file = self._path.open("a+", encoding="utf-8")
             except FileNotFoundError:
-                continue  # who was here before has removed the folder meanwhile
+                continue  # the earlier holder has removed the folder meanwhile
             self._lock()
             if self._is_in_place():
                 break

@@ -262,7 +262,7 @@ def replace_folder(scratch: Path, target: Path, kind: str, *, over: tuple[str, .
         return
     exchange(scratch, target)
     try:
-        check_ours(scratch, kind, *over)  # somebody may have written there in the meantime
+        check_ours(scratch, kind, *over)  # another program may have written there meanwhile
     except BaseException:
         exchange(scratch, target)
         raise

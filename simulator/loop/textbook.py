@@ -168,7 +168,7 @@ class TextbookReplica(TextbookPipeline):
         for member, tokens in micro.chunks:
             member.sequence.prefilled += tokens
             if member.sequence.prefilled == member.request.prompt_tokens:
-                # Decoding members stand in the order in which their prompts were finished.
+                # Decoding members are in the order in which their prompts were finished.
                 self.slots[slot].remove(member)
                 self.slots[slot].append(member)
                 member.generated = 1

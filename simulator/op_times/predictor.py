@@ -185,7 +185,7 @@ class BundlePredictor:
         self._by_tokens, self._beside_ops = _token_rows(self.cost, most)
 
 
-# All predictors of the same op times and sizes share what follows: a sweep makes hundreds.
+# All predictors of the same op times and sizes share these tables: a sweep makes hundreds.
 
 
 def _context_grid(points: int, step: int) -> Floats:

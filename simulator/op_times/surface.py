@@ -31,7 +31,7 @@ class Kind:
 def coordinates(a: Floats, b: Floats) -> Floats:
     """Coordinates in which neighbours are found, shape (..., 2)."""
     # + 32: a context of 0 is a point of its own, and not infinitely far from 1. A first size of 0,
-    # which takes no time, is outside of every hull.
+    # which takes no time, is outside of every region.
     return np.stack([np.log2(np.maximum(a, 1)), np.log2(b + 32)], axis=-1)
 
 

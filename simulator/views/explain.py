@@ -32,7 +32,7 @@ from simulator.views.ledger import ACCOUNTS, WAITS
 from simulator.views.metrics import Analysis
 from simulator.views.spans import Spans
 
-# A layer's accounts that are known from its rows, then decodes; prefill attention is what is left.
+# A layer's accounts that follow from its rows, then decodes; prefill attention is the rest.
 _ROWS = [op.account for op in OPS.values() if op.part == "layer" and op.name not in ATTENTION]
 _KNOWN = tuple(dict.fromkeys([*_ROWS, "decode_attention"]))
 _LINEAR, *_BESIDE = (name for name in _KNOWN if name != "decode_attention")
