@@ -37,9 +37,7 @@ _HBM_SHARE = 0.9
 _MAX_CONTEXT = 8192
 
 
-def import_aiconfigurator(
-    folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
-) -> Bundle:
+def import_aiconfigurator(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Bundle:
     """A bundle from the folder of aiconfigurator's A100 files.
 
     Shapes that its grid lacks are interpolated; what it did not measure (elementwise ops,
@@ -63,7 +61,7 @@ def import_aiconfigurator(
         origin = f"nccl_collectives.csv, {tp} GPUs, half"
         parts["all_reduce"] = Part(rows, "measured", origin) if len(rows) else None
     found = {op: part for op, part in parts.items() if part is not None}
-    return assemble(_SOURCE, device, model, tp, found, created)
+    return assemble(_SOURCE, device, model, tp, found)
 
 
 def _prefill(folder: Path, model: ModelSpec, tp: int, times: DeviceModel) -> Part | None:

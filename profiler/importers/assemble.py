@@ -36,14 +36,13 @@ def assemble(
     model: ModelSpec,
     tp: int,
     parts: Mapping[str, Part],
-    created: str | None = None,
 ) -> Bundle:
     """The bundle of one ``tp`` rank of ``model`` from ``parts`` by op.
 
     Keys of ``parts`` are the ops of ``linear.csv``, ``attn_prefill``, ``attn_decode``,
     ``all_reduce`` and ``send_recv_<scope>``. Missing ones are predicted by the calibrated model of
-    ``device``. ``meta.environment`` says of each where it came from. ``created`` is today unless
-    given. Raises BundleError where the source has no GEMM of the model, or where something is
+    ``device``. ``meta.environment`` says of each where it came from.
+    Raises BundleError where the source has no GEMM of the model, or where something is
     missing and the device has no calibrated model.
     """
     if all(parts[op].kind == "modelled" for op in LAYER_GEMMS if op in parts):
@@ -70,7 +69,7 @@ def assemble(
         model_spec=model,
         tp=tp,
         source="imported",
-        created=created or date.today().isoformat(),
+        created=date.today().isoformat(),
         generator=f"sarathi-sim import {source.name}",
         dtype=source.dtype,
         notes="; ".join(f"{kind}: {listed(sorted(ops))}" for kind, ops in sorted(by_kind.items()))

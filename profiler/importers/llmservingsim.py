@@ -53,9 +53,7 @@ def measured_on(folder: Path) -> str:
     return device_of(folder) if is_perf(folder) else _DEVICE
 
 
-def import_llmservingsim(
-    folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
-) -> Bundle:
+def import_llmservingsim(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Bundle:
     """A bundle from a folder of LLMServingSim's: its A6000 files, or a ``profiler/perf`` folder.
 
     Of the former, fused projections are interpolated over n between the separate ones.
@@ -63,7 +61,7 @@ def import_llmservingsim(
     Llama-3.1-8B at tp 1 (in a ``profiler/perf`` folder: another model than was measured).
     """
     if is_perf(folder):
-        return import_perf(folder, model, tp, device, created)
+        return import_perf(folder, model, tp, device)
     here = source_folder(folder, FOLDER)
     if not (here / _GEMM_FILE).is_file():
         raise BundleError(f"llmservingsim: {here} has none of its forms: {_FORMS}")
@@ -80,4 +78,4 @@ def import_llmservingsim(
         for op, rows in (("attn_prefill", prefill), ("attn_decode", decode)):
             parts[op] = attention_part(op, rows, model, tp, times, _ATTENTION_FILE)
     found = {op: part for op, part in parts.items() if part is not None}
-    return assemble(_SOURCE, device, model, tp, found, created)
+    return assemble(_SOURCE, device, model, tp, found)

@@ -67,9 +67,7 @@ def device_of(folder: Path) -> str:
     )
 
 
-def import_perf(
-    folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
-) -> Bundle:
+def import_perf(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Bundle:
     """A bundle from a ``profiler/perf`` folder: every op as vLLM ran it on one rank.
 
     Whole layers (``mixed.csv``) are sums of the linear ops and one attention call over a chunk and
@@ -101,7 +99,7 @@ def import_perf(
     chunks, decodes = cells["prefill_chunk"] > 0, cells["n_decode"] > 0
     parts[PREFILL] = _alone(cells[chunks & ~decodes], PREFILL, ("prefill_chunk", "kv_prefill"))
     parts[DECODE] = _alone(cells[decodes & ~chunks], DECODE, ("n_decode", "kv_decode"))
-    bundle = assemble(_publication(meta), device, model, tp, parts, created)
+    bundle = assemble(_publication(meta), device, model, tp, parts)
     mixed = _mixed(cells[chunks & decodes], parts)
     about = bundle.meta.environment | {"mixed": mixed.mark()}
     meta_of_all = dataclasses.replace(bundle.meta, environment=about)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.device import DeviceSpec, load_device
@@ -16,32 +14,17 @@ from profiler.importers.vidur import import_vidur
 from profiler.storage.paths import WHERE
 from profiler.storage.strict import did_you_mean
 
+Importer = Callable[[Path, ModelSpec, int, DeviceSpec], Bundle]
+"""Makes the bundle of a model at a TP degree on a device from a source's folder.
 
-class Importer(Protocol):
-    """A source's reader."""
-
-    def __call__(
-        self,
-        folder: Path,
-        model: ModelSpec,
-        tp: int,
-        device: DeviceSpec,
-        created: str | None = None,
-    ) -> Bundle:
-        """A bundle from ``folder``. Raises BundleError for what cannot be had from it."""
-
-
-@dataclass(frozen=True)
-class _Entry:
-    read: Importer
-    device: Callable[[Path], str]
-
+Raises BundleError for what cannot be had from it.
+"""
 
 #: Readers, and the device that a folder is taken to be of where none is named.
-SOURCES = {
-    "vidur": _Entry(import_vidur, lambda _: "a100-80g-sxm"),
-    "aiconfigurator": _Entry(import_aiconfigurator, lambda _: "a100-80g-sxm"),
-    "llmservingsim": _Entry(import_llmservingsim, measured_on),
+SOURCES: dict[str, tuple[Importer, Callable[[Path], str]]] = {
+    "vidur": (import_vidur, lambda _: "a100-80g-sxm"),
+    "aiconfigurator": (import_aiconfigurator, lambda _: "a100-80g-sxm"),
+    "llmservingsim": (import_llmservingsim, measured_on),
 }
 
 
@@ -51,7 +34,6 @@ def import_bundle(
     model: str | Path,
     tp: int,
     device: str | None = None,
-    created: str | None = None,
 ) -> Bundle:
     """The bundle of one ``tp`` rank of ``model`` from a folder of public measurements.
 
@@ -66,9 +48,9 @@ def import_bundle(
         )
     if not folder.is_dir():
         raise BundleError(f"{folder}: no such folder; {WHERE}")
-    entry, spec = SOURCES[source], load_model(model)
+    (read, usual_device), spec = SOURCES[source], load_model(model)
     try:
         spec.check_tp(tp)
     except ValueError as error:
         raise BundleError(str(error)) from None
-    return entry.read(folder, spec, tp, load_device(device or entry.device(folder)), created)
+    return read(folder, spec, tp, load_device(device or usual_device(folder)))

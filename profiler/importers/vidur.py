@@ -30,9 +30,7 @@ _MILLI = 1e3
 _ATTENTION_FILE = "attention_a100_CodeLlama-34b_tp2.csv"
 
 
-def import_vidur(
-    folder: Path, model: ModelSpec, tp: int, device: DeviceSpec, created: str | None = None
-) -> Bundle:
+def import_vidur(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Bundle:
     """A bundle from the folder of Vidur's files; the model is found by its architecture.
 
     The first part of a file's name (``a100``, ``a40``) gives ``device``. Raises BundleError for a
@@ -57,7 +55,7 @@ def import_vidur(
     source = Publication(
         "vidur", VIDUR, f"NVIDIA {gpu.upper()}, as the repository has it", "float16"
     )
-    return assemble(source, device, model, tp, parts, created)
+    return assemble(source, device, model, tp, parts)
 
 
 def _devices(folder: Path) -> list[str]:

@@ -97,7 +97,7 @@ def test_every_op_by_hand(perf: Path) -> None:
 
 
 def test_its_meta_says_where_every_op_is_from(perf: Path, tmp_path: Path) -> None:
-    bundle = import_bundle("llmservingsim", perf, "llama-3-8b", 1, created="2026-11-21")
+    bundle = import_bundle("llmservingsim", perf, "llama-3-8b", 1)
     about = bundle.meta.environment
     assert about["preproj"] == "measured: qkv_proj of dense.csv"
     assert about["others"] == "combined: 2 x layernorm + act_fn + rotary_emb of dense.csv"
