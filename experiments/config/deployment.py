@@ -29,6 +29,7 @@ from simulator.loop.records import Records
 from simulator.loop.replica import Predictor
 from simulator.loop.simulation import simulate
 from simulator.loop.switches import Switches
+from simulator.op_times.iteration import HostTime
 from simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 from simulator.op_times.regression import OpTimes
 
@@ -161,6 +162,7 @@ class Deployment:
             num_stages=scenario.cluster.pp,
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
+            host=HostTime(scenario.engine.host_iteration_s, scenario.engine.host_sequence_s),
         )
 
     def simulate(

@@ -98,6 +98,8 @@ PARAMETERS = {
     "engine.send": Parameter("sends"),
     "engine.lm_head": Parameter("LM head"),
     "engine.layer_time": Parameter("layer time"),
+    "engine.host_iteration_s": Parameter("host time of an iteration", "s", "host"),
+    "engine.host_sequence_s": Parameter("host time of a sequence", "s", "host a sequence"),
 }
 """By key path. What is missing, such as a policy's own keys, is called by the key's words."""
 

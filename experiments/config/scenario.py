@@ -73,7 +73,8 @@ class KvCache(Strict):
 
 class Engine(Strict):
     """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
-    of variation), sends that occupy the stage or not, and whether logits are computed.
+    of variation), sends that occupy the stage or not, whether logits are computed, and the host's
+    time that no GPU time hides: of each iteration, and of each sequence in it.
 
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
     of the ops."""
@@ -83,6 +84,8 @@ class Engine(Strict):
     send: Literal["overlapped", "blocking"] = "overlapped"
     lm_head: bool = True
     layer_time: Literal["measured", "sum"] = "measured"
+    host_iteration_s: Seconds = 0.0
+    host_sequence_s: Seconds = 0.0
 
 
 class Scenario(Strict):

@@ -26,6 +26,7 @@ _LABELS = {
     **ACCOUNTS,
     "queueing": "queueing",
     "prefill_attention": "attention of prompts, as if whole",
+    "host": "the engine's host",
     "chunking": "chunking: attention beyond that",
     "mixing": "chunk and decodes in one batch",
     "jitter": "jitter",

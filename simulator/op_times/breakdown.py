@@ -56,7 +56,8 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     used[PREFILL] = OpUse(np.where(chunks > 0, rest, 0), size / np.maximum(chunks, 1)[:, None])
     # The prompts that end in a batch are not recorded apart from the chunks.
     outputs = decodes + chunks
-    used |= _divided(columns["first_s"], FIRST, tokens, cost)
+    embedding_s = columns["first_s"] - predict.host_s((decodes + chunks).astype(np.int64))
+    used |= _divided(embedding_s, FIRST, tokens, cost)
     used |= _divided(columns["last_s"], LAST, outputs, cost)
     used[SEND_RECV] = OpUse(columns["send_s"], (num_bytes / cost.ops.tp)[:, None])
     return used

@@ -60,6 +60,21 @@ class WholeLayer:
 SUM = WholeLayer()
 
 
+@dataclass(frozen=True)
+class HostTime:
+    """Seconds of the engine's host that no GPU time hides: of an iteration, and of each sequence
+    in it. Scheduling, preparing inputs, launching and sampling are such times."""
+
+    iteration_s: float = 0.0
+    sequence_s: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.iteration_s or self.sequence_s)
+
+
+NO_HOST = HostTime()
+
+
 def counted_context(mean: Seconds, longest: Seconds, skew: Seconds | float) -> Seconds:
     """The context of equal decodes that take as long as these."""
     return mean + skew * (longest - mean)
@@ -70,13 +85,14 @@ class IterationCost:
     """The times of an iteration's parts in seconds, by its sizes.
 
     ``scope`` is how far the next stage is (None: there is none). Without ``include_head`` the first
-    and the last stage do their layers only.
+    and the last stage do their layers only. ``host`` comes on top on the first stage.
     """
 
     ops: OpTimes
     layer: WholeLayer = SUM
     scope: str | None = None
     include_head: bool = True
+    host: HostTime = NO_HOST
 
     def layer_parts(
         self,
@@ -127,6 +143,10 @@ class IterationCost:
     def last_s(self, outputs: npt.ArrayLike) -> Floats:
         """Extra time on the last stage, for the rows that yield a token."""
         return self._edges(LAST, outputs)
+
+    def host_s(self, sequences: npt.ArrayLike) -> Floats:
+        """What the host adds to an iteration of so many sequences."""
+        return self.host.iteration_s + self.host.sequence_s * np.asarray(sequences, np.float64)
 
     def transfer_s(self, tokens: npt.ArrayLike) -> Floats:
         """Time to send the activations to the next stage: each rank sends its slice."""

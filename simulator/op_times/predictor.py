@@ -10,7 +10,7 @@ import numpy as np
 from policies.batch import Batch
 from simulator.loop.quantum import QUANTUM_S, ROUNDER, quantize
 from simulator.loop.records import Floats, Ints
-from simulator.op_times.iteration import SUM, IterationCost, counted_context
+from simulator.op_times.iteration import NO_HOST, SUM, HostTime, IterationCost, counted_context
 from simulator.op_times.regression import OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
@@ -79,8 +79,9 @@ class BundlePredictor:
     It tabulates :class:`~simulator.op_times.iteration.IterationCost`. One layer of a batch with M
     token rows takes the linear ops and elementwise ones of M tokens (fused over chunks and
     decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and one
-    attention of all decodes. The first stage adds the embedding of M tokens, the last the LM head
-    for the rows that yield a token. To the next stage goes M * hidden / TP numbers per rank.
+    attention of all decodes. The first stage adds the embedding of M tokens and ``host``'s time, the
+    last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP numbers
+    per rank.
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
@@ -103,13 +104,15 @@ class BundlePredictor:
         num_stages: int = 1,
         include_head: bool = True,
         layer_time: str = "measured",
+        host: HostTime = NO_HOST,
     ) -> None:
         self.ops = ops
         layer = ops.whole_layer if layer_time == "measured" else SUM
         self.layer = layer = replace(layer, both_s=float(quantize(layer.both_s)))
-        self.cost = IterationCost(ops, layer, scope if num_stages > 1 else None, include_head)
+        self.cost = IterationCost(ops, layer, scope if num_stages > 1 else None, include_head, host)
         self._skew = ops.skew
         self._mixes = layer.mixes
+        self._has_host = bool(host)
         self._max_length = max_length
         size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
         self._per_step = 1.0 / size.step
@@ -131,6 +134,8 @@ class BundlePredictor:
         rows = decodes
         if decodes + len(batch.chunks) >= len(self._head):
             self._tabulate_decodes(2 * (decodes + len(batch.chunks)))
+        if self._has_host:
+            first_s += self._host[decodes + len(batch.chunks)]
         for sequence, chunk, context in batch.chunks:
             if context:
                 row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
@@ -161,6 +166,10 @@ class BundlePredictor:
         first, second = self._decode_table[row, low], self._decode_table[row, low + 1]
         return np.asarray(first + (second - first) * (position - low))
 
+    def host_s(self, sequences: Ints) -> Floats:
+        """Seconds that the host adds to iterations of so many sequences; whole quanta."""
+        return quantize(self.cost.host_s(sequences))
+
     def whole_prompt_s(self, tokens: Ints) -> Floats:
         """Seconds of attention of many prompts, each processed whole."""
         if tokens.max(initial=0) < len(self._whole):
@@ -180,6 +189,7 @@ class BundlePredictor:
     def _tabulate_decodes(self, most: int) -> None:
         found = _decode_rows(self.cost, most, *self._contexts)
         self._decode_table, self._decode_rows, self._head = found
+        self._host = self.host_s(np.arange(most + 1)).tolist()
 
     def _tabulate_tokens(self, most: int) -> None:
         self._by_tokens, self._beside_ops = _token_rows(self.cost, most)

@@ -39,6 +39,7 @@ _LINEAR, *_BESIDE = (name for name in _KNOWN if name != "decode_attention")
 OP_ACCOUNTS = (
     *(_LINEAR, "prefill_attention", "decode_attention", MIXING, *_BESIDE),
     "embedding_and_head",
+    "host",
 )
 STAGE_PARTS = (*OP_ACCOUNTS, "chunking", "jitter", "sending", *WAITS, "fill", "drain", "no_work")
 LATENCY_PARTS = (
@@ -121,7 +122,9 @@ def _iteration_parts(log: ReplicaLog, predict: BundlePredictor) -> dict[str, Int
     parts["decode_attention"] += np.where(with_chunks, 0, left)
     parts["prefill_attention"] = np.where(with_chunks, left, 0)
     found: dict[str, Ints] = {name: sum(log.layers) * quanta for name, quanta in parts.items()}
-    found["embedding_and_head"] = _quanta(columns["first_s"] + columns["last_s"])
+    sequences = (columns["decodes"] + columns["chunks"]).astype(np.int64)
+    found["host"] = _quanta(predict.host_s(sequences))
+    found["embedding_and_head"] = _quanta(columns["first_s"] + columns["last_s"]) - found["host"]
     return found
 
 

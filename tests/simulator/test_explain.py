@@ -19,6 +19,7 @@ CASES = {
     "jitter": ("engine.jitter=0.2",),
     "blocking": ("engine.send=blocking", "engine.turnaround_s=0.004"),
     "lazy, free": ("batching.formation=lazy", "batching.micro_batches=free"),
+    "host": ("engine.host_iteration_s=0.001", "engine.host_sequence_s=3.0e-5"),
     "arrivals": ("workload.arrivals={kind: poisson, rate: 0.5}",),
     "uneven": ("cluster.layers_per_stage=[12,12,12,12,12,12,12,12]",),
 }
@@ -82,6 +83,20 @@ def test_parts_are_what_they_say() -> None:
     assert float(whole.stages["prefill_attention"]) == pytest.approx(
         float(parts.stages["prefill_attention"]), rel=1e-6
     )
+
+
+def test_host_time_is_on_top_on_the_first_stage() -> None:
+    """2 ms an iteration and 0.25 ms a sequence in it."""
+    given = ("engine.host_iteration_s=0.002", "engine.host_sequence_s=2.5e-4")
+    _, analysis, parts = run("sarathi_pp", *given)
+    columns = analysis.records.replicas[0].iterations
+    sequences = columns["decodes"] + columns["chunks"]
+    spent = 0.002 * len(sequences) + 2.5e-4 * sequences.sum()
+    assert float(parts.stages["host"]) == pytest.approx(spent / 8, rel=1e-5)
+    _, plain, without = run("sarathi_pp")
+    assert without.stages["host"] == 0
+    first = plain.records.replicas[0].iterations["first_s"][0]  # one chunk, the same in both
+    assert columns["first_s"][0] - first == pytest.approx(0.00225, rel=1e-6)
 
 
 def test_one_request_alone() -> None:
