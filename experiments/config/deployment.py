@@ -13,7 +13,7 @@ from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
 from experiments.config.paged import paged_cache
 from experiments.config.policy_file import policy_errors
-from experiments.config.requests import build_requests
+from experiments.config.requests import build_clients, build_requests
 from experiments.config.scenario import KvCache, Scenario
 from policies.kv import Blocks, CachedBlocks
 from policies.policy import PoolPolicy, chunking_of, is_pooled, of_micro_batches
@@ -183,6 +183,7 @@ class Deployment:
                 switches=self.switches,
                 router=scenario.cluster.router,
                 seed=scenario.seed,
+                clients=build_clients(scenario, len(self.requests)),
                 progress=progress,
             )
 

@@ -55,6 +55,8 @@ PARAMETERS = {
     "workload.arrivals": Parameter("arrivals"),
     "workload.arrivals.kind": Parameter("arrivals"),
     "workload.arrivals.rate": Parameter("arrival rate", "requests/s", "rate"),
+    "workload.arrivals.clients": Parameter("clients"),
+    "workload.arrivals.think_s": Parameter("think time", "s"),
     "workload.arrivals.cv": Parameter("variation of the gaps between arrivals", "", "variation"),
     "workload.requests": Parameter("requests"),
     "workload.pd_ratio": Parameter("prompt tokens for each output token (P:D)", "", "P:D"),

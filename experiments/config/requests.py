@@ -13,9 +13,11 @@ from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
     AtOnce,
+    Closed,
     FixedLengths,
     Gamma,
     Poisson,
+    RandomLengths,
     TraceLengths,
     UniformLengths,
     Workload,
@@ -44,8 +46,18 @@ from simulator.load.workload import (
     uniform_lengths,
     zipf_lengths,
 )
-from simulator.loop.quantum import HORIZON_S
+from simulator.loop.closed_loop import ClosedLoop
+from simulator.loop.quantum import HORIZON_S, quantize
 from simulator.loop.records import Floats, Ints
+
+
+def build_clients(scenario: Scenario, count: int) -> ClosedLoop | None:
+    """Who sends the ``count`` requests of a closed loop; None where they arrive by themselves."""
+    arrivals = scenario.workload.arrivals
+    if not isinstance(arrivals, Closed):
+        return None
+    think_s = stream(scenario.seed, "think times").exponential(arrivals.think_s, count)
+    return ClosedLoop(arrivals.clients, quantize(think_s))
 
 
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[Request]:
@@ -120,6 +132,9 @@ def _sharing(
         raise source.error("workload.system_prompts", value, problem)
     session = None
     if sessions is not None:
+        if isinstance(workload.arrivals, Closed):
+            problem = "must be left out: turns arrive by themselves, not in a closed loop"
+            raise source.error("workload.sessions", sessions.model_dump(), problem)
         if sessions.max_turns < sessions.min_turns:
             problem = f"must be at least min_turns, which is {sessions.min_turns}"
             raise source.error("workload.sessions.max_turns", sessions.max_turns, problem)
@@ -178,6 +193,16 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
     count = workload.requests
     if count is None:
         raise ConfigError(f"{source.name(('workload', 'requests'))}: this key is missing")
+    if isinstance(lengths, RandomLengths):
+        if workload.pd_ratio is not None:
+            problem = "must be left out where lengths.prompt and lengths.decode are given"
+            raise source.error("workload.pd_ratio", workload.pd_ratio, problem)
+        rng = stream(scenario.seed, "lengths")
+        prompt, output = (
+            uniform_lengths(count, max(1, int(lengths.range_ratio * most)), most, rng)
+            for most in (lengths.prompt, lengths.decode)
+        )
+        return prompt, output
     if isinstance(lengths, FixedLengths):
         if (lengths.prompt is None) != (lengths.decode is None) or (
             (lengths.total is None) == (lengths.prompt is None)
@@ -229,7 +254,7 @@ def _arrivals(
     workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
 ) -> Floats:
     arrivals = workload.arrivals
-    if isinstance(arrivals, AtOnce):
+    if isinstance(arrivals, AtOnce | Closed):
         return at_once(count)
     if isinstance(arrivals, Poisson | Gamma) and arrivals.rate * HORIZON_S <= 1:
         raise _beyond_horizon(workload, 1 / arrivals.rate, source)

@@ -36,6 +36,16 @@ class FixedLengths(Strict):
     decode: Tokens | None = None
 
 
+class RandomLengths(Strict):
+    """Prompt and output tokens apart, as load generators draw them: each a whole number between
+    ``range_ratio`` of ``prompt`` (``decode``) and all of it, as likely as any other."""
+
+    kind: Literal["random"]
+    prompt: Tokens
+    decode: Tokens
+    range_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
 class TraceLengths(Strict):
     """Prompt and output tokens (and arrivals and shared prefixes, where it has them) from a file:
     CSV, or with the name ``*.jsonl`` Mooncake's form."""
@@ -44,7 +54,7 @@ class TraceLengths(Strict):
     path: Text
 
 
-Lengths = ZipfLengths | UniformLengths | FixedLengths | TraceLengths
+Lengths = ZipfLengths | UniformLengths | FixedLengths | RandomLengths | TraceLengths
 
 
 class AtOnce(Strict):
@@ -77,7 +87,16 @@ class TraceArrivals(Strict):
     kind: Literal["trace"]
 
 
-Arrivals = AtOnce | Poisson | Gamma | TraceArrivals
+class Closed(Strict):
+    """``clients`` requests are under way: the first ones are sent at 0, and the next one whenever
+    one finishes, ``think_s`` seconds later in the mean (exponentially distributed)."""
+
+    kind: Literal["closed_loop"]
+    clients: Count
+    think_s: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+
+
+Arrivals = AtOnce | Poisson | Gamma | TraceArrivals | Closed
 
 
 class SystemPrompt(Strict):

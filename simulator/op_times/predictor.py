@@ -79,9 +79,9 @@ class BundlePredictor:
     It tabulates :class:`~simulator.op_times.iteration.IterationCost`. One layer of a batch with M
     token rows takes the linear ops and elementwise ones of M tokens (fused over chunks and
     decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and one
-    attention of all decodes. The first stage adds the embedding of M tokens and ``host``'s time, the
-    last the LM head for the rows that yield a token. To the next stage goes M * hidden / TP numbers
-    per rank.
+    attention of all decodes. The first stage adds the embedding of M tokens and the time of the
+    ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
+    hidden / TP numbers per rank.
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
