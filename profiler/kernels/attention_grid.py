@@ -1,0 +1,163 @@
+"""Attention times by head counts: prefill over the chunk, decode over batch and context.
+
+Other head counts lie between measured ones in the logarithm of the query heads. KV heads that were
+not measured: a decode of ``b`` sequences with twice the KV heads is one of ``2 b`` sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profiler.facts.roofline import Array
+from profiler.kernels.gemm_lattice import Stored, packed, unpacked
+
+
+@dataclass(frozen=True, eq=False)
+class HeadGrid:
+    """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size."""
+
+    heads: npt.NDArray[np.int64]
+    sizes: tuple[Array, ...]
+    log_us: Array
+
+    def measured(self, heads: int, kv_heads: int) -> bool:
+        """Whether these head counts are in the grid."""
+        return bool((self.heads == (heads, kv_heads)).all(axis=1).any())
+
+    def around(self, heads: float, kv_heads: int, same_kv: bool) -> list[tuple[int, float]]:
+        """(row, weight) of the query heads below and above, by the ratio; one beyond the measured.
+
+        Among equal query heads the row with the nearest KV heads counts; ``same_kv``: only rows
+        with these very KV heads.
+        """
+        have, kv = self.heads[:, 0], self.heads[:, 1]
+        far = np.abs(np.log(kv / kv_heads))
+        rows = [
+            int(at[np.argmin(far[at])])
+            for count in np.unique(have)
+            if len(at := np.flatnonzero((have == count) & ((kv == kv_heads) | (not same_kv))))
+        ]
+        counts, wanted = np.log(have[rows]), np.log(heads)
+        upper = int(np.searchsorted(counts, wanted - 1e-9))
+        if upper == len(rows):
+            return [(rows[-1], 1.0)]
+        if upper == 0 or abs(counts[upper] - wanted) < 1e-9:
+            return [(rows[upper], 1.0)]
+        share = float((wanted - counts[upper - 1]) / (counts[upper] - counts[upper - 1]))
+        return [(rows[upper - 1], 1 - share), (rows[upper], share)]
+
+    def nearest_kv(self, kv_heads: int) -> int:
+        """The measured number of KV heads that is nearest by ratio."""
+        have = np.unique(self.heads[:, 1])
+        return int(have[np.argmin(np.abs(np.log(have / kv_heads)))])
+
+    def only(self, rows: npt.NDArray[np.bool_]) -> HeadGrid:
+        """These pairs of head counts."""
+        return HeadGrid(self.heads[rows], self.sizes, self.log_us[rows])
+
+    def of_kind(self, multi_head: bool) -> HeadGrid:
+        """The pairs with as many KV heads as query heads, or those with fewer; all if there are
+        none: the two are different kernels."""
+        rows = (self.heads[:, 0] == self.heads[:, 1]) == multi_head
+        return self.only(rows) if rows.any() else self
+
+    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
+        """As plain integers."""
+        sizes = {f"size{i}": size.astype(np.int32) for i, size in enumerate(self.sizes)}
+        return {"heads": self.heads.astype(np.int32), **sizes, "log_us": packed(self.log_us)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Stored) -> HeadGrid:
+        """From what :meth:`arrays` gave."""
+        sizes = tuple(
+            arrays[name].astype(np.float64) for name in ("size0", "size1") if name in arrays
+        )
+        heads = arrays["heads"].astype(np.int64)
+        return cls(heads, sizes, unpacked(np.asarray(arrays["log_us"], np.int16)))
+
+
+def prefill_us(grid: HeadGrid, chunk: Array, heads: int, kv_heads: int) -> Array:
+    """One sequence's causal attention of ``chunk`` tokens without a prefix.
+
+    Monotone cubics through the logarithms; beyond the longest chunk by its square, and beyond the
+    largest head count in proportion to it.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    (lengths,) = grid.sizes
+    where = np.log(np.clip(chunk, lengths[0], lengths[-1]))
+    total = np.zeros(np.shape(chunk))
+    parts = grid.around(heads, kv_heads, same_kv=False)
+    for row, weight in parts:
+        total += weight * PchipInterpolator(np.log(lengths), grid.log_us[row])(where)
+    alone = heads / grid.heads[parts[-1][0], 0] if len(parts) == 1 else 1.0
+    found: Array = np.exp(total) * np.maximum(chunk / lengths[-1], 1.0) ** 2 * max(alone, 1.0)
+    return found
+
+
+def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads: int) -> Array:
+    """One new token for each of ``batch`` sequences that hold ``context`` tokens each."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    grid = grid.of_kind(heads == kv_heads)
+    batches, contexts = grid.sizes
+    near = grid.nearest_kv(kv_heads)
+    wide = np.maximum(batch * kv_heads / near, batches[0])
+    points = np.stack(np.broadcast_arrays(wide, np.maximum(context, contexts[0])), axis=-1)
+    total = np.zeros(points.shape[:-1])
+    for row, weight in grid.around(heads / kv_heads * near, near, same_kv=True):
+        times = np.exp(grid.log_us[row])
+        at = RegularGridInterpolator((batches, contexts), times, bounds_error=False, fill_value=None)
+        total += weight * np.log(at(points))
+    return np.exp(total)
+
+
+def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
+    """From rows (chunk, heads, kv_heads, time_us) of one head dimension."""
+    table = rows.pivot_table(index=["heads", "kv_heads"], columns="chunk", values="time_us")
+    lengths = table.columns.to_numpy(np.float64)
+    times = table.to_numpy(np.float64, copy=True)
+    for at in range(1, len(lengths)):
+        missing = np.isnan(times[:, at])
+        grown = times[:, at - 1] * (lengths[at] / lengths[at - 1]) ** 2
+        times[missing, at] = grown[missing]
+    for at in range(len(lengths) - 2, -1, -1):  # the shortest, where MHA was not measured at 1
+        missing = np.isnan(times[:, at])
+        times[missing, at] = times[missing, at + 1]
+    return HeadGrid(_heads(table), (lengths,), np.log(times))
+
+
+def fit_decode(rows: pd.DataFrame) -> HeadGrid:
+    """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
+
+    A larger batch or context takes no less time: a running minimum from the largest on.
+    """
+    keys = [rows["heads"], rows["kv_heads"]]
+    table = rows.pivot_table(index=keys, columns=["batch", "context"], values="time_us")
+    batches, contexts = (np.unique(rows[size].to_numpy(np.float64)) for size in ("batch", "context"))
+    whole = pd.MultiIndex.from_product([batches.astype(int), contexts.astype(int)])
+    times = table.reindex(columns=whole).to_numpy(np.float64)
+    times = cleaned_decode(times.reshape(len(table), len(batches), len(contexts)))
+    # What did not fit the memory: as much KV, as much time.
+    for sizes, along in ((batches, np.moveaxis(times, 1, 0)), (contexts, np.moveaxis(times, 2, 0))):
+        for at in range(1, len(sizes)):
+            missing = np.isnan(along[at])
+            grown = along[at - 1] * sizes[at] / sizes[at - 1]
+            along[at][missing] = grown[missing]
+    return HeadGrid(_heads(table), (batches, contexts), np.log(times))
+
+
+def cleaned_decode(times: Array) -> Array:
+    """No decode takes longer than one of more sequences or longer contexts."""
+    found = np.where(np.isnan(times), np.inf, times)
+    for axis in (1, 2):
+        found = np.flip(np.minimum.accumulate(np.flip(found, axis), axis=axis), axis)
+    return np.where(np.isnan(times), np.nan, found)
+
+
+def _heads(table: pd.DataFrame) -> npt.NDArray[np.int64]:
+    return np.array(table.index.to_list(), dtype=np.int64)

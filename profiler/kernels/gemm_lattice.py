@@ -1,0 +1,170 @@
+"""GEMM times over a lattice of measured (n, k): log(time / (n k)) between the four neighbours.
+
+In m a curve is linear between its knots. Beyond the last knot it goes on in proportion to m, and
+beyond the largest n and k in proportion to n k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profiler.facts.roofline import Array
+
+#: Smaller sides than any shard of a model has; what is smaller counts as this.
+LEAST_SIDE = 256
+#: Of a knot left out: the 95th percentile of its error over all shapes may be this much.
+_KNOT_P95 = 0.06
+#: Steps of a stored logarithm: 0.06 %.
+_STEPS = 1800.0
+
+Stored = Mapping[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]
+
+
+def packed(logarithm: Array) -> npt.NDArray[np.int16]:
+    """Logarithms as 16-bit integers."""
+    return np.round(_STEPS * logarithm).astype(np.int16)
+
+
+def unpacked(stored: npt.NDArray[np.int16]) -> Array:
+    """What :func:`packed` stored."""
+    return stored.astype(np.float64) / _STEPS
+
+
+@dataclass(frozen=True, eq=False)
+class GemmLattice:
+    """``log_rate[i, j, l]`` is the logarithm of microseconds / (n k) at n[i], k[j], m[l]."""
+
+    n: Array
+    k: Array
+    m: Array
+    log_rate: Array
+
+    def curve(self, n: int, k: int) -> Array:
+        """Microseconds at every knot in m."""
+        wide, deep = max(float(n), self.n[0]), max(float(k), self.k[0])
+        over_n = _between(np.log(wide), np.log(self.n), self.log_rate)
+        return np.exp(_between(np.log(deep), np.log(self.k), over_n)) * wide * deep
+
+    def time_us(self, m: Array, n: int, k: int) -> Array:
+        """Microseconds of ``out[m, n] = a[m, k] x b[k, n]``."""
+        inside = np.interp(m, self.m, self.curve(n, k))
+        return np.asarray(inside * np.maximum(m / self.m[-1], 1.0))
+
+    def measured(self, n: int, k: int) -> bool:
+        """Whether (n, k) is a point of the lattice."""
+        return n in self.n and k in self.k
+
+    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
+        """As plain integers."""
+        sizes = {name: getattr(self, name).astype(np.int32) for name in ("n", "k", "m")}
+        return {**sizes, "log_rate": packed(self.log_rate)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Stored) -> GemmLattice:
+        """From what :meth:`arrays` gave."""
+        sizes = (arrays[name].astype(np.float64) for name in ("n", "k", "m"))
+        return cls(*sizes, unpacked(np.asarray(arrays["log_rate"], np.int16)))
+
+
+def _between(at: float, sizes: Array, values: Array) -> Array:
+    """Linear over the first axis; the edge's value beyond."""
+    upper = int(np.clip(np.searchsorted(sizes, at), 1, len(sizes) - 1))
+    share = np.clip((at - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
+    found: Array = (1 - share) * values[upper - 1] + share * values[upper]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class GemmCube:
+    """A table of GEMMs by n, k and m; NaN where nothing was measured."""
+
+    n: Array
+    k: Array
+    m: Array
+    time_us: Array
+
+    def some(self, n: npt.ArrayLike, k: npt.ArrayLike, m: npt.ArrayLike) -> GemmCube:
+        """The cube of these indices."""
+        i, j, at = np.asarray(n), np.asarray(k), np.asarray(m)
+        return GemmCube(self.n[i], self.k[j], self.m[at], self.time_us[np.ix_(i, j, at)])
+
+    def cleaned(self) -> GemmCube:
+        """No GEMM takes longer than one that contains it (m, n and k no smaller).
+
+        A running minimum from the largest sizes on, over each size in turn: one of the bad samples
+        of the tables, or a kernel that a server avoids by padding.
+        """
+        times = np.where(np.isnan(self.time_us), np.inf, self.time_us)
+        for axis in range(3):
+            times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis=axis), axis)
+        return GemmCube(
+            self.n, self.k, self.m, np.where(np.isnan(self.time_us), np.nan, times)
+        )  # fmt: skip
+
+
+def gemm_cube(rows: pd.DataFrame) -> GemmCube:
+    """Rows (m, n, k, time_us), sides from :data:`LEAST_SIDE` on."""
+    rows = rows[(rows["n"] >= LEAST_SIDE) & (rows["k"] >= LEAST_SIDE)]
+    n, k, m = (np.unique(rows[size].to_numpy(np.float64)) for size in ("n", "k", "m"))
+    times = np.full((len(n), len(k), len(m)), np.nan)
+    at = [np.searchsorted(sizes, rows[name]) for sizes, name in ((n, "n"), (k, "k"), (m, "m"))]
+    times[tuple(at)] = rows["time_us"]
+    return GemmCube(n, k, m, times)
+
+
+def fit_lattice(cube: GemmCube, knots: npt.ArrayLike | None = None) -> GemmLattice:
+    """The surface of a cleaned cube, with all m as knots, or those of these indices."""
+    at = np.arange(len(cube.m)) if knots is None else np.asarray(knots)
+    rate = np.log(_filled(cube) / (cube.n[:, None, None] * cube.k[None, :, None]))
+    return GemmLattice(cube.n, cube.k, cube.m[at], rate[:, :, at])
+
+
+def _filled(cube: GemmCube) -> Array:
+    """Missing times: along m in proportion to m, and by the next smaller n or k to n k."""
+    times = cube.time_us.copy()
+    for i, j in np.argwhere(np.isnan(times).any(axis=2)):
+        known = ~np.isnan(times[i, j])
+        if known.any():
+            last = cube.m[known][-1]
+            inside = np.interp(cube.m, cube.m[known], times[i, j, known])
+            times[i, j] = inside * np.maximum(cube.m / last, 1.0)
+    rate = times / (cube.n[:, None, None] * cube.k[None, :, None])
+    for axis in (1, 0):
+        for along in (rate, np.flip(rate, axis)):
+            moved = np.moveaxis(along, axis, 0)
+            for one, following in zip(moved[:-1], moved[1:], strict=True):
+                following[np.isnan(following)] = one[np.isnan(following)]
+    filled: Array = rate * cube.n[:, None, None] * cube.k[None, :, None]
+    return filled
+
+
+def choose_knots(cube: GemmCube) -> npt.NDArray[np.intp]:
+    """Indices of the m to keep, so that those left out lie close to the lines between them.
+
+    The m that is worst off is added until none is off by more than 6 % (95th percentile over the
+    shapes of ``cube``).
+    """
+    chosen = [0, len(cube.m) - 1]
+    while len(chosen) < len(cube.m):
+        off = np.abs(np.log(through(cube, chosen) / cube.time_us))
+        p95 = np.nanquantile(off, 0.95, axis=(0, 1))
+        if p95.max() <= _KNOT_P95:
+            break
+        chosen = sorted([*chosen, int(np.argmax(p95))])
+    return np.array(chosen)
+
+
+def through(cube: GemmCube, knots: npt.ArrayLike) -> Array:
+    """The cube's times at every m, linear between these knots."""
+    at = np.asarray(knots)
+    upper = np.clip(np.searchsorted(at, np.arange(len(cube.m))), 1, len(at) - 1)
+    low, high = at[upper - 1], at[upper]
+    share = (cube.m - cube.m[low]) / (cube.m[high] - cube.m[low])
+    times = cube.time_us
+    found: Array = (1 - share) * times[..., low] + share * times[..., high]
+    return found

@@ -1,0 +1,173 @@
+"""How far the surfaces are off on rows that they were not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pandas as pd
+
+from profiler.facts.roofline import Array
+from profiler.kernels.attention_grid import HeadGrid, decode_us, fit_decode, fit_prefill, prefill_us
+from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, through
+from profiler.kernels.reduce_curves import cleaned_messages
+from profiler.kernels.stack_file import LeftOut
+from profiler.physics.hold_out import median_p95_worst
+
+#: Log errors against the cleaned rows, and against the rows as they were measured.
+Errors = tuple[Array, Array]
+
+_COVER = 0.9
+
+
+def summary(parts: Iterable[Errors]) -> LeftOut | None:
+    """All errors of one kind of hold-out together; None where there are none."""
+    found = list(parts)
+    if not found:
+        return None
+    clean, raw = (np.concatenate([np.ravel(part[i]) for part in found]) for i in (0, 1))
+    known = np.isfinite(clean) & np.isfinite(raw)
+    if not known.any():
+        return None
+    off, measured = clean[known], raw[known]
+    median, p95, worst = median_p95_worst(off)
+    raw_median, raw_p95, _ = median_p95_worst(measured)
+    halves = np.abs(off[::2]), np.abs(off[1::2])
+    covered = [
+        float((other <= np.quantile(half, _COVER)).mean())
+        for half, other in (halves, halves[::-1])
+        if len(half) and len(other)
+    ]
+    width = 100 * float(np.expm1(np.quantile(np.abs(off), _COVER)))
+    share = 100 * float(np.mean(covered)) if covered else 100.0
+    return LeftOut(
+        len(off), *(round(v, 2) for v in (median, p95, worst, raw_median, raw_p95, width, share))
+    )
+
+
+def gemm_token_counts(
+    clean: GemmCube, raw: GemmCube, knots: Array, scored: Array
+) -> Iterator[Errors]:
+    """The token counts that are no knots, of the ``scored`` n (the others chose the knots)."""
+    rest = np.setdiff1d(np.arange(len(clean.m)), knots)
+    if len(rest):
+        predicted = through(clean, knots)[scored][..., rest]
+        yield _errors(predicted, clean.time_us[scored][..., rest], raw.time_us[scored][..., rest])
+
+
+def gemm_pairs(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
+    """Every inner token count in turn with its neighbour one token on, from what is around."""
+    group = np.cumsum(np.concatenate([[1], np.diff(clean.m) > 1]))
+    for number in np.unique(group)[1:-1]:
+        out = np.flatnonzero(group == number)
+        if len(out) > 2:
+            continue
+        kept = np.setdiff1d(np.arange(len(clean.m)), out)
+        predicted = through(clean, kept)[..., out]
+        yield _errors(predicted, clean.time_us[..., out], raw.time_us[..., out])
+
+
+def gemm_shapes(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
+    """Every other n, then k, in turn: no shape with that n (or k) was fitted or cleaned with."""
+    every_m = np.arange(len(clean.m))
+    for axis, size in enumerate((clean.n, clean.k)):
+        for first in (0, 1):
+            kept = np.unique([0, *range(first, len(size), 2), len(size) - 1])
+            out = np.setdiff1d(np.arange(len(size)), kept)
+            n_kept, k_kept = (kept if a == axis else np.arange(len(s)) for a, s in _sides(clean))
+            n_out, k_out = (out if a == axis else np.arange(len(s)) for a, s in _sides(clean))
+            lattice = fit_lattice(raw.some(n_kept, k_kept, every_m).cleaned())
+            yield _scored(lattice, clean.some(n_out, k_out, every_m), raw.some(n_out, k_out, every_m))
+
+
+def gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
+    """The sides above 16384 and, apart, token counts above 8192, from the smaller ones."""
+    everything = [np.arange(len(s)) for s in (clean.n, clean.k, clean.m)]
+    for axis, most in ((0, 16384.0), (1, 16384.0), (2, 8192.0)):
+        size = (clean.n, clean.k, clean.m)[axis]
+        inside, outside = list(everything), list(everything)
+        inside[axis], outside[axis] = np.flatnonzero(size <= most), np.flatnonzero(size > most)
+        if len(outside[axis]):
+            lattice = fit_lattice(raw.some(*inside).cleaned())
+            yield _scored(lattice, clean.some(*outside), raw.some(*outside))
+
+
+def _sides(cube: GemmCube) -> tuple[tuple[int, Array], ...]:
+    return ((0, cube.n), (1, cube.k))
+
+
+def _scored(lattice: GemmLattice, clean: GemmCube, raw: GemmCube) -> Errors:
+    predicted = np.array(
+        [[lattice.time_us(clean.m, int(n), int(k)) for k in clean.k] for n in clean.n]
+    )
+    return _errors(predicted, clean.time_us, raw.time_us)
+
+
+def _errors(predicted: Array, clean: Array, raw: Array) -> Errors:
+    return np.log(predicted / clean), np.log(predicted / raw)
+
+
+def decode_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every other context, then every other batch: neighbours a factor of 4 apart."""
+    whole = fit_decode(rows)
+    for column in ("context", "batch"):
+        sizes = np.unique(rows[column])
+        for first in (0, 1):
+            kept = np.unique([0, *range(first, len(sizes), 2), len(sizes) - 1])
+            fitted = rows[column].isin(sizes[kept])
+            grid = fit_decode(rows[fitted])
+            yield from _decode_errors(grid, whole, rows[~fitted])
+
+
+def decode_heads(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every pair of head counts in turn."""
+    whole = fit_decode(rows)
+    for row, (heads, kv_heads) in enumerate(whole.heads.tolist()):
+        grid = whole.only(np.arange(len(whole.heads)) != row)
+        if len(grid.heads):
+            out = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
+            yield from _decode_errors(grid, whole, out)
+
+
+def _decode_errors(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
+    for (heads, kv_heads), part in out.groupby(["heads", "kv_heads"]):
+        batch, context = (part[c].to_numpy(np.float64) for c in ("batch", "context"))
+        predicted = decode_us(grid, batch, context, int(heads), int(kv_heads))
+        clean = decode_us(whole, batch, context, int(heads), int(kv_heads))
+        yield _errors(predicted, clean, part["time_us"].to_numpy())
+
+
+def prefill_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every inner chunk size in turn."""
+    for chunk in np.unique(rows["chunk"])[1:-1]:
+        grid = fit_prefill(rows[rows["chunk"] != chunk])
+        yield from _prefill_errors(grid, rows[rows["chunk"] == chunk])
+
+
+def prefill_heads(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every pair of head counts in turn."""
+    whole = fit_prefill(rows)
+    for row, (heads, kv_heads) in enumerate(whole.heads.tolist()):
+        grid = whole.only(np.arange(len(whole.heads)) != row)
+        if len(grid.heads):
+            out = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
+            yield from _prefill_errors(grid, out)
+
+
+def _prefill_errors(grid: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
+    for (heads, kv_heads), part in out.groupby(["heads", "kv_heads"]):
+        chunk = part["chunk"].to_numpy(np.float64)
+        predicted = prefill_us(grid, chunk, int(heads), int(kv_heads))
+        off = np.log(predicted / part["time_us"].to_numpy())
+        yield off, off
+
+
+def messages(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every inner message size in turn: neighbours a factor of 4 apart."""
+    ordered = rows.sort_values("num_bytes")
+    size, time = (ordered[c].to_numpy(np.float64) for c in ("num_bytes", "time_us"))
+    clean = cleaned_messages(time)
+    inner = np.arange(1, len(size) - 1)
+    share = (size[inner] - size[inner - 1]) / (size[inner + 1] - size[inner - 1])
+    predicted = (1 - share) * clean[inner - 1] + share * clean[inner + 1]
+    yield _errors(predicted, clean[inner], time[inner])

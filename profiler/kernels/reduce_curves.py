@@ -1,0 +1,59 @@
+"""All-reduce by message size and ranks: which kernel a stack takes, and how long that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from profiler.facts.roofline import Array
+from profiler.kernels.gemm_lattice import Stored, packed, unpacked
+
+#: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
+#: kernel (assumed: vLLM's and SGLang's defaults on these GPUs).
+CAPTURED_TOKENS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class ReduceCurve:
+    """Microseconds by bytes a rank, linear between sizes and in proportion beyond."""
+
+    num_bytes: Array
+    log_us: Array
+
+    def time_us(self, num_bytes: Array) -> Array:
+        """One call."""
+        inside = np.interp(num_bytes, self.num_bytes, np.exp(self.log_us))
+        return np.asarray(inside * np.maximum(num_bytes / self.num_bytes[-1], 1.0))
+
+    def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
+        """As plain integers; sizes in kinds of 128 bytes."""
+        return {
+            "size": (self.num_bytes / 128).astype(np.int32),
+            "log_us": packed(self.log_us),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Stored) -> ReduceCurve:
+        """From what :meth:`arrays` gave."""
+        sizes = 128.0 * arrays["size"].astype(np.float64)
+        return cls(sizes, unpacked(np.asarray(arrays["log_us"], np.int16)))
+
+
+def fit_reduce(rows: pd.DataFrame) -> ReduceCurve:
+    """From rows (num_bytes, time_us) of one kernel and number of ranks.
+
+    A larger message takes no less time: a running minimum from the largest on.
+    """
+    ordered = rows.sort_values("num_bytes")
+    return ReduceCurve(
+        ordered["num_bytes"].to_numpy(np.float64),
+        np.log(cleaned_messages(ordered["time_us"].to_numpy(np.float64))),
+    )
+
+
+def cleaned_messages(time_us: Array) -> Array:
+    """The running minimum from the largest message on."""
+    return np.minimum.accumulate(time_us[::-1])[::-1]

@@ -1,0 +1,134 @@
+"""What ships of a device's and a stack's kernels: a YAML that says how good, a .npz of surfaces."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.storage.files import write_whole
+from profiler.storage.paths import data_dir
+from profiler.storage.plain_yaml import dump_yaml, read_mapping
+from profiler.storage.strict import STRICT, SpecError, parse
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Absolute errors in percent on ``rows`` left out of the fit.
+
+    ``median_pct`` and ``p95_pct`` are against the cleaned rows, ``measured_*`` against the rows as
+    published. ``half_width_pct`` covers 90 % of the errors; ``covered_pct`` is what one taken from
+    the other half of the rows covers.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    rows: int
+    median_pct: float
+    p95_pct: float
+    worst_pct: float
+    measured_median_pct: float
+    measured_p95_pct: float
+    half_width_pct: float
+    covered_pct: float
+
+
+@dataclass(frozen=True)
+class KernelFit:
+    """One table's surface: from which version of the stack, how many rows, and how far off.
+
+    ``repaired_pct`` of the rows were lowered by more than 5 % by the cleaning, and
+    ``repaired_far_pct`` by more than a third. ``left_out`` is by what was left out of the fit.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    version: str
+    rows: int
+    numbers: int
+    repaired_pct: float
+    repaired_far_pct: float
+    left_out: dict[str, LeftOut]
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """The fitted kernels of one stack on one device.
+
+    ``floor_us`` is the least time of an elementwise kernel. ``kernels`` is by table: ``gemm.<dtype>``,
+    ``prefill.<kv dtype>.<head_dim>``, ``decode.<kv dtype>.<head_dim>``, ``all_reduce.<kernel>.<gpus>``.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    device: str
+    stack: str
+    origin: str
+    licence: str
+    date: str
+    floor_us: float
+    floor_source: str
+    kernels: dict[str, KernelFit]
+
+    def having(self, family: str) -> list[str]:
+        """What ``family.<...>`` there is, as the dots say it."""
+        start = f"{family}."
+        return sorted(k.removeprefix(start) for k in self.kernels if k.startswith(start))
+
+
+def stack_files(device: str, stack: str) -> list[Path]:
+    """The two files of a stack on a device, where they ship."""
+    folder = data_dir() / "kernels" / device
+    return [path for path in (folder / f"{stack}.yaml", folder / f"{stack}.npz") if path.is_file()]
+
+
+def stacks_on(device: str) -> list[str]:
+    """The stacks with fitted kernels on a device."""
+    return sorted(path.stem for path in (data_dir() / "kernels" / device).glob("*.yaml"))
+
+
+@lru_cache(maxsize=4)
+def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
+    """A shipped stack. Raises SpecError where there is none, saying which there are."""
+    files = stack_files(device, stack)
+    if len(files) < 2:
+        there = ", ".join(stacks_on(device)) or "none"
+        raise SpecError(f"no kernels of stack {stack} were fitted on device {device}; there: {there}")
+    spec = parse(StackSpec, read_mapping(files[0]), files[0])
+    with np.load(files[1], allow_pickle=False) as stored:
+        return spec, {name: stored[name] for name in stored.files}
+
+
+def stack_sha256(device: str, stack: str) -> str:
+    """Hash of a stack's files."""
+    digest = hashlib.sha256()
+    for path in stack_files(device, stack):
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def write_stack(spec: StackSpec, arrays: Mapping[str, npt.NDArray[Any]], folder: Path) -> list[Path]:
+    """Write ``<device>/<stack>.yaml`` and ``.npz`` to ``folder``; returns both paths.
+
+    The same fit gives the same bytes.
+    """
+    target = folder / spec.device
+    target.mkdir(parents=True, exist_ok=True)
+    content = BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **dict(sorted(arrays.items())))
+    text, numbers = target / f"{spec.stack}.yaml", target / f"{spec.stack}.npz"
+    write_whole(numbers, content.getvalue())
+    write_whole(text, dump_yaml(dataclasses.asdict(spec), width=96))
+    return [text, numbers]

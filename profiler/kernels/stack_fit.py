@@ -1,0 +1,172 @@
+"""From the public tables to a stack's surfaces: what is fitted, cleaned, and how far off it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from profiler.facts.formats import KV_DTYPES, WEIGHT_DTYPES
+from profiler.facts.roofline import Array
+from profiler.kernels import left_out
+from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
+from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
+from profiler.kernels.left_out import Errors
+from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce
+from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
+from profiler.public import kernel_tables as tables
+
+ORIGIN, LICENCE = "ai-dynamo/aiconfigurator @095f58a", "Apache-2.0"
+#: A table with fewer shapes, or pairs of head counts, is a stub.
+_FEWEST_SHAPES, _FEWEST_HEADS = 100, 4
+#: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
+_LEAST_SHARE = 0.25
+#: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
+_ASSUMED_FLOOR_US = 2.1
+
+Surface = GemmLattice | HeadGrid | ReduceCurve
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """One table's surface, and the record of it."""
+
+    table: str
+    surface: Surface
+    fit: KernelFit
+
+
+def fit_stack(
+    datasets: Path,
+    device: str,
+    stack: str,
+    progress: Callable[[str], None] | None = None,
+    date: str | None = None,
+) -> tuple[StackSpec, Arrays]:
+    """Every surface of one stack on one device; deterministic but for ``date`` (default today).
+
+    Raises FileNotFoundError for a missing folder, MeasurementError for a table that cannot be used.
+    """
+    fits, arrays = {}, {}
+    for found in _fits(datasets, device, stack):
+        if progress is not None:
+            progress(f"{device} {stack}: {found.table} ({found.fit.rows} rows)")
+        fits[found.table] = found.fit
+        stored = found.surface.arrays()
+        arrays.update({f"{found.table}.{name}": array for name, array in stored.items()})
+    floor, source = _floor(datasets, device, stack)
+    today = date or datetime.now(UTC).date().isoformat()
+    return StackSpec(device, stack, ORIGIN, LICENCE, today, floor, source, fits), arrays
+
+
+def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+    for dtype in WEIGHT_DTYPES:
+        found = tables.gemms(datasets, device, stack, dtype)
+        if found and found[0].groupby(["n", "k"]).ngroups >= _FEWEST_SHAPES:
+            rows, version = found
+            if dtype == "fp8" and stack == "trtllm":
+                rows = _without_quantisation(rows, tables.quantisation(datasets, device, stack))
+            yield _gemm(f"gemm.{dtype}", rows, version)
+    for kv_dtype in KV_DTYPES:
+        for kind, read in (("prefill", tables.prefill), ("decode", tables.decode)):
+            attention = read(datasets, device, stack, kv_dtype)
+            for head_dim, rows in attention[0].groupby("head_dim") if attention else ():
+                if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
+                    assert attention
+                    yield _attention(kind, f"{kind}.{kv_dtype}.{head_dim}", rows, attention[1])
+    for kernel, (rows, version) in tables.all_reduces(datasets, device, stack).items():
+        for gpus, part in rows.groupby("gpus"):
+            time = part.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
+            yield Fitted(
+                f"all_reduce.{kernel}.{gpus}",
+                fit_reduce(part),
+                _record(
+                    version, len(part), time, cleaned_messages(time), len(part),
+                    {"sizes": left_out.messages(part)},
+                ),
+            )  # fmt: skip
+
+
+def _gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
+    raw = gemm_cube(rows)
+    clean = raw.cleaned()
+    # Half of the widths choose the knots, the others are scored.
+    every_k, every_m = np.arange(len(clean.k)), np.arange(len(clean.m))
+    knots = choose_knots(clean.some(np.arange(0, len(clean.n), 2), every_k, every_m))
+    surface = fit_lattice(clean, knots)
+    scored = np.arange(1, len(clean.n), 2)
+    kinds = {
+        "between": left_out.gemm_token_counts(clean, raw, knots, scored),
+        "token pairs": left_out.gemm_pairs(clean, raw),
+        "shapes": left_out.gemm_shapes(clean, raw),
+        "beyond": left_out.gemm_beyond(clean, raw),
+    }
+    fit = _record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
+    return Fitted(table, surface, fit)
+
+
+def _attention(kind: str, table: str, rows: pd.DataFrame, version: str) -> Fitted:
+    if kind == "prefill":
+        grid = fit_prefill(rows)
+        time = clean = rows["time_us"].to_numpy(np.float64)
+        kinds = {"sizes": left_out.prefill_sizes(rows), "heads": left_out.prefill_heads(rows)}
+    else:
+        grid = fit_decode(rows)
+        time = rows["time_us"].to_numpy(np.float64)
+        clean = _grid_times(grid, rows)
+        kinds = {"sizes": left_out.decode_sizes(rows), "heads": left_out.decode_heads(rows)}
+    fit = _record(version, len(rows), time, clean, grid.log_us.size, kinds)
+    return Fitted(table, grid, fit)
+
+
+def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
+    known = {tuple(pair): at for at, pair in enumerate(grid.heads.tolist())}
+    pairs = zip(rows["heads"].tolist(), rows["kv_heads"].tolist(), strict=True)
+    at = [known[pair] for pair in pairs]
+    batches, contexts = grid.sizes
+    places = np.searchsorted(batches, rows["batch"]), np.searchsorted(contexts, rows["context"])
+    return np.exp(grid.log_us[(np.array(at), *places)])
+
+
+def _record(
+    version: str,
+    rows: int,
+    time: Array,
+    clean: Array,
+    numbers: int,
+    kinds: dict[str, Iterator[Errors]],
+) -> KernelFit:
+    known = ~np.isnan(time)
+    lowered = np.log(time[known] / clean[known])
+    scores = {kind: left_out.summary(errors) for kind, errors in kinds.items()}
+    return KernelFit(
+        version=version,
+        rows=rows,
+        numbers=numbers,
+        repaired_pct=round(100 * float((lowered > np.log(1.05)).mean()), 2),
+        repaired_far_pct=round(100 * float((lowered > np.log(1.5)).mean()), 2),
+        left_out={kind: score for kind, score in scores.items() if score is not None},
+    )
+
+
+def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:
+    """fp8 GEMMs as a server with static scales runs them."""
+    if quantisation is None:
+        return rows
+    joined = rows.merge(quantisation.rename(columns={"time_us": "quant_us"}), on=["m", "k"])
+    left = np.maximum(joined["time_us"] - joined["quant_us"], _LEAST_SHARE * joined["time_us"])
+    return joined.assign(time_us=left).drop(columns="quant_us")
+
+
+def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
+    """The least time of an elementwise kernel: the fastest of the quantisation of one token."""
+    # SGLang's table holds dynamic quantisation only, which is two kernels and more.
+    rows = tables.static_quantisation(datasets, device, "vllm" if stack == "sglang" else stack)
+    if rows is None:
+        return _ASSUMED_FLOOR_US, "assumed: as on other devices"
+    one = rows[(rows["m"] == 1) & (rows["k"] <= 8192)]["time_us"]
+    return round(float(one.median()), 2), "measured: static fp8 quantisation of one token"

@@ -1,0 +1,178 @@
+"""aiconfigurator's parquet tables of single kernels as tidy frames, ``time_us`` in microseconds.
+
+They lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``. Of a stack's versions the
+newest that has the table counts. Traps heeded: milliseconds; sizes of messages are ELEMENTS of 2
+bytes; the context of a decode is ``step + isl``, per sequence; windows are other kernels, and left
+out; the time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from profiler.facts.formats import KvDtype, WeightDtype
+from profiler.public.measured_csv import MeasurementError, merged, source_folder
+
+FOLDER = "aiconfigurator"
+#: What the tables call our devices.
+SYSTEMS = {
+    "a100-80g-sxm": "a100_sxm",
+    "h100-80g-sxm": "h100_sxm",
+    "h200-sxm": "h200_sxm",
+    "b200-sxm": "b200_sxm",
+    "b300-sxm": "b300_sxm",
+    "gb200": "gb200",
+    "l40s": "l40s",
+    "rtx-pro-6000": "rtx_pro_6000_server",
+}
+#: What they call number formats, where they do not call them as we do.
+_THEIRS = {"bf16": "bfloat16"}
+_HALF = 2
+_HEADS = {"num_heads": "heads", "num_key_value_heads": "kv_heads"}
+
+
+def gemms(
+    datasets: Path, device: str, stack: str, dtype: WeightDtype
+) -> tuple[pd.DataFrame, str] | None:
+    """GEMM rows (m, n, k, time_us) and the stack's version; None where not measured."""
+    for path in _versions(datasets, device, "gemm", stack, "gemm_perf"):
+        rows = _read(path, ("m", "n", "k"), {"gemm_dtype": _THEIRS.get(dtype, dtype)})
+        if len(rows):
+            return merged(rows), path.parent.name
+    return None
+
+
+def quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
+    """Dynamic quantisation of ``m x k`` activations to fp8: finding the scale, and scaling."""
+    parts = []
+    for table in ("computescale_perf", "scale_matrix_perf"):
+        found = _versions(datasets, device, "quantize", stack, table)
+        if not found:
+            return None
+        parts.append(_read(found[0], ("m", "k"), {}, zero=True))
+    return pd.concat(parts).groupby(["m", "k"])[["time_us"]].sum().reset_index()
+
+
+def static_quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:
+    """Scaling ``m x k`` activations to fp8 by a known factor: one elementwise kernel."""
+    found = _versions(datasets, device, "quantize", stack, "scale_matrix_perf")
+    return merged(_read(found[0], ("m", "k"), {})) if found else None
+
+
+def prefill(
+    datasets: Path, device: str, stack: str, kv_dtype: KvDtype
+) -> tuple[pd.DataFrame, str] | None:
+    """Causal attention of one sequence without a prefix: chunk, heads, kv_heads, head_dim.
+
+    With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
+    """
+    columns = ("batch_size", "isl", "step", *_HEADS, "head_dim")
+    for path in _versions(datasets, device, "attention", stack, "context_attention_perf"):
+        for attention in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
+            chosen = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype), "attn_dtype": attention}
+            rows = _read(path, columns, {**chosen, "batch_size": 1, "step": 0}, window=True)
+            if len(rows):
+                rows = rows.drop(columns=["batch_size", "step"])
+                return merged(rows.rename(columns={**_HEADS, "isl": "chunk"})), path.parent.name
+    return None
+
+
+def decode(
+    datasets: Path, device: str, stack: str, kv_dtype: KvDtype
+) -> tuple[pd.DataFrame, str] | None:
+    """Attention of one new token a sequence: batch, context, heads, kv_heads, head_dim."""
+    columns = ("batch_size", "isl", "step", *_HEADS, "head_dim")
+    for path in _versions(datasets, device, "attention", stack, "generation_attention_perf"):
+        chosen = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype), "attn_dtype": "bfloat16"}
+        rows = _read(path, columns, chosen, window=True)
+        if len(rows):
+            rows = rows.assign(context=rows["step"] + rows["isl"]).drop(columns=["step", "isl"])
+            rows = rows.rename(columns={**_HEADS, "batch_size": "batch"})
+            return merged(rows), path.parent.name
+    return None
+
+
+def all_reduces(datasets: Path, device: str, stack: str) -> dict[str, tuple[pd.DataFrame, str]]:
+    """All-reduce rows (gpus, num_bytes, time_us) by kernel, each with its version.
+
+    ``graph`` and ``eager`` are the stack's own (one kernel for both in TensorRT-LLM); ``nccl``.
+    """
+    found = {}
+    for path in _versions(datasets, device, "comm", stack, "custom_allreduce_perf")[:1]:
+        rows = _read(path, ("num_gpus", "message_size"), {}, keep=("kernel_source",))
+        kernel = rows.pop("kernel_source").astype(str)
+        for variant in ("graph", "eager"):
+            mine = rows[kernel.str.endswith(variant) | (kernel == "TRTLLM")]
+            if len(mine):
+                found[variant] = _messages(mine), path.parent.name
+    for path in _versions(datasets, device, "comm", "nccl", "nccl_perf")[:1]:
+        chosen = {"op_name": "all_reduce", "nccl_dtype": "half"}
+        rows = _read(path, ("num_gpus", "message_size"), chosen)
+        found["nccl"] = _messages(rows), path.parent.name
+    return found
+
+
+def _messages(rows: pd.DataFrame) -> pd.DataFrame:
+    sizes = _HALF * rows["message_size"]
+    return merged(rows.assign(num_bytes=sizes, gpus=rows["num_gpus"]).drop(
+        columns=["message_size", "num_gpus"]
+    ))  # fmt: skip
+
+
+def _versions(datasets: Path, device: str, family: str, stack: str, table: str) -> list[Path]:
+    """The files of one table, newest version first."""
+    root = source_folder(datasets, FOLDER) / SYSTEMS[device]
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder among the public measurements")
+    found = (root / family / stack).glob(f"*/{table}.parquet")
+    return sorted(found, key=lambda path: _numbers(path.parent.name), reverse=True)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _read(
+    path: Path,
+    counts: tuple[str, ...],
+    chosen: dict[str, Any],
+    keep: tuple[str, ...] = (),
+    window: bool = False,
+    zero: bool = False,
+) -> pd.DataFrame:
+    """``counts``, ``keep`` and ``time_us`` of the rows with these values.
+
+    ``window``: only rows without one, where the table knows windows. ``zero``: a time may be 0.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        has = set(pq.read_schema(path).names)
+        filters: list[tuple[str, str, Any]] = [(k, "==", value) for k, value in chosen.items()]
+        if window and "window_size" in has:
+            filters.append(("window_size", "==", 0))
+        for column in (*counts, *keep, "latency", *chosen):
+            if column not in has:
+                raise MeasurementError(f"{path}: column {column!r} is missing; has {sorted(has)}")
+        rows = pd.read_parquet(path, columns=[*counts, *keep, "latency"], filters=filters or None)
+    except (OSError, ValueError) as error:
+        if isinstance(error, MeasurementError):
+            raise
+        raise MeasurementError(f"{path}: not a parquet table: {error}") from None
+    for column in (*counts, "latency"):
+        if not np.issubdtype(rows[column].dtype, np.number):
+            raise MeasurementError(f"{path}: column {column!r} holds {rows[column].dtype}")
+    time_us = 1e3 * rows.pop("latency").astype(np.float64)
+    wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
+    if wrong.any():
+        at = int(np.argmax(wrong.to_numpy()))
+        raise MeasurementError(
+            f"{path}: a latency must be positive, got {time_us.iloc[at] / 1e3} ms at "
+            + ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
+        )
+    return rows.astype(dict.fromkeys(counts, np.int64)).assign(time_us=time_us)
