@@ -27,6 +27,9 @@ ROOMS: dict[str, str] = {
     "profiler.bundle": "profiler.facts profiler.storage",
     "profiler.public": "profiler.bundle profiler.facts profiler.storage",
     "profiler.physics": "profiler.public profiler.bundle profiler.facts profiler.storage",
+    "profiler.kernels": (
+        "profiler.physics profiler.public profiler.bundle profiler.facts profiler.storage"
+    ),
     "profiler.importers": (
         "profiler.physics profiler.public profiler.bundle profiler.facts profiler.storage"
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,6 +98,10 @@ def accuracy(
     datasets: DatasetsOption = None,
     out: Annotated[Path | None, typer.Option(help="Also write the scores to this folder.")] = None,
     json: JsonOption = False,
+    kernels: Annotated[
+        list[str] | None,
+        typer.Option(help="Score the stacks' kernels on this device, too (again for more)."),
+    ] = None,
 ) -> None:
     """Score the regressions on public measurements (needs them).
 
@@ -108,31 +113,39 @@ def accuracy(
     Examples:
       sarathi-sim accuracy --datasets measurements
       SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json | jq .scores
+      sarathi-sim accuracy --datasets measurements --kernels h100-80g-sxm --kernels b200-sxm
     """
     from dataclasses import asdict
 
-    from experiments.figures.accuracy import STUDIES
+    from experiments.figures import accuracy as studies
     from experiments.results import ACCURACY_FORMAT, maybe_result
     from experiments.run.report import ProgressBar
+    from profiler.facts.formats import STACKS
+    from profiler.kernels.stack_fit import check_fitted
     from profiler.storage.paths import public_datasets
 
     folder = public_datasets(datasets)
     scores = []
+    wanted = [*studies.STUDIES.values()]
+    for device in kernels or []:
+        check_fitted(device, STACKS[0])
+        wanted.append(partial(studies.kernels, device=device))
     bar = ProgressBar(consoles()[1], enabled=True)
     with bar as progress, maybe_result(out, ACCURACY_FORMAT) as write:
-        for done, study in enumerate(STUDIES.values()):
-            progress("studies", done, len(STUDIES))
+        for done, study in enumerate(wanted):
+            progress("studies", done, len(wanted))
             scores += list(study(folder))
         content = {"scores": [{**asdict(score), "met": score.met} for score in scores]}
         write(content)
     if json:
         print_json(content)
     else:
-        _print_scores(scores)
+        print_scores(scores)
     print_written(out, err=json)
 
 
-def _print_scores(scores: Sequence[Score]) -> None:
+def print_scores(scores: Sequence[Score]) -> None:
+    """A row a score, with its aim beside it."""
     rows = []
     for score in scores:
         aim = f"{score.aim[0]:g} / {score.aim[1]:g}" if score.aim else ""

@@ -19,6 +19,7 @@ from experiments.cli.common import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     import pandas as pd
 
@@ -51,6 +52,7 @@ def devices() -> None:
       sarathi-sim devices
     """
     from profiler.facts.device import list_devices, load_device
+    from profiler.kernels.stack_file import stacks_on
 
     columns = {
         "GB": lambda spec: f"{spec.memory_bytes / 1e9:.0f}",
@@ -58,6 +60,7 @@ def devices() -> None:
         "GB/s": lambda spec: f"{spec.memory_bandwidth / 1e9:.0f}",
         "GPUs per node": lambda spec: str(spec.gpus_per_node),
         "op times": lambda spec: "calibrated" if spec.fitted else "specifications only",
+        "stacks": lambda spec: ", ".join(stacks_on(spec.name)) or "-",
     }
     _print_specs("device", {name: load_device(name) for name in list_devices()}, columns)
 
@@ -107,6 +110,13 @@ def make_bundle(
     device: Annotated[str, typer.Option(help="A calibrated device.")],
     model: ModelOption,
     tp: DegreeOption = 1,
+    stack: Annotated[
+        str | None, typer.Option(help="Take the kernels of vllm, sglang or trtllm.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Number format of a stack's weights.")] = "bf16",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Number format of a stack's KV cache.")
+    ] = "bf16",
     out: ProfilesOption = PROFILES,
     force: ForceOption = False,
 ) -> None:
@@ -117,23 +127,37 @@ def make_bundle(
     \b
     Examples:
       sarathi-sim make-bundle --device a100-80g-sxm --model llama-2-70b --tp 2 --out profiles
+      sarathi-sim make-bundle --device h100-80g-sxm --stack vllm --dtype fp8 --model qwen3-32b
       sarathi-sim run my.yaml --set profiles=profiles
     """
     from experiments.config.errors import ConfigError
     from profiler.bundle.schema import bundle_path, check_replaceable, write_bundle
     from profiler.facts.device import load_device
+    from profiler.facts.formats import Kernels
     from profiler.facts.model import load_model
+    from profiler.kernels.stack_bundle import make_stack_bundle
     from profiler.physics.modelled import make_bundle as make
+    from profiler.storage.strict import parse
 
     spec, gpu = load_model(model), load_device(device)
     if tp > gpu.gpus_per_node:
         raise ConfigError(
             f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs of a node of {gpu.name}"
         )
-    path = bundle_path(out, gpu.name, spec.name, tp)
+    kernels = None
+    if stack is not None:
+        wanted = {"stack": stack, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+        kernels = parse(Kernels, wanted, "make-bundle")
+    elif (dtype, kv_cache_dtype) != ("bf16", "bf16"):
+        raise ConfigError("--dtype, --kv-cache-dtype: need --stack")
+    path = bundle_path(out, gpu.name, spec.name, tp, kernels)
     check_replaceable(path, force=force)
     try:
-        write_bundle(make(gpu.name, spec, tp), path, force=force)
+        if kernels is None:
+            bundle = make(gpu.name, spec, tp)
+        else:
+            bundle = make_stack_bundle(gpu.name, spec, tp, kernels)
+        write_bundle(bundle, path, force=force)
     except ValueError as error:  # a tp that fits neither the model nor the node
         raise ConfigError(str(error)) from None
     typer.echo(f"written: {path}")
@@ -141,6 +165,10 @@ def make_bundle(
 
 def calibrate(
     device: Annotated[str | None, typer.Option(help="One device.  [default: all]")] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(help="Fit the kernels of vllm, sglang or trtllm instead of device models."),
+    ] = None,
     datasets: DatasetsOption = None,
     report: Annotated[
         bool, typer.Option("--report", help="Print the stored errors instead of fitting again.")
@@ -159,15 +187,19 @@ def calibrate(
       sarathi-sim calibrate --report
       sarathi-sim calibrate --device a6000 --datasets measurements
       SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
+      sarathi-sim calibrate --device h100-80g-sxm --stack vllm --datasets measurements
     """
     from experiments.config.errors import ConfigError
     from profiler.physics import calibrate as fitting
     from profiler.physics.studies import STUDIES
     from profiler.storage.paths import public_datasets
 
+    if report and write:
+        raise ConfigError("--write: does not go with --report, which fits nothing")
+    if stack is not None:
+        _calibrate_stack(device, stack, None if report else public_datasets(datasets), write)
+        return
     if report:
-        if write:
-            raise ConfigError("--write: does not go with --report, which fits nothing")
         _print_errors(fitting.report_from_yaml(device), fitting.structure_from_yaml(device))
         return
     folder = public_datasets(datasets)
@@ -180,6 +212,27 @@ def calibrate(
         if write:
             for path in result.write():
                 typer.echo(f"written: {path}")
+
+
+def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, write: bool) -> None:
+    """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
+    from experiments.cli.accuracy import print_scores
+    from experiments.figures.accuracy import scores_of
+    from profiler.kernels.stack_file import load_stack, write_stack
+    from profiler.kernels.stack_fit import check_fitted, fit_stack
+    from profiler.storage.paths import data_dir
+
+    _, stderr = consoles()
+    for name in check_fitted(device, stack):
+        if datasets is None:
+            print_scores(list(scores_of(load_stack(name, stack)[0])))
+            continue
+        spec, arrays = fit_stack(
+            datasets, name, stack, lambda step: stderr.print(step, style="dim", highlight=False)
+        )
+        print_scores(list(scores_of(spec)))
+        for path in write_stack(spec, arrays, data_dir() / "kernels") if write else ():
+            typer.echo(f"written: {path}")
 
 
 _HEADINGS = {

@@ -8,7 +8,14 @@ from functools import cached_property
 from typing import Literal
 
 from experiments.config.errors import ConfigError
-from experiments.config.inputs import device_of, dtype_bytes_of, link_scope, model_of, op_times_of
+from experiments.config.inputs import (
+    device_of,
+    link_scope,
+    model_of,
+    number_bytes_of,
+    op_times_of,
+    provenance,
+)
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
 from experiments.config.paged import paged_cache
@@ -62,7 +69,9 @@ class Deployment:
     @property
     def bundle_name(self) -> str:
         """Which bundle its op times come from."""
-        return f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
+        found = f"{self.device.name}/{self.model.name}/tp{self.scenario.cluster.tp}"
+        kernels = self.scenario.kernels
+        return f"{found}-{kernels.name}" if kernels else found
 
     @property
     def switches(self) -> Switches:
@@ -205,7 +214,7 @@ def deploy(
     layers = layers_of(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
-    size = dtype_bytes_of(scenario, model, device)
+    size = number_bytes_of(scenario, model, device, source)
     policy, kv_cache, memory = scenario.policy.build(), scenario.kv_cache, None
     if is_pooled(policy):
         kv_cache, memory = paged_cache(scenario, policy, model, device, layers, size, source)
@@ -244,6 +253,8 @@ def deploy(
         for what, limit in limits.items()
         if max_length > limit
     )
+    if ops.bundle.meta.kernels is not None:
+        notes += (f"op times: {provenance(ops.bundle)}",)
     if memory is not None and (scenario.kv_cache is None or scenario.kv_cache.num_blocks is None):
         notes += (f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}",)
     resolved = scenario.model_copy(

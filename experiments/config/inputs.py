@@ -15,9 +15,13 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from profiler.bundle.check import load_plausible
-from profiler.bundle.schema import bundle_path, find_bundle
+from profiler.bundle.schema import Bundle, bundle_path, find_bundle
 from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
 from profiler.facts.model import ModelSpec, load_model
+from profiler.facts.ops import ALL_REDUCE, LOCAL, SENDS
+from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.stack_file import stacks_on
 from profiler.storage.paths import data_dir, user_path
 from simulator.op_times.regression import OpTimes
 
@@ -52,29 +56,49 @@ def _profiles(scenario: Scenario) -> Path:
     return user_path(scenario.profiles) if scenario.profiles else data_dir() / "profiles"
 
 
-def dtype_bytes_of(scenario: Scenario, model: ModelSpec, device: DeviceSpec) -> int:
-    """Bytes of a number in the profiled dtype; those of fp16 if there is no profile.
+def number_bytes_of(
+    scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
+) -> NumberBytes:
+    """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile.
 
-    A missing profile is reported later, after the check of the memory.
+    A missing profile is reported later, after the check of the memory. Raises ConfigError for a
+    number format without a stack whose kernels compute with it.
     """
+    for key in ("dtype", "kv_cache_dtype"):
+        value = getattr(scenario, key)
+        if scenario.stack is None and value is not None:
+            problem = f"needs stack: {', '.join(stacks_on(device.name)) or 'none fitted here'}"
+            raise source.error(key, value, problem)
+    if scenario.kernels is not None:
+        return scenario.kernels.number_bytes
     try:
         path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
-        return _load(path, bundle_digest(path))[0].dtype_bytes if path.is_dir() else 2
+        return _load(path, bundle_digest(path))[0].number_bytes if path.is_dir() else TWO_BYTES
     except ConfigError:
-        return 2
+        return TWO_BYTES
 
 
 def op_times_of(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
 ) -> tuple[OpTimes, int, str]:
-    """The op times, the longest context among them, and the digest of their bundle."""
+    """The op times, the longest context among them, and the digest of their bundle.
+
+    Of a stack's kernels the bundle is made here, unless ``profiles`` holds it.
+    """
+    kernels, tp = scenario.kernels, scenario.cluster.tp
+    path = bundle_path(_profiles(scenario), device.name, model.name, tp, kernels)
+    if kernels is not None and not (path / "meta.yaml").is_file():
+        try:
+            return _made(device.name, model, tp, kernels)
+        except ValueError as error:
+            raise ConfigError(f"{source.name(('stack',))}: {error}") from None
     try:
-        path = find_bundle(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
+        path = find_bundle(_profiles(scenario), device.name, model.name, tp, kernels)
         digest = bundle_digest(path)
         ops, longest = _load(path, digest)
     except ConfigError as error:
         raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
-    meta, tp = ops.bundle.meta, scenario.cluster.tp
+    meta = ops.bundle.meta
     if (meta.device, meta.tp) != (device.name, tp):
         problem = (
             f"{path} holds the bundle of {meta.device} tp {meta.tp}, not {device.name} tp {tp}"
@@ -90,6 +114,15 @@ def op_times_of(
         problem = f"{path} holds no {link_scope(scenario, device)} transfers, so pp must be 1"
         raise source.error("cluster.pp", scenario.cluster.pp, problem)
     return ops, longest, digest
+
+
+def provenance(bundle: Bundle) -> str:
+    """Where the times of every op come from, ops of one origin together."""
+    origins: dict[str, list[str]] = {}
+    for op in (*LOCAL, ALL_REDUCE, *SENDS):
+        if op in bundle.meta.environment:
+            origins.setdefault(str(bundle.meta.environment[op]), []).append(op)
+    return "; ".join(f"{', '.join(ops)}: {mark}" for mark, ops in origins.items())
 
 
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
@@ -131,3 +164,11 @@ def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
     """
     bundle = load_plausible(path)
     return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())
+
+
+@lru_cache(maxsize=8)
+def _made(device: str, model: ModelSpec, tp: int, kernels: Kernels) -> tuple[OpTimes, int, str]:
+    """The regressions of a bundle of a stack's kernels, as :func:`op_times_of` gives them."""
+    bundle = make_stack_bundle(device, model, tp, kernels)
+    longest = int(bundle.attn_decode["context_tokens"].max())
+    return OpTimes(bundle), longest, bundle.meta.content_sha256

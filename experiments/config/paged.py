@@ -9,6 +9,7 @@ from experiments.config.loading import Source
 from experiments.config.scenario import Batching, KvCache, Scenario
 from policies.policy import PoolPolicy, chunking_of, memory_share_of
 from profiler.facts.device import DeviceSpec
+from profiler.facts.formats import NumberBytes
 from profiler.facts.model import ModelSpec
 from simulator.load.capacity import CapacityError, max_batch
 from simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
@@ -20,7 +21,7 @@ def paged_cache(
     model: ModelSpec,
     device: DeviceSpec,
     layers: Sequence[int],
-    dtype_bytes: int,
+    numbers: NumberBytes,
     source: Source,
 ) -> tuple[KvCache, EngineMemory]:
     """The cache with its blocks counted, and the memory of a GPU that holds the fewest.
@@ -53,7 +54,7 @@ def paged_cache(
             setting,
             getattr(cache, setting) or cluster.usable_memory,
             step,
-            dtype_bytes,
+            numbers,
         )
         blocks = cache.num_blocks or memory.num_blocks
         max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)

@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
 from experiments.config.policy import PolicyConfig
 from experiments.config.workload import Workload
+from profiler.facts.formats import Kernels, KvDtype, Stack, WeightDtype
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
@@ -93,6 +94,8 @@ class Scenario(Strict):
 
     ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
     device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
+    ``stack`` takes the kernels of a serving stack, with weights in ``dtype`` and a KV cache in
+    ``kv_cache_dtype`` (both bf16 by default); without it op times are the profile's own.
     Paths are relative to the current folder.
     """
 
@@ -100,12 +103,22 @@ class Scenario(Strict):
     model: Text
     device: Text
     profiles: Text | None = None
+    stack: Stack | None = None
+    dtype: WeightDtype | None = None
+    kv_cache_dtype: KvDtype | None = None
     workload: Workload
     cluster: Cluster = Cluster()
     policy: PolicyConfig
     batching: Batching = Batching()
     kv_cache: KvCache | None = None
     engine: Engine = Engine()
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Whose kernels run, where a stack is named."""
+        if self.stack is None:
+            return None
+        return Kernels(self.stack, self.dtype or "bf16", self.kv_cache_dtype or "bf16")
 
 
 # The file ------------------------------------------------------------------------------------

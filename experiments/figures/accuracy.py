@@ -15,7 +15,10 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.device import load_device
+from profiler.facts.formats import STACKS
 from profiler.facts.ops import LAYER_GEMMS, GemmShape
+from profiler.kernels.stack_file import StackSpec
+from profiler.kernels.stack_fit import fit_stack
 from profiler.physics.fit import held_out
 from profiler.physics.forms import GEMM
 from profiler.physics.hold_out import Folds, median_p95_worst
@@ -238,6 +241,39 @@ def messages(datasets: Path) -> Iterator[Score]:
             off, inside, rest = scored(table, _fitted_to(table, grid), linear_fit)
             kept = size[rest] >= least
             yield _score(what, source, f"{len(grid)} sizes", off[kept], (2.5, 10.0), inside[kept])
+
+
+#: Of a table's family and what was left out of its fit: what that is called, and the aim.
+_LEFT_OUT: dict[tuple[str, str], tuple[str, tuple[float, float] | None]] = {
+    ("gemm", "between"): ("token counts that are no knots", (2.0, 8.0)),
+    ("gemm", "token pairs"): ("each pair of token counts", None),
+    ("gemm", "shapes"): ("every other n or k", (5.0, 15.0)),
+    ("gemm", "beyond"): ("the largest n, k and m", None),
+    ("prefill", "sizes"): ("each chunk size", (3.0, 12.0)),
+    ("prefill", "heads"): ("each pair of head counts", (3.0, 12.0)),
+    ("decode", "sizes"): ("every other batch or context", (3.0, 12.0)),
+    ("decode", "heads"): ("each pair of head counts", (3.0, 12.0)),
+    ("all_reduce", "sizes"): ("each message size", (5.0, 15.0)),
+}
+
+
+def kernels(datasets: Path, device: str) -> Iterator[Score]:
+    """The surfaces of every stack's kernels on a device, fitted again, on what was left out."""
+    for stack in STACKS:
+        yield from scores_of(fit_stack(datasets, device, stack)[0])
+
+
+def scores_of(spec: StackSpec) -> Iterator[Score]:
+    """A stack's surfaces on what was left out of their fits."""
+    for table, fit in spec.kernels.items():
+        family, _, which = table.partition(".")
+        for kind, left in fit.left_out.items():
+            called, aim = _LEFT_OUT[family, kind]
+            source = f"{spec.device}, {spec.stack} {fit.version}"
+            yield Score(
+                f"{family} {which}", source, f"all but {called}", left.rows,
+                left.median_pct, left.p95_pct, aim, left.covered_pct,
+            )  # fmt: skip
 
 
 STUDIES: dict[str, Study] = {

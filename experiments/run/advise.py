@@ -92,7 +92,7 @@ def advise(
         machine.device,
         machine.ops.tp,
         (machine.layers,),
-        dtype_bytes=machine.ops.dtype_bytes,
+        numbers=machine.ops.number_bytes,
     )
     fitting = min(max_batch(capacity, demand.length), _LARGEST_BATCH)
     if batch_cap is not None and batch_cap > fitting:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.device import DeviceSpec
+from profiler.facts.formats import SPEEDUP, Kernels
 from profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS
 from profiler.facts.roofline import HALF, Array
 
@@ -27,12 +28,17 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
     """
     model, tp = bundle.meta.model_spec, bundle.meta.tp
+    kernels = bundle.meta.kernels.used if bundle.meta.kernels else Kernels("vllm")
+    sizes_of = kernels.number_bytes
     heads, kv_heads = model.heads_per_rank(tp)
     for gemm, shape in model.gemms(tp).items():
         rows = bundle.linear[bundle.linear["op"] == gemm]
         m = rows["num_tokens"].to_numpy(np.float64)
-        moved = HALF * (shape.n * shape.k + m * shape.k + m * shape.n)
-        yield from _flops(gemm, rows, "num_tokens", 2.0 * m * shape.n * shape.k, device)
+        own = OPS[gemm].part == "layer"
+        weight, faster = (sizes_of.weight, SPEEDUP[kernels.dtype]) if own else (HALF, 1.0)
+        moved = weight * (shape.n * shape.k + m * shape.k) + HALF * m * shape.n
+        flops = 2.0 * m * shape.n * shape.k / faster
+        yield from _flops(gemm, rows, "num_tokens", flops, device)
         yield from _memory(gemm, rows, "num_tokens", moved, device)
     tables = [(op, OPS[op]) for op in ATTENTION]
     tables += [(f"{name}_skew", op) for name, op in tables if op.family == "decode"]
@@ -42,9 +48,10 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
         context = rows["context_tokens"].to_numpy(np.float64)
         decoding = op.family == "decode"
         pairs = new * context if decoding else new * (context + new / 2)
-        yield from _flops(table, rows, size, 4.0 * model.head_dim * heads * pairs, device)
+        flops = 4.0 * model.head_dim * heads * pairs / (HALF / sizes_of.kv)
+        yield from _flops(table, rows, size, flops, device)
         tokens = new * context if decoding else new + context
-        moved = 2 * HALF * model.head_dim * kv_heads * tokens
+        moved = 2 * sizes_of.kv * model.head_dim * kv_heads * tokens
         yield from _memory(table, rows, size, moved, device)
     tokens = bundle.mixed["chunk_tokens"] + bundle.mixed["batch_size"]
     flops = 2.0 * model.layer_weights(tp) * tokens.to_numpy(np.float64)

@@ -22,6 +22,7 @@ import pandas as pd
 from profiler.bundle.table_files import read_table, write_table
 from profiler.bundle.tables import TABLES, BundleError, empty_table
 from profiler.facts.device import list_devices, load_device
+from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ROW_OPS
 from profiler.storage.files import make_folders, remove_empty, restore
@@ -36,6 +37,7 @@ __all__ = [
     "Bundle",
     "BundleError",
     "BundleMeta",
+    "KernelOrigin",
     "bundle_path",
     "check_replaceable",
     "find_bundle",
@@ -48,6 +50,18 @@ FORMAT_VERSION = 1
 KIND, MEASURED_KIND = "sarathi-sim bundle 1", "sarathi-sim measured bundle 1"
 #: Bundles named in a message; the others are counted.
 _NAMED = 8
+
+
+@dataclass(frozen=True)
+class KernelOrigin:
+    """Whose kernels a modelled bundle holds: ``sha256`` of their files, and of every op the
+    half-width in percent of the 90 % band around its fitted times."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    used: Kernels
+    sha256: str
+    half_width_pct: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,7 @@ class BundleMeta:
     notes: str = ""
     environment: dict[str, str | int | float] = field(default_factory=dict)
     device_file_sha256: str | None = None
+    kernels: KernelOrigin | None = None
     content_sha256: str = ""
     format_version: int = FORMAT_VERSION
 
@@ -111,10 +126,19 @@ class Bundle:
         """The frames by table name, in the order of TABLES."""
         return {name: getattr(self, name) for name in TABLES}
 
+    def digest(self) -> str:
+        """Hash of the tables' content, of a bundle that no folder holds."""
+        digest = hashlib.sha256()
+        for name, frame in self.tables().items():
+            digest.update(f"{name}\n{frame.to_csv(index=False)}".encode())
+        return digest.hexdigest()
 
-def bundle_path(root: Path, device: str, model: str, tp: int) -> Path:
-    """The folder of a bundle under ``root``."""
-    return root / device / model / f"tp{tp}"
+
+def bundle_path(
+    root: Path, device: str, model: str, tp: int, kernels: Kernels | None = None
+) -> Path:
+    """Where a bundle lies under ``root``: ``tp4``, or ``tp4-vllm-fp8`` with a stack's kernels."""
+    return root / device / model / (f"tp{tp}-{kernels.name}" if kernels else f"tp{tp}")
 
 
 def list_bundles(root: Path) -> list[tuple[str, str, int]]:
@@ -127,17 +151,22 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
     return sorted(found)
 
 
-def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
+def find_bundle(
+    root: Path, device: str, model: str, tp: int, kernels: Kernels | None = None
+) -> Path:
     """The folder of one bundle under ``root``.
 
     Raises BundleError if there is none, and names the existing ones and how to make it.
     """
-    path = bundle_path(root, device, model, tp)
+    path = bundle_path(root, device, model, tp, kernels)
     if (path / "meta.yaml").is_file():
         return path
     existing = ", ".join(f"{d}/{m}/tp{k}" for d, m, k in list_bundles(root)) or "none"
     if device in list_devices() and load_device(device).fitted is None:
-        way = f"{device} has specifications only, so a bundle must be measured on one"
+        way = (
+            f"{device} has specifications only, so a bundle must be measured on one, "
+            "or stack must name one whose kernels were measured on it (sarathi-sim devices)"
+        )
     else:
         shipped = root.resolve().is_relative_to(data_dir().resolve())
         own = "profiles" if shipped else quote(str(root))
@@ -222,7 +251,10 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMe
             if len(frame) or not table.optional:
                 write_table(frame, scratch / f"{name}.csv", table)
         meta = dataclasses.replace(bundle.meta, content_sha256=_content_sha256(scratch))
-        text = dump_yaml(dataclasses.asdict(meta))
+        fields = dataclasses.asdict(meta)
+        if meta.kernels is None:
+            del fields["kernels"]
+        text = dump_yaml(fields)
         (scratch / "meta.yaml").write_text(text, encoding="utf-8")
         load_bundle(scratch)
         kind = MEASURED_KIND if meta.source == "measured" else KIND

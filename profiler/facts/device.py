@@ -67,7 +67,8 @@ class DeviceSpec:
 
     ``fitted`` is None for a device with specifications only: a configuration may name it, but no
     bundle can be modelled on it. ``reported_bytes`` is the memory that the driver reports for one
-    GPU, where known. Raises ValueError for numbers that are not positive.
+    GPU, where known. ``same_chip`` names the device whose kernels it runs, slower where memory
+    bounds them. Raises ValueError for numbers that are not positive.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -81,6 +82,7 @@ class DeviceSpec:
     intra_node: Link
     inter_node: Link
     reported_bytes: float | None = None
+    same_chip: str | None = None
     notes: str = ""
     fitted: dict[str, FittedOp] | None = field(default=None, repr=False)
 
@@ -97,7 +99,8 @@ class DeviceSpec:
             calibrated = [d for d in list_devices() if load_device(d).fitted is not None]
             raise SpecError(
                 f"device {self.name} has specifications only: no op times were fitted for it, so "
-                f"no bundle can be modelled; devices with fits: {', '.join(calibrated)}"
+                f"no bundle can be modelled; devices with fits: {', '.join(calibrated)}; "
+                "or name a stack whose kernels were measured on it (sarathi-sim devices)"
             )
         if name not in self.fitted:
             raise SpecError(f"device {self.name}: op {name!r} has no fit")

@@ -1,4 +1,4 @@
-"""Number formats of weights and KV cache, and the serving stacks whose kernels compute with them."""
+"""Number formats of weights and KV cache, and the serving stacks that compute with them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ WEIGHT_BYTES: dict[WeightDtype, float] = {
     "int4_wo": 0.5 + 2 / 128,
 }
 KV_BYTES: dict[KvDtype, int] = {"bf16": 2, "fp8": 1}
+#: FLOP/s of a format's matrix units over those of bf16, at most (data sheets).
+SPEEDUP: dict[WeightDtype, float] = {
+    "bf16": 1.0, "fp8": 2.1, "fp8_block": 2.1, "nvfp4": 6.3, "int4_wo": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NumberBytes:
+    """Bytes of a number: of an activation or embedding, a layer's weight, the KV cache."""
+
+    activation: int = 2
+    weight: float = 2.0
+    kv: int = 2
+
+
+#: All of them bf16 or fp16.
+TWO_BYTES = NumberBytes()
 
 
 @dataclass(frozen=True)
@@ -38,6 +55,11 @@ class Kernels:
     stack: Stack
     dtype: WeightDtype = "bf16"
     kv_cache_dtype: KvDtype = "bf16"
+
+    @property
+    def number_bytes(self) -> NumberBytes:
+        """What its numbers take."""
+        return NumberBytes(2, WEIGHT_BYTES[self.dtype], KV_BYTES[self.kv_cache_dtype])
 
     @property
     def name(self) -> str:

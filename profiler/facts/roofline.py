@@ -29,7 +29,7 @@ Size = Array | float
 #: Output tiles (rows, columns) that a GEMM fit chooses from.
 GEMM_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128))
 HALF = 2.0  # bytes of an fp16 or bf16 number
-_HBM_SHARE = 0.8  # of its bandwidth that HBM gives to a long read
+HBM_SHARE = 0.8  # of its bandwidth that HBM gives to a long read
 
 
 def soft_max(p: float, *times: Array) -> Array:
@@ -135,7 +135,7 @@ def attn_context_us(c: Columns, k: Constants) -> Array:
     stretch = 1.0 + k["wave_share"] * (1.0 / fill - 1.0)
     compute = work * stretch / (c["peak_flops"] * k["compute"])
     traffic = 2 * HALF * c["head_dim"] * c["kv_heads"] * c["context"]
-    memory = 1e6 * traffic / (c["bandwidth"] * _HBM_SHARE)
+    memory = 1e6 * traffic / (c["bandwidth"] * HBM_SHARE)
     return c["base_us"] + k["step_us"] + np.maximum(compute, memory)
 
 

@@ -111,7 +111,9 @@ def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads
     total = np.zeros(points.shape[:-1])
     for row, weight in grid.around(heads / kv_heads * near, near, same_kv=True):
         times = np.exp(grid.log_us[row])
-        at = RegularGridInterpolator((batches, contexts), times, bounds_error=False, fill_value=None)
+        at = RegularGridInterpolator(
+            (batches, contexts), times, bounds_error=False, fill_value=None
+        )
         total += weight * np.log(at(points))
     return np.exp(total)
 
@@ -136,9 +138,12 @@ def fit_decode(rows: pd.DataFrame) -> HeadGrid:
 
     A larger batch or context takes no less time: a running minimum from the largest on.
     """
-    keys = [rows["heads"], rows["kv_heads"]]
-    table = rows.pivot_table(index=keys, columns=["batch", "context"], values="time_us")
-    batches, contexts = (np.unique(rows[size].to_numpy(np.float64)) for size in ("batch", "context"))
+    table = rows.pivot_table(
+        index=["heads", "kv_heads"], columns=["batch", "context"], values="time_us"
+    )
+    batches, contexts = (
+        np.unique(rows[size].to_numpy(np.float64)) for size in ("batch", "context")
+    )
     whole = pd.MultiIndex.from_product([batches.astype(int), contexts.astype(int)])
     times = table.reindex(columns=whole).to_numpy(np.float64)
     times = cleaned_decode(times.reshape(len(table), len(batches), len(contexts)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,8 @@ class GemmLattice:
         """Microseconds at every knot in m."""
         wide, deep = max(float(n), self.n[0]), max(float(k), self.k[0])
         over_n = _between(np.log(wide), np.log(self.n), self.log_rate)
-        return np.exp(_between(np.log(deep), np.log(self.k), over_n)) * wide * deep
+        rate = np.exp(_between(np.log(deep), np.log(self.k), over_n))
+        return np.asarray(rate * wide * deep)
 
     def time_us(self, m: Array, n: int, k: int) -> Array:
         """Microseconds of ``out[m, n] = a[m, k] x b[k, n]``."""
@@ -67,8 +69,8 @@ class GemmLattice:
     @classmethod
     def from_arrays(cls, arrays: Stored) -> GemmLattice:
         """From what :meth:`arrays` gave."""
-        sizes = (arrays[name].astype(np.float64) for name in ("n", "k", "m"))
-        return cls(*sizes, unpacked(np.asarray(arrays["log_rate"], np.int16)))
+        n, k, m = (arrays[name].astype(np.float64) for name in ("n", "k", "m"))
+        return cls(n, k, m, unpacked(np.asarray(arrays["log_rate"], np.int16)))
 
 
 def _between(at: float, sizes: Array, values: Array) -> Array:
@@ -137,7 +139,7 @@ def _filled(cube: GemmCube) -> Array:
     for axis in (1, 0):
         for along in (rate, np.flip(rate, axis)):
             moved = np.moveaxis(along, axis, 0)
-            for one, following in zip(moved[:-1], moved[1:], strict=True):
+            for one, following in pairwise(moved):
                 following[np.isnan(following)] = one[np.isnan(following)]
     filled: Array = rate * cube.n[:, None, None] * cube.k[None, :, None]
     return filled

@@ -12,7 +12,7 @@ from profiler.kernels.attention_grid import HeadGrid, decode_us, fit_decode, fit
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, through
 from profiler.kernels.reduce_curves import cleaned_messages
 from profiler.kernels.stack_file import LeftOut
-from profiler.physics.hold_out import median_p95_worst
+from profiler.physics.hold_out import Rows, median_p95_worst
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
 Errors = tuple[Array, Array]
@@ -46,7 +46,7 @@ def summary(parts: Iterable[Errors]) -> LeftOut | None:
 
 
 def gemm_token_counts(
-    clean: GemmCube, raw: GemmCube, knots: Array, scored: Array
+    clean: GemmCube, raw: GemmCube, knots: Rows, scored: Rows
 ) -> Iterator[Errors]:
     """The token counts that are no knots, of the ``scored`` n (the others chose the knots)."""
     rest = np.setdiff1d(np.arange(len(clean.m)), knots)
@@ -77,7 +77,9 @@ def gemm_shapes(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
             n_kept, k_kept = (kept if a == axis else np.arange(len(s)) for a, s in _sides(clean))
             n_out, k_out = (out if a == axis else np.arange(len(s)) for a, s in _sides(clean))
             lattice = fit_lattice(raw.some(n_kept, k_kept, every_m).cleaned())
-            yield _scored(lattice, clean.some(n_out, k_out, every_m), raw.some(n_out, k_out, every_m))
+            yield _scored(
+                lattice, clean.some(n_out, k_out, every_m), raw.some(n_out, k_out, every_m)
+            )
 
 
 def gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
@@ -130,11 +132,16 @@ def decode_heads(rows: pd.DataFrame) -> Iterator[Errors]:
 
 
 def _decode_errors(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
-    for (heads, kv_heads), part in out.groupby(["heads", "kv_heads"]):
+    for heads, kv_heads, part in _by_heads(out):
         batch, context = (part[c].to_numpy(np.float64) for c in ("batch", "context"))
-        predicted = decode_us(grid, batch, context, int(heads), int(kv_heads))
-        clean = decode_us(whole, batch, context, int(heads), int(kv_heads))
+        predicted = decode_us(grid, batch, context, heads, kv_heads)
+        clean = decode_us(whole, batch, context, heads, kv_heads)
         yield _errors(predicted, clean, part["time_us"].to_numpy())
+
+
+def _by_heads(rows: pd.DataFrame) -> Iterator[tuple[int, int, pd.DataFrame]]:
+    for heads, kv_heads in rows[["heads", "kv_heads"]].drop_duplicates().to_numpy().tolist():
+        yield heads, kv_heads, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
 
 
 def prefill_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
@@ -155,9 +162,9 @@ def prefill_heads(rows: pd.DataFrame) -> Iterator[Errors]:
 
 
 def _prefill_errors(grid: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
-    for (heads, kv_heads), part in out.groupby(["heads", "kv_heads"]):
+    for heads, kv_heads, part in _by_heads(out):
         chunk = part["chunk"].to_numpy(np.float64)
-        predicted = prefill_us(grid, chunk, int(heads), int(kv_heads))
+        predicted = prefill_us(grid, chunk, heads, kv_heads)
         off = np.log(predicted / part["time_us"].to_numpy())
         yield off, off
 

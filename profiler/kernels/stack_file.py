@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from profiler.facts.device import list_devices, load_device
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
@@ -65,8 +66,9 @@ class KernelFit:
 class StackSpec:
     """The fitted kernels of one stack on one device.
 
-    ``floor_us`` is the least time of an elementwise kernel. ``kernels`` is by table: ``gemm.<dtype>``,
-    ``prefill.<kv dtype>.<head_dim>``, ``decode.<kv dtype>.<head_dim>``, ``all_reduce.<kernel>.<gpus>``.
+    ``floor_us`` is the least time of an elementwise kernel. ``kernels`` is by table:
+    ``gemm.<dtype>``, ``prefill.<kv dtype>.<head_dim>``, ``decode.<kv dtype>.<head_dim>``,
+    ``all_reduce.<kernel>.<gpus>``.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -86,15 +88,21 @@ class StackSpec:
         return sorted(k.removeprefix(start) for k in self.kernels if k.startswith(start))
 
 
+def _folder(device: str) -> Path:
+    """Where a device's kernels are: its own, or those of the device with the same chip."""
+    spec = load_device(device) if device in list_devices() else None
+    return data_dir() / "kernels" / (spec.same_chip if spec and spec.same_chip else device)
+
+
 def stack_files(device: str, stack: str) -> list[Path]:
     """The two files of a stack on a device, where they ship."""
-    folder = data_dir() / "kernels" / device
+    folder = _folder(device)
     return [path for path in (folder / f"{stack}.yaml", folder / f"{stack}.npz") if path.is_file()]
 
 
 def stacks_on(device: str) -> list[str]:
     """The stacks with fitted kernels on a device."""
-    return sorted(path.stem for path in (data_dir() / "kernels" / device).glob("*.yaml"))
+    return sorted(path.stem for path in _folder(device).glob("*.yaml"))
 
 
 @lru_cache(maxsize=4)
@@ -103,7 +111,9 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     files = stack_files(device, stack)
     if len(files) < 2:
         there = ", ".join(stacks_on(device)) or "none"
-        raise SpecError(f"no kernels of stack {stack} were fitted on device {device}; there: {there}")
+        raise SpecError(
+            f"no kernels of stack {stack} were fitted on device {device}; there: {there}"
+        )
     spec = parse(StackSpec, read_mapping(files[0]), files[0])
     with np.load(files[1], allow_pickle=False) as stored:
         return spec, {name: stored[name] for name in stored.files}
@@ -119,7 +129,9 @@ def stack_sha256(device: str, stack: str) -> str:
     return digest.hexdigest()
 
 
-def write_stack(spec: StackSpec, arrays: Mapping[str, npt.NDArray[Any]], folder: Path) -> list[Path]:
+def write_stack(
+    spec: StackSpec, arrays: Mapping[str, npt.NDArray[Any]], folder: Path
+) -> list[Path]:
     """Write ``<device>/<stack>.yaml`` and ``.npz`` to ``folder``; returns both paths.
 
     The same fit gives the same bytes.

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.facts.formats import KV_DTYPES, WEIGHT_DTYPES
+from profiler.facts.formats import KV_DTYPES, STACKS, WEIGHT_DTYPES
 from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
@@ -19,10 +19,13 @@ from profiler.kernels.left_out import Errors
 from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
 from profiler.public import kernel_tables as tables
+from profiler.storage.strict import SpecError, did_you_mean
 
 ORIGIN, LICENCE = "ai-dynamo/aiconfigurator @095f58a", "Apache-2.0"
 #: A table with fewer shapes, or pairs of head counts, is a stub.
 _FEWEST_SHAPES, _FEWEST_HEADS = 100, 4
+#: Those of dense models; 192 and 512 belong to latent and linear attention.
+_HEAD_DIMS = (64, 128, 256)
 #: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
 _LEAST_SHARE = 0.25
 #: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
@@ -38,6 +41,20 @@ class Fitted:
     table: str
     surface: Surface
     fit: KernelFit
+
+
+def check_fitted(device: str | None, stack: str) -> list[str]:
+    """The devices to fit: one, or all whose kernels are published.
+
+    Raises SpecError for a device or a stack that is not among the tables.
+    """
+    for what, name, known in (("device", device, list(tables.SYSTEMS)), ("stack", stack, STACKS)):
+        if name is not None and name not in known:
+            raise SpecError(
+                f"{what} {name!r} has no published kernels{did_you_mean(name, known)}; "
+                f"allowed: {', '.join(known)}"
+            )
+    return [device] if device else list(tables.SYSTEMS)
 
 
 def fit_stack(
@@ -74,9 +91,10 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for kv_dtype in KV_DTYPES:
         for kind, read in (("prefill", tables.prefill), ("decode", tables.decode)):
             attention = read(datasets, device, stack, kv_dtype)
-            for head_dim, rows in attention[0].groupby("head_dim") if attention else ():
+            for head_dim in _HEAD_DIMS if attention else ():
+                assert attention
+                rows = attention[0][attention[0]["head_dim"] == head_dim].drop(columns="head_dim")
                 if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
-                    assert attention
                     yield _attention(kind, f"{kind}.{kv_dtype}.{head_dim}", rows, attention[1])
     for kernel, (rows, version) in tables.all_reduces(datasets, device, stack).items():
         for gpus, part in rows.groupby("gpus"):
@@ -129,7 +147,7 @@ def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
     at = [known[pair] for pair in pairs]
     batches, contexts = grid.sizes
     places = np.searchsorted(batches, rows["batch"]), np.searchsorted(contexts, rows["context"])
-    return np.exp(grid.log_us[(np.array(at), *places)])
+    return np.asarray(np.exp(grid.log_us[(np.array(at), *places)]))
 
 
 def _record(

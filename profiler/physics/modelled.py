@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,40 @@ from profiler.physics.op_times import DeviceModel
 TILE = 128
 #: LM-head rows: one a sequence, unless a whole prompt's logits are wanted.
 _MAX_LOGIT_ROWS = 4096
+#: Chunks and contexts of models with long ones; as many again in the octave between.
+_FAR = {2**i * half // 2 for i in range(13, 18) for half in (2, 3)}
+
+
+class ShardTimes(Protocol):
+    """What says how long each op of a shard takes, in microseconds."""
+
+    def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
+        """An op of ``linear.csv`` on ``tokens`` rows."""
+
+    def attn_prefill(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """One sequence's chunk after ``context`` cached tokens."""
+
+    def attn_decode(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """One token for each of ``batch`` sequences with ``context`` cached tokens."""
+
+    def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
+        """One all-reduce of ``num_bytes`` on each of ``gpus`` ranks."""
+
+    def send_recv(self, num_bytes: Array, scope: str) -> Array:
+        """One message over a link."""
+
+
+@dataclass(frozen=True)
+class SampledSizes:
+    """What to sample: tokens of a batch, chunk and cached tokens of a sequence up to these.
+
+    ``contexts`` (of decodes) and ``messages`` (bytes) are sampled beside the usual ones.
+    """
+
+    max_tokens: int
+    max_context: int
+    contexts: frozenset[int] = frozenset()
+    messages: frozenset[int] = frozenset()
 
 
 def make_bundle(
@@ -52,14 +88,20 @@ def make_bundle(
         device_file_sha256=device_sha256(times.spec.name),
         notes="predicted by the fitted device model; its held-out errors are in the device file",
     )
-    return Bundle(
-        meta=meta,
-        linear=_linear(times, model, tp, max_tokens),
-        attn_prefill=_prefill(times, model, tp, max_context),
-        attn_decode=_decode(times, model, tp, max_context),
-        all_reduce=_all_reduce(times, tp),
-        send_recv=_send_recv(times),
-    )
+    return Bundle(meta=meta, **sampled(times, model, tp, SampledSizes(max_tokens, max_context)))
+
+
+def sampled(
+    times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes
+) -> dict[str, pd.DataFrame]:
+    """The tables of a bundle by name."""
+    return {
+        "linear": _linear(times, model, tp, grid.max_tokens),
+        "attn_prefill": _prefill(times, model, tp, grid.max_context),
+        "attn_decode": _decode(times, model, tp, grid),
+        "all_reduce": _all_reduce(times, tp, grid),
+        "send_recv": _send_recv(times),
+    }
 
 
 def token_grid(most: int) -> Array:
@@ -86,7 +128,7 @@ def rounded_us(times_us: Array) -> Array:
     return np.array([float(f"{t:.6g}") for t in times_us])
 
 
-def _linear(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
+def _linear(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
     parts = []
     for op in sorted(ROW_OPS):
         rows = token_grid(min(most, _MAX_LOGIT_ROWS) if OPS[op].outputs else most)
@@ -95,26 +137,27 @@ def _linear(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.Data
     return pd.concat(parts, ignore_index=True)
 
 
-def _grid(first: Array, second: Array) -> tuple[Array, Array]:
+def _pairs(first: Array, second: Array) -> tuple[Array, Array]:
     a, b = np.meshgrid(first, second, indexing="ij")
     return a.ravel(), b.ravel()
 
 
-def _prefill(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
+def _prefill(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
     # Both sides of the kernels' row blocks (64 and 128); in the context, of having one at all.
     edges = {*range(64, 1025, 64), *range(1152, 2049, 128)}
     chunks = {1, 16, 32, 48, 96, 160, 224, 3072, 4096, 6144} | edges | {e + 1 for e in edges}
-    contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144}
-    chunk, context = _grid(_upto(chunks, most), _upto(contexts, most))
+    contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144} | _FAR
+    chunk, context = _pairs(_upto(chunks | _FAR, most), _upto(contexts, most))
     time = times.attn_prefill(chunk, context, model, tp)
     columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 
 
-def _decode(times: DeviceModel, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
+def _decode(times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes) -> pd.DataFrame:
     batches = {*range(1, 33), 40, 48, 56, 64, 80, 96, 128, 192, 256, 384}
-    contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144}
-    batch, context = _grid(_upto(batches, 512), _upto(contexts, most))
+    contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144} | _FAR
+    every = _upto(contexts | grid.contexts, grid.max_context)
+    batch, context = _pairs(_upto(batches, 512), every)
     time = times.attn_decode(batch, context, model, tp)
     columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": rounded_us(time)})
@@ -125,15 +168,15 @@ def _message_sizes() -> Array:
     return np.array([2**i * half // 2 for i in range(10, 33) for half in (2, 3)][:-1], dtype=float)
 
 
-def _all_reduce(times: DeviceModel, tp: int) -> pd.DataFrame:
+def _all_reduce(times: ShardTimes, tp: int, grid: SampledSizes) -> pd.DataFrame:
     if tp == 1:
         return pd.DataFrame({"num_bytes": np.array([], dtype=int), "time_us": np.array([])})
-    sizes = _message_sizes()
+    sizes = np.union1d(_message_sizes(), list(grid.messages))
     time = rounded_us(times.all_reduce(sizes, tp))
     return pd.DataFrame({"num_bytes": sizes.astype(int), "time_us": time})
 
 
-def _send_recv(times: DeviceModel) -> pd.DataFrame:
+def _send_recv(times: ShardTimes) -> pd.DataFrame:
     sizes = _message_sizes()
     parts = [
         pd.DataFrame(

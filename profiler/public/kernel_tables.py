@@ -165,12 +165,12 @@ def _read(
             raise
         raise MeasurementError(f"{path}: not a parquet table: {error}") from None
     for column in (*counts, "latency"):
-        if not np.issubdtype(rows[column].dtype, np.number):
+        if not pd.api.types.is_numeric_dtype(rows[column]):
             raise MeasurementError(f"{path}: column {column!r} holds {rows[column].dtype}")
     time_us = 1e3 * rows.pop("latency").astype(np.float64)
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
     if wrong.any():
-        at = int(np.argmax(wrong.to_numpy()))
+        at = int(np.argmax(np.asarray(wrong)))
         raise MeasurementError(
             f"{path}: a latency must be positive, got {time_us.iloc[at] / 1e3} ms at "
             + ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)

@@ -104,6 +104,9 @@ def op_errors(ops: OpTimes) -> dict[str, OpError]:
 
 def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[float, float]:
     """(common, local) standard deviations of the device model behind an op, else zeros."""
+    if bundle.meta.kernels is not None:
+        half_width = bundle.meta.kernels.half_width_pct.get(op, 100 * UNKNOWN)
+        return _split(float(np.log1p(half_width / 100)) / NORMAL_90)
     mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
     if mark not in ("modelled", "scaled", "interpolated"):
         return 0.0, 0.0

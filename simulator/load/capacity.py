@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiler.facts.device import DeviceSpec
+from profiler.facts.formats import TWO_BYTES, NumberBytes
 from profiler.facts.model import ModelSpec
 from profiler.storage.strict import UserError
 
@@ -25,14 +26,14 @@ def stage_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def stage_weight_bytes(
-    model: ModelSpec, layers: Sequence[int], stage: int, dtype_bytes: int = 2
+    model: ModelSpec, layers: Sequence[int], stage: int, numbers: NumberBytes = TWO_BYTES
 ) -> int:
     """Bytes of the weights one stage holds, over all its tensor-parallel ranks.
 
     The embedding table is on the first stage and the LM head on the last; with one stage, tied
     tables count once.
     """
-    parameters = layers[stage] * model.layer_parameters
+    parameters = 0
     table = model.vocab_size * model.hidden_size
     last = len(layers) - 1
     if stage == 0:
@@ -41,7 +42,8 @@ def stage_weight_bytes(
             parameters += model.max_position_embeddings * model.hidden_size
     if stage == last and not (model.tied_embeddings and last == 0):
         parameters += table
-    return parameters * dtype_bytes
+    in_layers = layers[stage] * model.layer_parameters * numbers.weight
+    return int(in_layers + parameters * numbers.activation)
 
 
 def kv_capacity_tokens(
@@ -50,7 +52,7 @@ def kv_capacity_tokens(
     tp: int,
     layers: Sequence[int],
     usable_memory: float = 0.9,
-    dtype_bytes: int = 2,
+    numbers: NumberBytes = TWO_BYTES,
 ) -> int:
     """KV tokens that one replica holds: those of its fullest stage.
 
@@ -63,14 +65,14 @@ def kv_capacity_tokens(
     replication = model.heads_per_rank(tp)[1] * tp / model.num_kv_heads
     capacity = []
     for stage, count in enumerate(layers):
-        weights = stage_weight_bytes(model, layers, stage, dtype_bytes)
+        weights = stage_weight_bytes(model, layers, stage, numbers)
         if weights >= memory:
             raise CapacityError(
                 f"{model.name} does not fit: stage {stage} of {len(layers)} holds "
                 f"{weights / 1e9:.1f} GB of weights, and {tp} x {device.name} have "
                 f"{memory / 1e9:.1f} GB usable ({usable_memory:.0%}); use a larger tp or pp"
             )
-        per_token = model.kv_bytes_per_token(dtype_bytes) * replication * count / model.num_layers
+        per_token = model.kv_bytes_per_token(numbers.kv) * replication * count / model.num_layers
         capacity.append(int((memory - weights) // per_token))
     return min(capacity)
 

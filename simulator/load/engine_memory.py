@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from profiler.facts.device import DeviceSpec
+from profiler.facts.formats import TWO_BYTES, NumberBytes
 from profiler.facts.model import ModelSpec
 from simulator.load.capacity import CapacityError, stage_weight_bytes
 
@@ -128,7 +129,7 @@ def engine_memory(
     setting: str,
     share: float,
     step: Step,
-    dtype_bytes: int = 2,
+    numbers: NumberBytes = TWO_BYTES,
 ) -> EngineMemory:
     """The memory of a GPU of the fullest stage under the engine's formula.
 
@@ -152,16 +153,16 @@ def engine_memory(
         peak = step.activation_bytes
         if peak is None:
             last = stage == len(layers) - 1
-            peak = _peak_bytes(SHARES[setting], model, tp, step, dtype_bytes, last=last)
+            peak = _peak_bytes(SHARES[setting], model, tp, step, numbers.activation, last=last)
         found.append(
             EngineMemory(
                 setting,
                 share,
                 total_bytes=device.reported_bytes or device.memory_bytes,
-                weight_bytes=stage_weight_bytes(model, layers, stage, dtype_bytes) / tp,
+                weight_bytes=stage_weight_bytes(model, layers, stage, numbers) / tp,
                 activation_bytes=peak,
                 non_torch_bytes=non_torch,
-                block_bytes=2 * block_size * count * kv_heads * model.head_dim * dtype_bytes,
+                block_bytes=2 * block_size * count * kv_heads * model.head_dim * numbers.kv,
                 assumed=tuple(assumed),
             )
         )

@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from profiler.bundle.schema import Bundle
+from profiler.facts.formats import NumberBytes
 from profiler.facts.ops import GEMMS, LAYER_OPS, GemmShape
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
@@ -44,15 +45,18 @@ class OpTimes:
 
     ``by_rows[op](rows)``, ``prefill(chunk, context)``, ``decode(batch, mean_context)``,
     ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
-    ``dtype_bytes`` is the size of a number in the timed dtype. ``whole_layer`` and ``skew`` correct
-    for whole layers and unequal contexts.
+    ``number_bytes`` are the sizes of numbers in the timed dtypes, ``dtype_bytes`` that of
+    activations. ``whole_layer`` and ``skew`` correct for whole layers and unequal contexts.
     """
 
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.tp = bundle.meta.tp
         self.model = bundle.meta.model_spec
-        self.dtype_bytes = 4 if bundle.meta.dtype == "float32" else 2
+        size = 4 if bundle.meta.dtype == "float32" else 2
+        kernels = bundle.meta.kernels
+        self.number_bytes = kernels.used.number_bytes if kernels else NumberBytes(size, size, size)
+        self.dtype_bytes = self.number_bytes.activation
         points = {
             str(op): (rows["num_tokens"].to_numpy(np.float64), rows["time_us"].to_numpy() * 1e-6)
             for op, rows in bundle.linear.groupby("op")

@@ -58,7 +58,7 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["run", "CONFIG", "--window", "x"], "--window x: expected START:LENGTH"),
         (["check", "CONFIG", "--set", "model=gpt4"], "--set model: unknown model 'gpt4'"),
         (["plot", "absent"], "absent: no such folder"),
-        (["make-bundle", "--device", "h200", "--model", "llama-13b"], "specifications only"),
+        (["make-bundle", "--device", "h200-sxm", "--model", "llama-13b"], "specifications only"),
         (["make-bundle", "--device", "a6000", "--model", "llama-14b"], "did you mean llama-13b"),
         (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
         (["make-bundle", "--device", "a6000", "--model", "llama-13b", "--tp", "8"], "at most 4"),

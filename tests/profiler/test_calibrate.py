@@ -140,10 +140,10 @@ def test_structure_tells_tile_edges_apart() -> None:
 
 
 def test_devices_without_measurements_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"h200' has no public measurements.*allowed: a100"):
-        calibrate("h200", tmp_path)
+    with pytest.raises(SpecError, match=r"h200-sxm' has no public measurements.*allowed: a100"):
+        calibrate("h200-sxm", tmp_path)
     with pytest.raises(SpecError, match="specifications only"):
-        report_from_yaml("h200")
+        report_from_yaml("h200-sxm")
 
 
 def test_public_datasets_are_named_by_flag_or_environment(

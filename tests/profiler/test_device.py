@@ -12,7 +12,8 @@ from profiler.storage.strict import SpecError
 
 def test_every_shipped_device_loads_under_its_own_name() -> None:
     assert list_devices() == [
-        *("a100-40g-sxm", "a100-80g-sxm", "a40", "a6000", "h100-80g-sxm", "h200", "rtx-4090"),
+        *("a100-40g-sxm", "a100-80g-sxm", "a40", "a6000", "b200-sxm", "b300-sxm", "gb200"),
+        *("h100-80g-sxm", "h200-sxm", "l40s", "rtx-4090", "rtx-pro-6000"),
     ]
     assert [load_device(name).name for name in list_devices()] == list_devices()
 
@@ -33,7 +34,7 @@ def test_unknown_device_names_a_close_one() -> None:
         load_device("a100-80g")
 
 
-@pytest.mark.parametrize("name", ["a100-40g-sxm", "h100-80g-sxm", "h200", "rtx-4090"])
+@pytest.mark.parametrize("name", ["a100-40g-sxm", "h100-80g-sxm", "h200-sxm", "rtx-4090"])
 def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
     with pytest.raises(SpecError, match=f"device {name} has specifications only"):
         load_device(name).op("gemm")
@@ -56,7 +57,7 @@ def test_device_with_specifications_only_refuses_to_predict(name: str) -> None:
 def test_mistakes_in_a_device_file(tmp_path: Path, old: str, new: str, message: str) -> None:
     from profiler.storage.paths import data_dir
 
-    text = (data_dir() / "devices" / "h200.yaml").read_text()
+    text = (data_dir() / "devices" / "h200-sxm.yaml").read_text()
     assert old in text
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace(old, new, 1))

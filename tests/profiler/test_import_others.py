@@ -120,7 +120,9 @@ def test_aiconfigurator_files_that_are_missing_or_wrong(aic: Path) -> None:
 
 def test_interpolated_times_step_with_the_waves() -> None:
     """Where the measured times are a constant per wave of tiles, so are the interpolated ones."""
-    device = load_device("h200")  # no calibrated model: the expectation is tiles and waves alone
+    device = load_device(
+        "h200-sxm"
+    )  # no calibrated model: the expectation is tiles and waves alone
     sms = np.float64(device.num_sms)
 
     def wave_us(n: int) -> float:

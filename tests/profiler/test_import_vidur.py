@@ -191,7 +191,7 @@ def test_what_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         BundleError, match=r"has no .*attn_prefill, attn_decode.*cannot fill them in"
     ):
-        import_bundle("vidur", folder, "llama-2-7b", 1, "h200")
+        import_bundle("vidur", folder, "llama-2-7b", 1, "h200-sxm")
 
 
 @needs_datasets

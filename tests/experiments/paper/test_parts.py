@@ -34,6 +34,7 @@ from experiments.run.machine import Machine
 from policies.batch import Batch
 from policies.orca import Orca
 from policies.request import Sequence
+from profiler.facts.formats import TWO_BYTES
 from profiler.facts.model import load_model
 from profiler.facts.ops import ROW_OPS
 from simulator.op_times.iteration import WholeLayer
@@ -54,7 +55,7 @@ def plain_ops(mixing_s: float = 0.0) -> Any:
         decode=lambda batch, context: 3e-9 * np.asarray(batch) * np.asarray(context),
         model=load_model("llama-13b"),
         tp=1,
-        dtype_bytes=2,
+        numbers=TWO_BYTES,
         send={},
     )
 

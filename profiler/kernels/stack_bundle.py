@@ -1,0 +1,62 @@
+"""A profile bundle from a stack's kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
+from profiler.facts.device import device_sha256
+from profiler.facts.formats import Kernels
+from profiler.facts.model import ModelSpec
+from profiler.kernels.stack_file import stack_sha256
+from profiler.kernels.stack_times import StackTimes
+from profiler.physics.modelled import TILE, SampledSizes, sampled
+
+#: Contexts to sample: the kernels' times change their slope between powers of two.
+_MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192
+_CONTEXTS = frozenset({1, 8, 24, 32, 48, 96, 192, 384})
+
+
+def make_stack_bundle(
+    device: str, model: ModelSpec, tp: int, kernels: Kernels, max_tokens: int = 131072
+) -> Bundle:
+    """Op times of one layer of one ``tp`` rank of ``model`` with a stack's kernels on ``device``.
+
+    ``meta.environment`` says of every op where it came from. The same files give the same bundle.
+    Raises SpecError for what was not measured, ValueError for a tp that does not fit the model.
+    """
+    model.check_tp(tp)
+    times = StackTimes(device, kernels, model, tp)
+    origins = times.provenance()
+    meta = BundleMeta(
+        device=times.device.name,
+        model=model.name,
+        model_spec=model,
+        tp=tp,
+        source="modelled",
+        created=times.spec.date,
+        generator="sarathi-sim make-bundle",
+        dtype="bfloat16",
+        tile=TILE,
+        notes="fitted to public kernel measurements; errors are in data/kernels",
+        environment={
+            "repository": times.spec.origin,
+            "licence": times.spec.licence,
+            **{op: origin.mark for op, origin in origins.items()},
+        },
+        device_file_sha256=device_sha256(times.device.name),
+        kernels=KernelOrigin(
+            used=kernels,
+            sha256=stack_sha256(device, kernels.stack),
+            half_width_pct={op: origin.half_width_pct for op, origin in origins.items()},
+        ),
+    )
+    longest = min(max(model.max_position_embeddings, _LEAST_CONTEXT), _MOST_CONTEXT)
+    edge = int(times.captured_bytes)
+    grid = SampledSizes(
+        max_tokens, longest, contexts=_CONTEXTS, messages=frozenset({edge, edge + 1024})
+    )
+    bundle = Bundle(meta=meta, **sampled(times, model, tp, grid))
+    return dataclasses.replace(
+        bundle, meta=dataclasses.replace(meta, content_sha256=bundle.digest())
+    )

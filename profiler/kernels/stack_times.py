@@ -1,0 +1,230 @@
+"""The time of any op of a model's shard, from a stack's kernels on a device; microseconds.
+
+A chunk after ``p`` cached tokens is composed: it has the query-key pairs of a prompt of
+``sqrt((p + n)^2 - p^2)`` tokens, and takes no less than one decode at that context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.formats import Kernels
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import DECODE, OPS, PREFILL, SENDS
+from profiler.facts.roofline import HALF, HBM_SHARE, Array
+from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
+from profiler.kernels.gemm_lattice import GemmLattice
+from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
+from profiler.kernels.stack_file import KernelFit, load_stack
+from profiler.storage.strict import SpecError
+
+#: Seconds until a message of one byte arrives: AIConfigurator's assumption for all systems.
+_SEND_LATENCY_US = 10.0
+#: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
+#: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
+_MOST_OF_HBM = 0.9
+#: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
+#: prefix. Assumed.
+_ASSUMED_PCT = 25.0
+#: What the same chip with other memory adds to a half-width, percent. Assumed.
+_DERIVED_PCT = 10.0
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where an op's times come from, and the half-width of their 90 % band in percent."""
+
+    mark: str
+    half_width_pct: float
+
+
+class StackTimes:
+    """Op times of one ``tp`` rank of ``model`` with a stack's kernels.
+
+    Raises SpecError for a device, stack, dtype, head dimension or ``tp`` that was not measured, and
+    ValueError for a ``tp`` that does not fit the model.
+    """
+
+    def __init__(self, device: str, kernels: Kernels, model: ModelSpec, tp: int) -> None:
+        self.device: DeviceSpec = load_device(device)
+        self.kernels, self.model, self.tp = kernels, model, tp
+        self.spec, self._arrays = load_stack(device, kernels.stack)
+        self.heads, self.kv_heads = model.heads_per_rank(tp)
+        self._need("gemm", kernels.dtype, "dtype")
+        self._need("gemm", "bf16", "dtype")
+        for kind in ("prefill", "decode"):
+            self._need(kind, f"{kernels.kv_cache_dtype}.{model.head_dim}", "KV dtype, head_dim")
+        if tp > 1:
+            self._need("all_reduce", f"{self._captured}.{tp}", "kernel, tp")
+
+    def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
+        """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
+        found, shard = OPS[op], model.shard(tp)
+        if found.shape is not None:
+            shape = found.shape(shard)
+            time = self._gemm(op).time_us(tokens, shape.n, shape.k)
+            weight = self.kernels.number_bytes.weight if found.part == "layer" else HALF
+            moved = weight * (shape.n * shape.k + tokens * shape.k) + HALF * tokens * shape.n
+            return self._as_on(time, moved)
+        assert found.streams is not None
+        rate = HBM_SHARE * self.device.memory_bandwidth / 1e6
+        return sum(
+            (
+                s.times * np.maximum(HALF * s.numbers * tokens / rate, self.spec.floor_us)
+                for s in found.streams(shard)
+            ),
+            np.zeros(np.shape(tokens)),
+        )
+
+    def attn_prefill(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """One sequence's chunk after ``context`` cached tokens, one layer of one rank."""
+        alike = np.sqrt((chunk + context) ** 2 - context**2)
+        pairs = prefill_us(self._prefill, alike, self.heads, self.kv_heads)
+        reading = self.attn_decode(np.ones_like(chunk), context + chunk, model, tp)
+        return np.where(context > 0, np.maximum(pairs, reading), pairs)
+
+    def attn_decode(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """One token for each of ``batch`` sequences with ``context`` cached tokens."""
+        time = decode_us(self._decode, batch, context + 1, self.heads, self.kv_heads)
+        numbers = 2.0 * batch * context * self.kv_heads * self.model.head_dim
+        num_bytes = self.kernels.number_bytes.kv * numbers
+        fastest = 1e6 * num_bytes / (_MOST_OF_HBM * self.device.memory_bandwidth)
+        return np.maximum(self._as_on(time, num_bytes), fastest)
+
+    def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
+        """One all-reduce: a captured batch by the graph's kernel, a larger one by the other."""
+        captured = self._curve(self._captured, gpus).time_us(num_bytes)
+        if "eager" not in self._reduces:
+            return captured
+        eager = self._curve("eager", gpus).time_us(num_bytes)
+        return np.where(num_bytes <= self.captured_bytes, captured, np.maximum(eager, captured))
+
+    def send_recv(self, num_bytes: Array, scope: str) -> Array:
+        """One message: no data, so latency and the link's bandwidth."""
+        link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
+        return _SEND_LATENCY_US + 1e6 * num_bytes / link.bandwidth
+
+    @property
+    def captured_bytes(self) -> float:
+        """The message of the largest batch that runs as a CUDA graph."""
+        return HALF * CAPTURED_TOKENS * self.model.hidden_size
+
+    def provenance(self) -> dict[str, Provenance]:
+        """Of every op of a bundle."""
+        found = {op: self._of_gemm(op) for op in self.model.gemms(self.tp)}
+        found |= {kind: self._of_attention(kind) for kind in (PREFILL, DECODE)}
+        floor = f"max({self.spec.floor_us} us, bytes / {HBM_SHARE} of HBM bandwidth) a kernel"
+        for op in ("others", "embedding"):
+            found[op] = Provenance(
+                f"modelled: {floor}; floor {self.spec.floor_source}", _ASSUMED_PCT
+            )
+        if self.tp > 1:
+            fit = self.spec.kernels[f"all_reduce.{self._captured}.{self.tp}"]
+            both = " and eager" if "eager" in self._reduces else ""
+            mark = f"interpolated: {self._captured}{both} kernel of {self._name(fit)}"
+            found["all_reduce"] = self._measured_on(mark, _half_width(fit, "sizes"))
+        for op, scope in SENDS.items():
+            link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
+            mark = f"modelled: {_SEND_LATENCY_US:g} us + bytes / {link.kind} (formula, no data)"
+            found[op] = Provenance(mark, _ASSUMED_PCT)
+        return found
+
+    def _of_gemm(self, op: str) -> Provenance:
+        shape, dtype = self.model.gemms(self.tp)[op], self._dtype(op)
+        fit = self.spec.kernels[f"gemm.{dtype}"]
+        inside = self._gemm(op).measured(shape.n, shape.k)
+        kind, how = ("between", "token counts") if inside else ("shapes", "(n, k)")
+        mark = f"interpolated: {dtype} GEMM of {self._name(fit)}, between {how}"
+        return self._measured_on(mark, _half_width(fit, kind))
+
+    def _of_attention(self, op: str) -> Provenance:
+        kind, grid = ("prefill", self._prefill) if op == PREFILL else ("decode", self._decode)
+        fit = self.spec.kernels[f"{kind}.{self.kernels.kv_cache_dtype}.{self.model.head_dim}"]
+        alone = grid.measured(self.heads, self.kv_heads)
+        mark = f"interpolated: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
+        mark += "" if alone else ", between head counts"
+        mark += "; chunks after a prefix composed" if op == PREFILL else ""
+        width = _half_width(fit, "sizes")
+        return self._measured_on(mark, width if alone else max(width, _half_width(fit, "heads")))
+
+    def _name(self, fit: KernelFit) -> str:
+        return f"{self.kernels.stack} {fit.version}"
+
+    def _as_on(self, time_us: Array, num_bytes: Array) -> Array:
+        """Times of the device with the same chip, where this one's memory is slower.
+
+        Not faster than the bytes moved at 0.8 of its bandwidth, nor slower than by the ratio of
+        the bandwidths.
+        """
+        if self.device.same_chip is None:
+            return time_us
+        own = self.device.memory_bandwidth
+        slower = load_device(self.device.same_chip).memory_bandwidth / own
+        return np.maximum(time_us, np.minimum(slower * time_us, 1e6 * num_bytes / HBM_SHARE / own))
+
+    def _measured_on(self, mark: str, width: float) -> Provenance:
+        """Provenance of a kernel of the tables, or one derived from them."""
+        if self.device.same_chip is None:
+            return Provenance(mark, width)
+        derived = f"derived: from {self.device.same_chip} by memory bandwidth; {mark}"
+        return Provenance(derived, round(width + _DERIVED_PCT, 2))
+
+    def _dtype(self, op: str) -> str:
+        return self.kernels.dtype if OPS[op].part == "layer" else "bf16"
+
+    def _need(self, family: str, name: str, what: str) -> None:
+        there = self.spec.having(family)
+        if name not in there:
+            raise SpecError(
+                f"no {family} of {self.kernels.stack} was measured on {self.device.name} for "
+                f"{what} {name}; there: {', '.join(there)}"
+            )
+
+    def _stored(self, table: str) -> dict[str, np.ndarray]:
+        start = f"{table}."
+        return {
+            name.removeprefix(start): array
+            for name, array in self._arrays.items()
+            if name.startswith(start)
+        }
+
+    @cached_property
+    def _lattices(self) -> dict[str, GemmLattice]:
+        dtypes = {self.kernels.dtype, "bf16"}
+        return {d: GemmLattice.from_arrays(self._stored(f"gemm.{d}")) for d in dtypes}
+
+    def _gemm(self, op: str) -> GemmLattice:
+        return self._lattices[self._dtype(op)]
+
+    def _grid(self, kind: str) -> HeadGrid:
+        name = f"{kind}.{self.kernels.kv_cache_dtype}.{self.model.head_dim}"
+        return HeadGrid.from_arrays(self._stored(name))
+
+    @cached_property
+    def _prefill(self) -> HeadGrid:
+        return self._grid("prefill")
+
+    @cached_property
+    def _decode(self) -> HeadGrid:
+        return self._grid("decode")
+
+    @cached_property
+    def _reduces(self) -> set[str]:
+        """The kernels of the stack at this ``tp``."""
+        pairs = (name.split(".") for name in self.spec.having("all_reduce"))
+        return {kernel for kernel, gpus in pairs if gpus == str(self.tp)}
+
+    @property
+    def _captured(self) -> str:
+        return "graph" if "graph" in self._reduces else "nccl"
+
+    def _curve(self, kernel: str, gpus: int) -> ReduceCurve:
+        return ReduceCurve.from_arrays(self._stored(f"all_reduce.{kernel}.{gpus}"))
+
+
+def _half_width(fit: KernelFit, kind: str) -> float:
+    return fit.left_out[kind].half_width_pct if kind in fit.left_out else _ASSUMED_PCT

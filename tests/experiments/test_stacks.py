@@ -1,0 +1,93 @@
+"""A configuration that names a stack: op times made on the fly, memory by number format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.config.deployment import Deployment
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import deploy_all
+from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from profiler.facts.formats import Kernels
+from profiler.facts.model import load_model
+from profiler.kernels.stack_bundle import make_stack_bundle
+from tests.experiments.small_config import message
+
+TEXT = """\
+name: stacks
+seed: 7
+model: llama-3.1-8b
+device: h100-80g-sxm
+stack: vllm
+workload: {requests: 8, lengths: {kind: uniform, min: 200, max: 600}, pd_ratio: 5}
+cluster: {tp: 1, max_length: 1024}
+policy: {name: sarathi, chunk_size: 256}
+scenarios:
+  bf16: {}
+  fp8: {dtype: fp8}
+  fp8_cache: {dtype: fp8, kv_cache_dtype: fp8}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "stacks.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def deployed(path: Path, *assignments: str) -> dict[str, Deployment]:
+    return deploy_all(load_experiment(path, assignments))
+
+
+def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
+    runs = deployed(config)
+    model = load_model("llama-3.1-8b")
+    usable = 0.9 * 80e9
+    matrices = model.num_layers * model.layer_parameters
+    tables = 2 * 2 * model.vocab_size * model.hidden_size
+    for name, weight, cache in (("bf16", 2, 2), ("fp8", 1, 2), ("fp8_cache", 1, 1)):
+        left = usable - weight * matrices - tables
+        assert runs[name].kv_capacity == int(left // model.kv_bytes_per_token(cache)), name
+        assert runs[name].ops.bundle.meta.source == "modelled"
+        assert runs[name].ops.dtype_bytes == 2, "of activations"
+    assert runs["bf16"].bundle_name == "h100-80g-sxm/llama-3.1-8b/tp1-vllm-bf16"
+    assert runs["fp8_cache"].bundle_name.endswith("tp1-vllm-fp8-kv-fp8")
+    assert len({run.bundle_sha256 for run in runs.values()}) == 3
+    layer = [float(run.ops.by_rows["ffn_ln1"](64)) for run in runs.values()]
+    assert layer[1] == layer[2] < 0.75 * layer[0]
+
+
+def test_a_simulation_runs_and_fp8_ends_sooner(config: Path) -> None:
+    """And the notes say of every op where its times come from."""
+    busy = []
+    for run in deployed(config).values():
+        (log,) = run.simulate().replicas
+        busy.append(log.stage_durations().sum())
+        (note,) = (note for note in run.notes if note.startswith("op times: "))
+        assert "others, embedding: modelled: max(" in note and "lm_head: interpolated" in note
+    assert busy[0] > max(busy[1:])
+
+
+def test_a_bundle_in_profiles_goes_before_one_made_here(config: Path, tmp_path: Path) -> None:
+    kernels, model = Kernels("vllm", "fp8"), load_model("llama-3.1-8b")
+    path = bundle_path(tmp_path / "own", "h100-80g-sxm", model.name, 1, kernels)
+    write_bundle(make_stack_bundle("h100-80g-sxm", model, 1, kernels), path)
+    run = deployed(config, f"profiles={tmp_path / 'own'}")["fp8"]
+    assert run.ops.bundle.meta == load_bundle(path).meta
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (("stack=null", "dtype=fp8"), "dtype: value 'fp8': needs stack: sglang, trtllm, vllm"),
+        (("stack=vlm",), "stack: value 'vlm': "),
+        (("dtype=nvfp4",), "stack: no gemm of vllm was measured on h100-80g-sxm for dtype nvfp4"),
+        (("device=a6000",), "stack: no kernels of stack vllm were fitted on device a6000"),
+    ],
+)
+def test_mistakes(config: Path, assignments: tuple[str, ...], expected: str) -> None:
+    text = message(config, *assignments)
+    assert expected in text and "\n" not in text.strip()

@@ -1,0 +1,206 @@
+"""Surfaces of kernels: what they pass through, what cleaning does, how they are judged."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from profiler.kernels import left_out
+from profiler.kernels.attention_grid import (
+    HeadGrid,
+    decode_us,
+    fit_decode,
+    fit_prefill,
+    prefill_us,
+)
+from profiler.kernels.gemm_lattice import (
+    GemmLattice,
+    choose_knots,
+    fit_lattice,
+    gemm_cube,
+    through,
+)
+from profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
+from profiler.kernels.stack_fit import check_fitted, fit_stack
+from profiler.storage.strict import SpecError
+from tests.profiler.test_kernel_tables import DECODE, GEMM, put
+
+SIDES = [256, 512, 1024, 2048, 4096]
+TOKENS = [1, 2, 4, 8, 16, 32, 64]
+
+
+def law(m: float, n: float, k: float) -> float:
+    """Log-linear in n and k, linear in m with a bend at 8."""
+    return 1e-3 * n**0.9 * k**0.8 * (10 + max(m - 8, 0))
+
+
+def gemm_rows() -> pd.DataFrame:
+    rows = [(m, n, k, law(m, n, k)) for m in TOKENS for n in SIDES for k in SIDES]
+    return pd.DataFrame(rows, columns=["m", "n", "k", "time_us"])
+
+
+def test_a_shape_between_measured_ones_follows_the_law() -> None:
+    lattice = fit_lattice(gemm_cube(gemm_rows()))
+    m = np.array([1.0, 8.0, 24.0, 64.0, 128.0])
+    for n, k in ((512, 1024), (700, 3000)):
+        expected = [law(each, n, k) for each in m[:-1]]
+        np.testing.assert_allclose(lattice.time_us(m, n, k)[:-1], expected, rtol=1e-9)
+    # Beyond the tables: in proportion to m, and to n k.
+    assert lattice.time_us(m, 512, 512)[-1] == pytest.approx(2 * law(64, 512, 512))
+    assert lattice.time_us(m, 8192, 512)[1] == pytest.approx(2 * law(8, 4096, 512))
+    assert lattice.time_us(m, 100, 512)[1] == pytest.approx(law(8, 256, 512))
+    assert lattice.measured(512, 256) and not lattice.measured(700, 256)
+
+
+def test_what_is_stored_is_within_a_thousandth() -> None:
+    lattice = fit_lattice(gemm_cube(gemm_rows()))
+    again = GemmLattice.from_arrays(lattice.arrays())
+    m = np.array(TOKENS, dtype=float)
+    np.testing.assert_allclose(
+        again.time_us(m, 700, 3000), lattice.time_us(m, 700, 3000), rtol=1e-3
+    )
+    assert {array.dtype.name for array in lattice.arrays().values()} == {"int16", "int32"}
+
+
+def test_a_gemm_takes_no_longer_than_one_that_contains_it() -> None:
+    rows = gemm_rows()
+    bad = (rows["m"] == 16) & (rows["n"] == 512) & (rows["k"] == 512)
+    rows.loc[bad, "time_us"] *= 50
+    clean = gemm_cube(rows).cleaned()
+    i, j, at = 1, 1, TOKENS.index(16)
+    containing = clean.time_us[i:, j:, at:].min()
+    assert clean.time_us[i, j, at] == containing == law(16, 512, 1024)
+    untouched = gemm_cube(rows[~bad]).cleaned().time_us
+    others = np.isfinite(untouched)
+    np.testing.assert_array_equal(clean.time_us[others], untouched[others])
+
+
+def test_missing_points_are_filled_in_proportion() -> None:
+    rows = gemm_rows()
+    gone = ((rows["n"] == 4096) & (rows["k"] == 4096) & (rows["m"] > 32)) | (
+        (rows["n"] == 1024) & (rows["k"] == 1024)
+    )
+    lattice = fit_lattice(gemm_cube(rows[~gone]))
+    assert lattice.time_us(np.array([64.0]), 4096, 4096)[0] == pytest.approx(
+        2 * law(32, 4096, 4096)
+    )
+    filled = lattice.time_us(np.array([8.0]), 1024, 1024)[0]
+    assert filled == pytest.approx(2 * law(8, 1024, 512)), "the next smaller k, by n k"
+
+
+def test_knots_are_kept_where_the_curve_bends() -> None:
+    cube = gemm_cube(gemm_rows())
+    knots = choose_knots(cube)
+    assert cube.m[knots].tolist() == [1, 8, 64]
+    np.testing.assert_allclose(through(cube, knots), cube.time_us, rtol=0.06)
+
+
+def test_a_shape_left_out_is_neither_fitted_nor_cleaned_with() -> None:
+    """One n of its own law is off by as much; the others are not."""
+    rows = gemm_rows()
+    rows.loc[rows["n"] == 1024, "time_us"] *= 0.5
+    raw = gemm_cube(rows)
+    worst = left_out.summary(left_out.gemm_shapes(raw, raw))
+    assert worst is not None and worst.worst_pct > 90
+    straight = gemm_cube(gemm_rows())
+    exact = left_out.summary(left_out.gemm_shapes(straight, straight))
+    assert exact is not None and exact.worst_pct == 0.0
+
+
+def decode_rows(pairs: list[tuple[int, int]]) -> pd.DataFrame:
+    """Time goes with batch x KV heads x context, and with the group as its square root."""
+    rows = []
+    for (heads, kv), batch, context in itertools.product(pairs, [1, 2, 4, 8], [2, 64, 128, 256]):
+        time = 5 + 0.01 * batch * kv * context * np.sqrt(heads / kv)
+        rows.append((heads, kv, batch, context, time))
+    return pd.DataFrame(rows, columns=["heads", "kv_heads", "batch", "context", "time_us"])
+
+
+def test_decodes_of_other_head_counts() -> None:
+    grid = fit_decode(decode_rows([(8, 1), (32, 1), (16, 2), (2, 2)]))
+    batch, context = np.array([2.0, 3.0]), np.array([128.0, 100.0])
+    wanted = 5 + 0.01 * batch * 2 * context * np.sqrt(8)
+    np.testing.assert_allclose(decode_us(grid, batch, context, 16, 2), wanted)
+    # 4 KV heads of the same group: as twice the sequences.
+    twice = decode_us(grid, 2 * batch, context, 16, 2)
+    np.testing.assert_allclose(decode_us(grid, batch, context, 32, 4), twice)
+    # As many KV heads as query heads are another kernel: never between the others.
+    alone = decode_us(grid, np.array([4.0]), np.array([128.0]), 2, 2)
+    np.testing.assert_allclose(decode_us(grid, np.array([1.0]), np.array([128.0]), 8, 8), alone)
+    middle = decode_us(grid, batch, context, 16, 1)
+    low, high = (decode_us(grid, batch, context, h, 1) for h in (8, 32))
+    np.testing.assert_allclose(middle, np.sqrt(low * high))
+
+
+def test_decodes_that_did_not_fit_the_memory_go_on_with_the_cache() -> None:
+    rows = decode_rows([(8, 1)])
+    rows = rows[~((rows["batch"] == 8) & (rows["context"] == 256))]
+    grid = fit_decode(rows)
+    full = decode_us(grid, np.array([8.0]), np.array([256.0]), 8, 1)[0]
+    half = decode_us(grid, np.array([4.0]), np.array([256.0]), 8, 1)[0]
+    assert full == pytest.approx(2 * half)
+    assert HeadGrid.from_arrays(grid.arrays()).measured(8, 1)
+
+
+def test_prefill_of_other_head_counts_and_lengths() -> None:
+    sizes = [16, 64, 256, 1024]
+    rows = pd.DataFrame(
+        [(h, 1, c, 1e-4 * h * c**2) for h in (4, 16) for c in sizes],
+        columns=["heads", "kv_heads", "chunk", "time_us"],
+    )
+    grid = fit_prefill(rows)
+    chunk = np.array([16.0, 100.0, 4096.0])
+    for heads in (4, 8, 16, 64):
+        found = prefill_us(grid, chunk, heads, 1)
+        np.testing.assert_allclose(found, 1e-4 * heads * chunk**2, rtol=1e-9)
+
+
+def test_messages_never_take_longer_than_larger_ones() -> None:
+    rows = pd.DataFrame({"num_bytes": [256, 512, 1024, 2048], "time_us": [3.0, 9.0, 4.0, 6.0]})
+    curve = ReduceCurve.from_arrays(fit_reduce(rows).arrays())
+    sizes = np.array([128.0, 256.0, 512.0, 1536.0, 4096.0])
+    np.testing.assert_allclose(curve.time_us(sizes), [3.0, 3.0, 4.0, 5.0, 12.0], rtol=1e-3)
+
+
+def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Path) -> None:
+    """TensorRT-LLM's fp8 rows, as a server with static scales runs them."""
+    shapes = list(
+        itertools.product(TOKENS, [256 * i for i in range(1, 11)], [256 * i for i in range(1, 11)])
+    )
+    rows = [
+        {**GEMM, "gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": 1e-3 * (10 + m + extra)}
+        for dtype, extra in (("bfloat16", 0), ("fp8", 8))
+        for m, n, k in shapes
+    ]
+    rows[0]["latency"] = 1.0  # of m = 1, n = k = 256: a bad sample
+    put(tmp_path, "gemm/trtllm/1.0/gemm_perf.parquet", *rows)
+    quant = [{"m": m, "k": k} for m, _, k in shapes[::10] for k in [256 * i for i in range(1, 11)]]
+    for table, time in (("computescale_perf", 0.006), ("scale_matrix_perf", 0.002)):
+        unique = {(q["m"], q["k"]): {**q, "latency": time} for q in quant}
+        put(tmp_path, f"quantize/trtllm/1.0/{table}.parquet", *unique.values())
+    put(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
+    spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
+    assert list(spec.kernels) == ["gemm.bf16", "gemm.fp8"], "one pair of head counts is a stub"
+    assert spec.floor_us == 2.0 and spec.kernels["gemm.bf16"].repaired_far_pct == pytest.approx(
+        100 / 700, abs=0.01
+    )
+    surfaces = [
+        GemmLattice.from_arrays(
+            {name: arrays[f"gemm.{dtype}.{name}"] for name in ("n", "k", "m", "log_rate")}
+        ).time_us(np.array([1.0, 8.0, 64.0]), 512, 512)
+        for dtype in ("bf16", "fp8")
+    ]
+    np.testing.assert_allclose(surfaces[0], surfaces[1], rtol=2e-3)
+    np.testing.assert_allclose(surfaces[0], [11, 18, 74], rtol=0.06)
+
+
+def test_what_has_no_published_kernels() -> None:
+    assert len(check_fitted(None, "vllm")) == 8
+    with pytest.raises(SpecError, match=r"device 'h100' has no published kernels \(did you mean"):
+        check_fitted("h100", "vllm")
+    with pytest.raises(SpecError, match=r"stack 'vlm' has no published kernels \(did you mean vll"):
+        check_fitted(None, "vlm")

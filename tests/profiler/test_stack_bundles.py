@@ -1,0 +1,148 @@
+"""The kernels that ship, and the bundles that are made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler.bundle.check import check_bundle
+from profiler.bundle.schema import Bundle, load_bundle, write_bundle
+from profiler.facts.device import list_devices, load_device
+from profiler.facts.formats import STACKS, Kernels
+from profiler.facts.model import load_model
+from profiler.importers.assemble import wanted_ops
+from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
+from profiler.kernels.stack_times import StackTimes
+from profiler.storage.paths import data_dir
+from profiler.storage.strict import SpecError
+
+MEASURED = (
+    *("a100-80g-sxm", "b200-sxm", "b300-sxm", "gb200", "h100-80g-sxm", "h200-sxm", "l40s"),
+    "rtx-pro-6000",
+)
+LLAMA_8B, LLAMA_70B = load_model("llama-3.1-8b"), load_model("llama-3.3-70b")
+
+
+def made(dtype: str = "bf16", kv: str = "bf16", tp: int = 4, stack: str = "vllm") -> Bundle:
+    kernels = Kernels(stack, dtype, kv)  # type: ignore[arg-type]
+    return make_stack_bundle("h100-80g-sxm", LLAMA_70B, tp, kernels)
+
+
+def test_every_measured_device_has_every_stack_and_they_are_small() -> None:
+    with_stacks = {name: stacks_on(name) for name in list_devices() if stacks_on(name)}
+    assert with_stacks == dict.fromkeys(sorted([*MEASURED, "a100-40g-sxm"]), sorted(STACKS))
+    sizes = [p.stat().st_size for d in MEASURED for s in STACKS for p in stack_files(d, s)]
+    assert max(sizes) < 1_000_000 and sum(sizes) < 12_000_000
+
+
+@pytest.mark.parametrize("device", MEASURED)
+def test_what_ships_is_plain_numbers_with_its_origin(device: str) -> None:
+    for stack in STACKS:
+        spec, arrays = load_stack(device, stack)
+        assert (spec.device, spec.stack) == (device, stack)
+        assert "aiconfigurator @" in spec.origin and spec.licence == "Apache-2.0"
+        assert all(array.dtype.kind == "i" for array in arrays.values())
+        assert {name.rpartition(".")[0] for name in arrays} == set(spec.kernels)
+        assert all(fit.version and fit.rows and fit.left_out for fit in spec.kernels.values())
+
+
+@pytest.mark.parametrize("device", MEASURED)
+def test_a_dense_model_can_be_modelled_in_every_number_format(device: str) -> None:
+    """And nothing in the bundle is faster than the device can, or falls as the work grows."""
+    for stack in STACKS:
+        spec = load_stack(device, stack)[0]
+        both = {*spec.having("decode")} & {*spec.having("prefill")}
+        cache = "fp8" if "fp8.128" in both else "bf16"
+        for dtype in spec.having("gemm"):
+            kernels = Kernels(stack, dtype, cache)  # type: ignore[arg-type]
+            bundle = make_stack_bundle(device, LLAMA_8B, 2, kernels, max_tokens=4096)
+            found = check_bundle(bundle, load_device(device))
+            assert [f for f in found if f.level == "error"] == [], (stack, dtype)
+
+
+def test_a_bundle_says_of_every_op_where_it_came_from(tmp_path: Path) -> None:
+    bundle = made("fp8", "fp8")
+    write_bundle(bundle, tmp_path / "b")
+    again = load_bundle(tmp_path / "b")
+    meta = again.meta
+    assert meta.kernels is not None and meta.kernels.used == Kernels("vllm", "fp8", "fp8")
+    for op in wanted_ops(4):
+        assert str(meta.environment[op]).partition(":")[0] in ("interpolated", "modelled"), op
+        assert 0 < meta.kernels.half_width_pct[op] < 40
+    assert "fp8 GEMM of vllm" in str(meta.environment["ffn_ln1"])
+    assert "bf16 GEMM of vllm" in str(meta.environment["lm_head"])
+    assert "formula, no data" in str(meta.environment["send_recv_inter_node"])
+    write_bundle(made("fp8", "fp8"), tmp_path / "again")
+    assert (tmp_path / "b/meta.yaml").read_bytes() == (tmp_path / "again/meta.yaml").read_bytes()
+
+
+def test_number_formats_change_what_they_should() -> None:
+    bf16, fp8, fp8_kv = (made(*formats) for formats in (("bf16",), ("fp8",), ("fp8", "fp8")))
+
+    def rows(bundle: Bundle, op: str) -> np.ndarray:
+        return bundle.linear.query("op == @op and num_tokens <= 64")["time_us"].to_numpy()
+
+    assert 0.45 < (rows(fp8, "ffn_ln1") / rows(bf16, "ffn_ln1")).mean() < 0.75
+    for op in ("lm_head", "others", "embedding"):
+        np.testing.assert_array_equal(rows(bf16, op), rows(fp8, op))
+    long = "batch_size == 256 and context_tokens == 8192"
+    times = [b.attn_decode.query(long)["time_us"].item() for b in (bf16, fp8, fp8_kv)]
+    assert times[0] == times[1] and 0.4 < times[2] / times[0] < 0.7
+
+
+def test_a_captured_batch_and_a_larger_one_take_different_all_reduces() -> None:
+    times = StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 8)
+    edge = times.captured_bytes
+    assert edge == 2 * 512 * LLAMA_8B.hidden_size
+    small, at, beyond = times.all_reduce(np.array([1024.0, edge, edge + 1]), 8)
+    assert small < 8 and beyond > 1.2 * at
+
+
+def test_a_chunk_after_a_prefix_has_its_pairs_and_reads_its_cache() -> None:
+    times = StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 1)
+    one = np.ones(1)
+    for chunk, context in ((512, 0), (512, 8192), (1, 65536)):
+        found = times.attn_prefill(chunk * one, context * one, LLAMA_8B, 1)[0]
+        alike = np.sqrt((chunk + context) ** 2 - context**2)
+        pairs = times.attn_prefill(alike * one, 0 * one, LLAMA_8B, 1)[0]
+        reading = times.attn_decode(one, (chunk + context) * one, LLAMA_8B, 1)[0]
+        assert found == (max(pairs, reading) if context else pairs)
+
+
+def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> None:
+    base, derived = (
+        StackTimes(device, Kernels("vllm"), LLAMA_8B, 1)
+        for device in ("a100-80g-sxm", "a100-40g-sxm")
+    )
+    tokens = np.array([1.0, 8192.0])
+    ratio = derived.by_rows("ffn_ln1", tokens, LLAMA_8B, 1) / base.by_rows(
+        "ffn_ln1", tokens, LLAMA_8B, 1
+    )
+    assert ratio[0] == pytest.approx(2039 / 1555, rel=0.05) and ratio[1] == 1.0
+    assert derived.provenance()["ffn_ln1"].mark.startswith("derived: from a100-80g-sxm")
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "model", "tp", "message"),
+    [
+        ("a100-80g-sxm", Kernels("vllm", "fp8"), LLAMA_8B, 1, "no gemm of vllm.*fp8; there: bf16"),
+        ("a6000", Kernels("vllm"), LLAMA_8B, 1, "no kernels of stack vllm.*a6000; there: none"),
+        ("gb200", Kernels("vllm"), LLAMA_8B, 8, r"no all_reduce of vllm .*graph\.2, graph\.4"),
+        ("h100-80g-sxm", Kernels("vllm"), load_model("gpt3-175b"), 5, "tp 5 does not divide"),
+    ],
+)
+def test_what_was_not_measured_is_refused(
+    device: str, kernels: Kernels, model: object, tp: int, message: str
+) -> None:
+    with pytest.raises((SpecError, ValueError), match=message):
+        make_stack_bundle(device, model, tp, kernels)  # type: ignore[arg-type]
+
+
+def test_loading_unpickles_nothing() -> None:
+    for path in (data_dir() / "kernels").glob("*/*.npz"):
+        with np.load(path, allow_pickle=False) as stored:
+            assert all(stored[name].dtype.kind == "i" for name in stored.files)
+            break
