@@ -16,7 +16,7 @@ import pandas as pd
 
 from profiler.facts.device import load_device
 from profiler.facts.formats import STACKS
-from profiler.facts.ops import LAYER_GEMMS, GemmShape
+from profiler.facts.ops import ALL_REDUCE, LAYER_GEMMS, GemmShape
 from profiler.kernels.stack_file import StackSpec
 from profiler.kernels.stack_fit import fit_stack
 from profiler.physics.fit import held_out
@@ -253,7 +253,7 @@ _LEFT_OUT: dict[tuple[str, str], tuple[str, tuple[float, float] | None]] = {
     ("prefill", "heads"): ("each pair of head counts", (3.0, 12.0)),
     ("decode", "sizes"): ("every other batch or context", (3.0, 12.0)),
     ("decode", "heads"): ("each pair of head counts", (3.0, 12.0)),
-    ("all_reduce", "sizes"): ("each message size", (5.0, 15.0)),
+    (ALL_REDUCE, "sizes"): ("each message size", (5.0, 15.0)),
 }
 
 

@@ -18,11 +18,15 @@ from profiler.kernels.gemm_lattice import Stored, packed, unpacked
 
 @dataclass(frozen=True, eq=False)
 class HeadGrid:
-    """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size."""
+    """``log_us[i]`` are the times of ``heads[i]`` = (query heads, KV heads), one axis a size.
+
+    ``by_group``: a decode of other KV heads with as many query heads each stands in first.
+    """
 
     heads: npt.NDArray[np.int64]
     sizes: tuple[Array, ...]
     log_us: Array
+    by_group: bool = False
 
     def measured(self, heads: int, kv_heads: int) -> bool:
         """Whether these head counts are in the grid."""
@@ -50,14 +54,16 @@ class HeadGrid:
         share = float((wanted - counts[upper - 1]) / (counts[upper] - counts[upper - 1]))
         return [(rows[upper - 1], 1 - share), (rows[upper], share)]
 
-    def nearest_kv(self, kv_heads: int) -> int:
-        """The measured number of KV heads that is nearest by ratio."""
-        have = np.unique(self.heads[:, 1])
+    def nearest_kv(self, heads: int, kv_heads: int) -> int:
+        """The measured number of KV heads that is nearest by ratio; ``by_group`` of the same group
+        where there is one."""
+        alike = self.heads[:, 0] * kv_heads == self.heads[:, 1] * heads
+        have = np.unique(self.heads[alike if self.by_group and alike.any() else slice(None), 1])
         return int(have[np.argmin(np.abs(np.log(have / kv_heads)))])
 
     def only(self, rows: npt.NDArray[np.bool_]) -> HeadGrid:
         """These pairs of head counts."""
-        return HeadGrid(self.heads[rows], self.sizes, self.log_us[rows])
+        return HeadGrid(self.heads[rows], self.sizes, self.log_us[rows], self.by_group)
 
     def of_kind(self, multi_head: bool) -> HeadGrid:
         """The pairs with as many KV heads as query heads, or those with fewer; all if there are
@@ -68,7 +74,9 @@ class HeadGrid:
     def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
         """As plain integers."""
         sizes = {f"size{i}": size.astype(np.int32) for i, size in enumerate(self.sizes)}
-        return {"heads": self.heads.astype(np.int32), **sizes, "log_us": packed(self.log_us)}
+        way = np.array([self.by_group], dtype=np.int16)
+        heads = self.heads.astype(np.int32)
+        return {"heads": heads, **sizes, "log_us": packed(self.log_us), "by_group": way}
 
     @classmethod
     def from_arrays(cls, arrays: Stored) -> HeadGrid:
@@ -77,7 +85,8 @@ class HeadGrid:
             arrays[name].astype(np.float64) for name in ("size0", "size1") if name in arrays
         )
         heads = arrays["heads"].astype(np.int64)
-        return cls(heads, sizes, unpacked(np.asarray(arrays["log_us"], np.int16)))
+        log_us = unpacked(np.asarray(arrays["log_us"], np.int16))
+        return cls(heads, sizes, log_us, bool(arrays["by_group"][0]))
 
 
 def prefill_us(grid: HeadGrid, chunk: Array, heads: int, kv_heads: int) -> Array:
@@ -105,7 +114,7 @@ def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads
 
     grid = grid.of_kind(heads == kv_heads)
     batches, contexts = grid.sizes
-    near = grid.nearest_kv(kv_heads)
+    near = grid.nearest_kv(heads, kv_heads)
     wide = np.maximum(batch * kv_heads / near, batches[0])
     points = np.stack(np.broadcast_arrays(wide, np.maximum(context, contexts[0])), axis=-1)
     total = np.zeros(points.shape[:-1])
@@ -133,7 +142,7 @@ def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
     return HeadGrid(_heads(table), (lengths,), np.log(times))
 
 
-def fit_decode(rows: pd.DataFrame) -> HeadGrid:
+def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:
     """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
 
     A larger batch or context takes no less time: a running minimum from the largest on.
@@ -153,7 +162,7 @@ def fit_decode(rows: pd.DataFrame) -> HeadGrid:
             missing = np.isnan(along[at])
             grown = along[at - 1] * sizes[at] / sizes[at - 1]
             along[at][missing] = grown[missing]
-    return HeadGrid(_heads(table), (batches, contexts), np.log(times))
+    return HeadGrid(_heads(table), (batches, contexts), np.log(times), by_group)
 
 
 def cleaned_decode(times: Array) -> Array:

@@ -121,9 +121,9 @@ def decode_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
             yield from _decode_errors(grid, whole, rows[~fitted])
 
 
-def decode_heads(rows: pd.DataFrame) -> Iterator[Errors]:
+def decode_heads(rows: pd.DataFrame, by_group: bool = False) -> Iterator[Errors]:
     """Every pair of head counts in turn."""
-    whole = fit_decode(rows)
+    whole = fit_decode(rows, by_group)
     for row, (heads, kv_heads) in enumerate(whole.heads.tolist()):
         grid = whole.only(np.arange(len(whole.heads)) != row)
         if len(grid.heads):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from profiler.storage.strict import SpecError, did_you_mean
 ORIGIN, LICENCE = "ai-dynamo/aiconfigurator @095f58a", "Apache-2.0"
 #: A table with fewer shapes, or pairs of head counts, is a stub.
 _FEWEST_SHAPES, _FEWEST_HEADS = 100, 4
+#: Of the fastest GEMMs (the first percentile): above this the host's launches were measured.
+_LAUNCH_US = 40.0
 #: Those of dense models; 192 and 512 belong to latent and linear attention.
 _HEAD_DIMS = (64, 128, 256)
 #: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
@@ -82,9 +85,8 @@ def fit_stack(
 
 def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for dtype in WEIGHT_DTYPES:
-        found = tables.gemms(datasets, device, stack, dtype)
-        if found and found[0].groupby(["n", "k"]).ngroups >= _FEWEST_SHAPES:
-            rows, version = found
+        found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
+        for rows, version in islice(found, 1):
             if dtype == "fp8" and stack == "trtllm":
                 rows = _without_quantisation(rows, tables.quantisation(datasets, device, stack))
             yield _gemm(f"gemm.{dtype}", rows, version)
@@ -107,6 +109,13 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
                     {"sizes": left_out.messages(part)},
                 ),
             )  # fmt: skip
+
+
+def _is_whole(table: tuple[pd.DataFrame, str]) -> bool:
+    """Whether a table is no stub, and holds times of kernels rather than of their launches."""
+    rows = table[0]
+    fastest = float(rows["time_us"].quantile(0.01))
+    return rows.groupby(["n", "k"]).ngroups >= _FEWEST_SHAPES and fastest <= _LAUNCH_US
 
 
 def _gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
@@ -133,12 +142,20 @@ def _attention(kind: str, table: str, rows: pd.DataFrame, version: str) -> Fitte
         time = clean = rows["time_us"].to_numpy(np.float64)
         kinds = {"sizes": left_out.prefill_sizes(rows), "heads": left_out.prefill_heads(rows)}
     else:
-        grid = fit_decode(rows)
+        # Whichever of two ways to other head counts is less far off on those left out.
+        ways = {way: [*left_out.decode_heads(rows, way)] for way in (False, True)}
+        by_group = _p95(ways[True]) < _p95(ways[False])
+        grid = fit_decode(rows, by_group)
         time = rows["time_us"].to_numpy(np.float64)
         clean = _grid_times(grid, rows)
-        kinds = {"sizes": left_out.decode_sizes(rows), "heads": left_out.decode_heads(rows)}
+        kinds = {"sizes": left_out.decode_sizes(rows), "heads": iter(ways[by_group])}
     fit = _record(version, len(rows), time, clean, grid.log_us.size, kinds)
     return Fitted(table, grid, fit)
+
+
+def _p95(errors: list[Errors]) -> float:
+    found = left_out.summary(errors)
+    return found.p95_pct if found is not None else np.inf
 
 
 def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import DECODE, OPS, PREFILL, SENDS
+from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, SENDS, names
 from profiler.facts.roofline import HALF, HBM_SHARE, Array
 from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.gemm_lattice import GemmLattice
@@ -59,7 +59,7 @@ class StackTimes:
         for kind in ("prefill", "decode"):
             self._need(kind, f"{kernels.kv_cache_dtype}.{model.head_dim}", "KV dtype, head_dim")
         if tp > 1:
-            self._need("all_reduce", f"{self._captured}.{tp}", "kernel, tp")
+            self._need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
 
     def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
         """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
@@ -118,15 +118,15 @@ class StackTimes:
         found = {op: self._of_gemm(op) for op in self.model.gemms(self.tp)}
         found |= {kind: self._of_attention(kind) for kind in (PREFILL, DECODE)}
         floor = f"max({self.spec.floor_us} us, bytes / {HBM_SHARE} of HBM bandwidth) a kernel"
-        for op in ("others", "embedding"):
+        for op in names(lambda op: op.streams is not None):
             found[op] = Provenance(
                 f"modelled: {floor}; floor {self.spec.floor_source}", _ASSUMED_PCT
             )
         if self.tp > 1:
-            fit = self.spec.kernels[f"all_reduce.{self._captured}.{self.tp}"]
+            fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self.tp}"]
             both = " and eager" if "eager" in self._reduces else ""
             mark = f"interpolated: {self._captured}{both} kernel of {self._name(fit)}"
-            found["all_reduce"] = self._measured_on(mark, _half_width(fit, "sizes"))
+            found[ALL_REDUCE] = self._measured_on(mark, _half_width(fit, "sizes"))
         for op, scope in SENDS.items():
             link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
             mark = f"modelled: {_SEND_LATENCY_US:g} us + bytes / {link.kind} (formula, no data)"
@@ -215,7 +215,7 @@ class StackTimes:
     @cached_property
     def _reduces(self) -> set[str]:
         """The kernels of the stack at this ``tp``."""
-        pairs = (name.split(".") for name in self.spec.having("all_reduce"))
+        pairs = (name.split(".") for name in self.spec.having(ALL_REDUCE))
         return {kernel for kernel, gpus in pairs if gpus == str(self.tp)}
 
     @property
@@ -223,7 +223,7 @@ class StackTimes:
         return "graph" if "graph" in self._reduces else "nccl"
 
     def _curve(self, kernel: str, gpus: int) -> ReduceCurve:
-        return ReduceCurve.from_arrays(self._stored(f"all_reduce.{kernel}.{gpus}"))
+        return ReduceCurve.from_arrays(self._stored(f"{ALL_REDUCE}.{kernel}.{gpus}"))
 
 
 def _half_width(fit: KernelFit, kind: str) -> float:

@@ -1,14 +1,15 @@
 """aiconfigurator's parquet tables of single kernels as tidy frames, ``time_us`` in microseconds.
 
 They lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``. Of a stack's versions the
-newest that has the table counts. Traps heeded: milliseconds; sizes of messages are ELEMENTS of 2
-bytes; the context of a decode is ``step + isl``, per sequence; windows are other kernels, and left
+newest that has the table comes first. Traps heeded: milliseconds; sizes of messages are ELEMENTS
+of 2 bytes; the context of a decode is ``step + isl``, per sequence; windows are other kernels, and left
 out; the time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,12 @@ _HEADS = {"num_heads": "heads", "num_key_value_heads": "kv_heads"}
 
 def gemms(
     datasets: Path, device: str, stack: str, dtype: WeightDtype
-) -> tuple[pd.DataFrame, str] | None:
-    """GEMM rows (m, n, k, time_us) and the stack's version; None where not measured."""
+) -> Iterator[tuple[pd.DataFrame, str]]:
+    """GEMM rows (m, n, k, time_us) and the stack's version, of every one that has some."""
     for path in _versions(datasets, device, "gemm", stack, "gemm_perf"):
         rows = _read(path, ("m", "n", "k"), {"gemm_dtype": _THEIRS.get(dtype, dtype)})
         if len(rows):
-            return merged(rows), path.parent.name
-    return None
+            yield merged(rows), path.parent.name
 
 
 def quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame | None:

@@ -30,13 +30,13 @@ def test_the_newest_version_that_has_the_number_format_counts(tmp_path: Path) ->
     older = {**GEMM, "gemm_dtype": "int4_wo", "latency": 0.002}
     put(tmp_path, "gemm/trtllm/1.3.0rc5/gemm_perf.parquet", {**GEMM, "latency": 9.0}, older)
     put(tmp_path, "gemm/trtllm/1.3.0rc20/gemm_perf.parquet", GEMM)
-    found = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "bf16")
-    assert found is not None and found[1] == "1.3.0rc20"
-    assert found[0].to_dict("records") == [{"m": 8, "n": 512, "k": 1024, "time_us": 4.0}]
-    whole = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "int4_wo")
-    assert whole is not None and whole[1] == "1.3.0rc5"
-    assert tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "nvfp4") is None
-    assert tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16") is None
+    newest, before = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "bf16")
+    assert (newest[1], before[1]) == ("1.3.0rc20", "1.3.0rc5")
+    assert newest[0].to_dict("records") == [{"m": 8, "n": 512, "k": 1024, "time_us": 4.0}]
+    ((_, version),) = tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "int4_wo")
+    assert version == "1.3.0rc5"
+    assert list(tables.gemms(tmp_path, "h100-80g-sxm", "trtllm", "nvfp4")) == []
+    assert list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16")) == []
 
 
 def test_a_decode_holds_its_cached_tokens_and_the_new_one(tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ def test_a_cell_that_cannot_be_is_refused(
 ) -> None:
     put(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {**GEMM, **change})
     with pytest.raises(MeasurementError, match=message):
-        tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16")
+        list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     file = put(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {"gemm_dtype": "bfloat16", "m": 1})
     with pytest.raises(MeasurementError, match=r"column 'n' is missing; has \['gemm_dtype', 'm'\]"):
-        tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16")
+        list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
     file.write_bytes(b"no parquet")
     with pytest.raises(MeasurementError, match=r"gemm_perf\.parquet: not a parquet table"):
-        tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16")
+        list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
     with pytest.raises(FileNotFoundError, match="l40s: no such folder"):
-        tables.gemms(tmp_path, "l40s", "vllm", "bf16")
+        list(tables.gemms(tmp_path, "l40s", "vllm", "bf16"))

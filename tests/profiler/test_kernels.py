@@ -136,6 +136,17 @@ def test_decodes_of_other_head_counts() -> None:
     np.testing.assert_allclose(middle, np.sqrt(low * high))
 
 
+def test_by_group_other_kv_heads_of_the_same_group_stand_in_first() -> None:
+    rows = decode_rows([(4, 1), (16, 1), (16, 2)])
+    rows.loc[(rows["heads"] == 16) & (rows["kv_heads"] == 1), "time_us"] *= 3
+    batch, context = np.array([2.0]), np.array([64.0])
+    for by_group, heads, kv_heads in ((True, 16, 2), (False, 8, 1)):
+        grid = fit_decode(rows, by_group)
+        found = decode_us(HeadGrid.from_arrays(grid.arrays()), batch, context, 8, 1)
+        expected = decode_us(grid, batch * 1 / kv_heads, context, heads, kv_heads)
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 def test_decodes_that_did_not_fit_the_memory_go_on_with_the_cache() -> None:
     rows = decode_rows([(8, 1)])
     rows = rows[~((rows["batch"] == 8) & (rows["context"] == 256))]
@@ -185,6 +196,9 @@ def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Pa
     put(tmp_path, "attention/trtllm/1.0/generation_attention_perf.parquet", DECODE)
     spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
     assert list(spec.kernels) == ["gemm.bf16", "gemm.fp8"], "one pair of head counts is a stub"
+    put(tmp_path, "gemm/trtllm/2.0/gemm_perf.parquet", *({**r, "latency": 0.06} for r in rows))
+    again, _ = fit_stack(tmp_path, "h100-80g-sxm", "trtllm", date="2026-01-01")
+    assert again == spec, "a newer table that holds launches is passed over"
     assert spec.floor_us == 2.0 and spec.kernels["gemm.bf16"].repaired_far_pct == pytest.approx(
         100 / 700, abs=0.01
     )
