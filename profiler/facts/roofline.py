@@ -29,6 +29,7 @@ Size = Array | float
 #: Output tiles (rows, columns) that a GEMM fit chooses from.
 GEMM_TILES = ((64, 64), (128, 64), (64, 128), (128, 128), (256, 128))
 HALF = 2.0  # bytes of an fp16 or bf16 number
+KEY_BLOCK = 64.0  # keys: half a block, which a row of queries computes beyond its own
 HBM_SHARE = 0.8  # of its bandwidth that HBM gives to a long read
 
 
@@ -113,7 +114,7 @@ def attn_prefill_us(c: Columns, k: Constants) -> Array:
     """
     chunk, context, heads = c["chunk"], c["context"], c["heads"]
     sms, dim = c["num_sms"], c["head_dim"]
-    keys, pairs = attended(chunk, context, k["causal"], 64.0)
+    keys, pairs = attended(chunk, context, k["causal"], KEY_BLOCK)
     blocks = c["batch"] * heads * np.ceil(chunk / k["tile_m"])
     ideal = np.minimum(blocks / sms, 1.0)
     fill = ideal + k["wave_share"] * (wave_fill(blocks, sms) - ideal)

@@ -1,7 +1,7 @@
 """The time of any op of a model's shard, from a stack's kernels on a device; microseconds.
 
-A chunk after ``p`` cached tokens is composed: it has the query-key pairs of a prompt of
-``sqrt((p + n)^2 - p^2)`` tokens, and takes no less than one decode at that context.
+A chunk after cached tokens is composed: it takes as long as a prompt with as many query-key pairs,
+in blocks of keys, and no less than one decode at that context.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, SENDS, names
-from profiler.facts.roofline import HALF, HBM_SHARE, Array
+from profiler.facts.roofline import HALF, HBM_SHARE, KEY_BLOCK, Array
 from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
@@ -30,8 +30,19 @@ _MOST_OF_HBM = 0.9
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.
 _ASSUMED_PCT = 25.0
+#: Of chunks after a prefix: measured on an RTX 4090 (vLLM 0.19.0), chunks of 256 tokens and more.
+_COMPOSED_PCT = 15.0
 #: What the same chip with other memory adds to a half-width, percent. Assumed.
 _DERIVED_PCT = 10.0
+
+
+def alike(chunk: Array, context: Array) -> Array:
+    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
+
+    A row of queries attends to what is before it and on average half a block of keys more.
+    """
+    pairs = chunk * (context + chunk / 2 + KEY_BLOCK)
+    return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,7 @@ class StackTimes:
 
     def attn_prefill(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
         """One sequence's chunk after ``context`` cached tokens, one layer of one rank."""
-        alike = np.sqrt((chunk + context) ** 2 - context**2)
-        pairs = prefill_us(self._prefill, alike, self.heads, self.kv_heads)
+        pairs = prefill_us(self._prefill, alike(chunk, context), self.heads, self.kv_heads)
         reading = self.attn_decode(np.ones_like(chunk), context + chunk, model, tp)
         return np.where(context > 0, np.maximum(pairs, reading), pairs)
 
@@ -149,6 +159,8 @@ class StackTimes:
         mark += "" if alone else ", between head counts"
         mark += "; chunks after a prefix composed" if op == PREFILL else ""
         width = _half_width(fit, "sizes")
+        if op == PREFILL:
+            width = max(width, _COMPOSED_PCT)
         return self._measured_on(mark, width if alone else max(width, _half_width(fit, "heads")))
 
     def _name(self, fit: KernelFit) -> str:

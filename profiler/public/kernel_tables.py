@@ -1,9 +1,9 @@
 """aiconfigurator's parquet tables of single kernels as tidy frames, ``time_us`` in microseconds.
 
-They lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``. Of a stack's versions the
-newest that has the table comes first. Traps heeded: milliseconds; sizes of messages are ELEMENTS
-of 2 bytes; the context of a decode is ``step + isl``, per sequence; windows are other kernels, and left
-out; the time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`).
+They lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``; the newest version that has
+a table comes first. Traps heeded: milliseconds; sizes of messages are ELEMENTS of 2 bytes; the
+context of a decode is ``step + isl``, per sequence; windows are other kernels, and left out; the
+time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from experiments.config.deployment import Deployment
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all
@@ -91,3 +93,27 @@ def test_a_bundle_in_profiles_goes_before_one_made_here(config: Path, tmp_path: 
 def test_mistakes(config: Path, assignments: tuple[str, ...], expected: str) -> None:
     text = message(config, *assignments)
     assert expected in text and "\n" not in text.strip()
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    def say(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, list(arguments))
+        return done.exit_code, done.output
+
+    make = ["make-bundle", "--device", "h100-80g-sxm", "--model", "llama-3.1-8b"]
+    formats = ["--stack", "vllm", "--dtype", "fp8", "--kv-cache-dtype", "fp8"]
+    out = ["--out", str(tmp_path)]
+    path = bundle_path(tmp_path, "h100-80g-sxm", "llama-3.1-8b", 1, Kernels("vllm", "fp8", "fp8"))
+    assert say(*make, *formats, *out) == (0, f"written: {path}\n")
+    kernels = load_bundle(path).meta.kernels
+    assert kernels is not None and kernels.used == Kernels("vllm", "fp8", "fp8")
+    for wrong, expected in (
+        (["--dtype", "fp8"], "--dtype, --kv-cache-dtype: need --stack"),
+        (["--stack", "vlm"], "make-bundle: stack: value 'vlm': "),
+        (["--stack", "vllm", "--dtype", "int4_wo"], "no gemm of vllm was measured on h100-80g-sxm"),
+    ):
+        code, text = say(*make, *wrong, *out)
+        assert code == 2 and expected in text and len(text.splitlines()) == 1
+    code, text = say("calibrate", "--report", "--stack", "vllm", "--device", "h100-80g-sxm")
+    assert code == 0 and "gemm fp8" in text and "met" in text and "missed" in text
+    assert "sglang, trtllm, vllm" in say("devices")[1]

@@ -15,7 +15,7 @@ from profiler.facts.model import load_model
 from profiler.importers.assemble import wanted_ops
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
-from profiler.kernels.stack_times import StackTimes
+from profiler.kernels.stack_times import StackTimes, alike
 from profiler.storage.paths import data_dir
 from profiler.storage.strict import SpecError
 
@@ -106,10 +106,13 @@ def test_a_chunk_after_a_prefix_has_its_pairs_and_reads_its_cache() -> None:
     one = np.ones(1)
     for chunk, context in ((512, 0), (512, 8192), (1, 65536)):
         found = times.attn_prefill(chunk * one, context * one, LLAMA_8B, 1)[0]
-        alike = np.sqrt((chunk + context) ** 2 - context**2)
-        pairs = times.attn_prefill(alike * one, 0 * one, LLAMA_8B, 1)[0]
+        length = alike(chunk * one, context * one)
+        # As many pairs, half a block of keys a row included.
+        wanted = chunk * (context + chunk / 2 + 64)
+        assert length * (length / 2 + 64) == pytest.approx(wanted)
+        pairs = times.attn_prefill(length, 0 * one, LLAMA_8B, 1)[0]
         reading = times.attn_decode(one, (chunk + context) * one, LLAMA_8B, 1)[0]
-        assert found == (max(pairs, reading) if context else pairs)
+        assert found == pytest.approx(max(pairs, reading) if context else pairs)
 
 
 def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> None:
