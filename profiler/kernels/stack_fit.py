@@ -69,7 +69,7 @@ def fit_stack(
 ) -> tuple[StackSpec, Arrays]:
     """Every surface of one stack on one device; deterministic but for ``date`` (default today).
 
-    Raises FileNotFoundError for a missing folder, MeasurementError for a table that cannot be used.
+    Raises FileNotFoundError for a missing folder, BundleError for a table that cannot be used.
     """
     fits, arrays = {}, {}
     for found in _fits(datasets, device, stack):

@@ -15,7 +15,7 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, SENDS, names
-from profiler.facts.roofline import HALF, HBM_SHARE, KEY_BLOCK, Array
+from profiler.facts.roofline import HALF, HBM_SHARE, KEY_BLOCK, Array, attended
 from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
@@ -41,7 +41,7 @@ def alike(chunk: Array, context: Array) -> Array:
 
     A row of queries attends to what is before it and on average half a block of keys more.
     """
-    pairs = chunk * (context + chunk / 2 + KEY_BLOCK)
+    pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
     return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from profiler.bundle.tables import BundleError
 from profiler.facts.formats import KvDtype, WeightDtype
-from profiler.public.measured_csv import MeasurementError, merged, source_folder
+from profiler.public.measured_csv import merged, source_folder
 
 FOLDER = "aiconfigurator"
 #: What the tables call our devices.
@@ -158,20 +159,20 @@ def _read(
             filters.append(("window_size", "==", 0))
         for column in (*counts, *keep, "latency", *chosen):
             if column not in has:
-                raise MeasurementError(f"{path}: column {column!r} is missing; has {sorted(has)}")
+                raise BundleError(f"{path}: column {column!r} is missing; has {sorted(has)}")
         rows = pd.read_parquet(path, columns=[*counts, *keep, "latency"], filters=filters or None)
     except (OSError, ValueError) as error:
-        if isinstance(error, MeasurementError):
+        if isinstance(error, BundleError):
             raise
-        raise MeasurementError(f"{path}: not a parquet table: {error}") from None
+        raise BundleError(f"{path}: not a parquet table: {error}") from None
     for column in (*counts, "latency"):
         if not pd.api.types.is_numeric_dtype(rows[column]):
-            raise MeasurementError(f"{path}: column {column!r} holds {rows[column].dtype}")
+            raise BundleError(f"{path}: column {column!r} holds {rows[column].dtype}")
     time_us = 1e3 * rows.pop("latency").astype(np.float64)
     wrong = ~np.isfinite(time_us) | (time_us < 0) | ((time_us == 0) & (not zero))
     if wrong.any():
         at = int(np.argmax(np.asarray(wrong)))
-        raise MeasurementError(
+        raise BundleError(
             f"{path}: a latency must be positive, got {time_us.iloc[at] / 1e3} ms at "
             + ", ".join(f"{column}={rows[column].iloc[at]}" for column in counts)
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from profiler.bundle.tables import BundleError
 from profiler.public import kernel_tables as tables
-from profiler.public.measured_csv import MeasurementError
 
 GEMM = {"gemm_dtype": "bfloat16", "m": 8, "n": 512, "k": 1024, "latency": 0.004}
 HEADS = {"num_heads": 8, "num_key_value_heads": 1, "head_dim": 128}
@@ -89,16 +89,16 @@ def test_a_cell_that_cannot_be_is_refused(
     tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     put(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {**GEMM, **change})
-    with pytest.raises(MeasurementError, match=message):
+    with pytest.raises(BundleError, match=message):
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
     file = put(tmp_path, "gemm/vllm/1.0/gemm_perf.parquet", {"gemm_dtype": "bfloat16", "m": 1})
-    with pytest.raises(MeasurementError, match=r"column 'n' is missing; has \['gemm_dtype', 'm'\]"):
+    with pytest.raises(BundleError, match=r"column 'n' is missing; has \['gemm_dtype', 'm'\]"):
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
     file.write_bytes(b"no parquet")
-    with pytest.raises(MeasurementError, match=r"gemm_perf\.parquet: not a parquet table"):
+    with pytest.raises(BundleError, match=r"gemm_perf\.parquet: not a parquet table"):
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
     with pytest.raises(FileNotFoundError, match="l40s: no such folder"):
         list(tables.gemms(tmp_path, "l40s", "vllm", "bf16"))
