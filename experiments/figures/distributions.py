@@ -43,7 +43,7 @@ ACCOUNTS = {
     "communication_s": (PURPLE, "communication"),
     "turnaround_s": (GREEN, "scheduler turn-around"),
     "fill_drain_s": (SKY, "pipeline fill and drain"),
-    "no_work_s": (BLACK, "no work to be had"),
+    "no_work_s": (BLACK, "no work"),
 }
 _CDFS = ("ttft_s", "latency_s", "bubble_s")
 

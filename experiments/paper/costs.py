@@ -44,7 +44,7 @@ def _others_share(lab: Lab) -> float:
 SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
-@reads("prefill_peak", "the most of a single layer over B x L = 512, 1024, 2048 and 4096 tokens")
+@reads("prefill_peak", "the best of a single layer over B x L = 512, 1024, 2048 and 4096 tokens")
 def prefill_peak(lab: Lab) -> float:
     """Tokens a millisecond."""
     m = lab.a6000
@@ -134,7 +134,7 @@ def _decode4_per_token(lab: Lab) -> float:
 
 @reads(
     "mixed_decode_per_token",
-    "what 1021 + 3 takes longer than a prompt of 1024, / 3 (so the table: (238.4 - 234.8) / 3)",
+    "the extra time of 1021 + 3 tokens over a prompt of 1024, / 3 (the table: (238.4 - 234.8) / 3)",
 )
 def _mixed_decode_per_token(lab: Lab) -> float:
     m = lab.a6000

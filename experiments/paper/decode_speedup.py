@@ -36,12 +36,12 @@ def speedups(lab: Lab) -> list[float]:
     ]
 
 
-@reads("decode_speedup_min", _TEXT + "; the least over B from 2 to 18, 10 and 6 at 1K, 2K and 3K")
+@reads("decode_speedup_min", _TEXT + "; smallest over B from 2 to 18, 10 and 6 at 1K, 2K and 3K")
 def _least(lab: Lab) -> float:
     return min(speedups(lab))
 
 
-@reads("decode_speedup_max", _TEXT + "; the most over B from 2 to 18, 10 and 6 at 1K, 2K and 3K")
+@reads("decode_speedup_max", _TEXT + "; largest over B from 2 to 18, 10 and 6 at 1K, 2K and 3K")
 def _most(lab: Lab) -> float:
     return max(speedups(lab))
 

@@ -35,10 +35,10 @@ class ScenarioReading:
 SCENARIO_READINGS = tuple(
     ScenarioReading(name, why, Assumptions(settings, padded))
     for name, why, settings, padded in (
-        ("plain", "as `experiments/configs/gpt3_pp.yaml` spells it out", (), False),
+        ("plain", "as described in `experiments/configs/gpt3_pp.yaml`", (), False),
         (
             "lazy-pool",
-            "a batch is formed when stage 0 is free, from all requests that are not under way",
+            "a batch is formed when stage 0 is free, from all requests that are not in flight",
             ("batching.formation=lazy", "batching.micro_batches=free"),
             False,
         ),
@@ -52,7 +52,7 @@ SCENARIO_READINGS = tuple(
         ("jitter", "stage times vary by 5 %", (_JITTER,), False),
         (
             "padded",
-            "the KV cache is pre-allocated for the longest request (section 4.5), and a decode's "
+            "the KV cache is pre-allocated for the longest request (section 4.5): a decode's "
             "attention runs over all 4096 tokens of it",
             (),
             True,

@@ -98,10 +98,10 @@ for _row in TABLE_4:
     reads(f"peak_{_row}_gain", _GAIN)(partial(table_4_gain, row=_row))
 
 for _chunk in (256, 512):
-    reads(f"pd_peak_{_chunk}_gain", _GAIN + "; the most over whole P:D from 1 to 200")(
+    reads(f"pd_peak_{_chunk}_gain", _GAIN + "; the largest over whole P:D from 1 to 200")(
         lambda lab, chunk=_chunk: peak(lab, chunk)[1]  # type: ignore[misc]
     )
-    reads(f"pd_peak_{_chunk}_at", _GAIN + "; where that is")(
+    reads(f"pd_peak_{_chunk}_at", _GAIN + "; the P:D of the largest")(
         lambda lab, chunk=_chunk: peak(lab, chunk)[0]  # type: ignore[misc]
     )
 

@@ -39,9 +39,9 @@ _LABELS = {
     "turnaround": "scheduler turn-around",
     "fill": "pipeline fill",
     "drain": "pipeline drain",
-    "no_work": "no work to be had",
+    "no_work": "no work",
     "waiting_for_stages": "waiting for a busy stage",
-    "between_iterations": "until the next micro-batch",
+    "between_iterations": "waiting for the next micro-batch",
 }
 
 

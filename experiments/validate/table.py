@@ -101,5 +101,5 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     ]
     unjudged = any(row["met"] is None for row in result["targets"])
     if not missed:
-        lines.append("all targets that could be judged met" if unjudged else "all targets met")
+        lines.append("all targets that could be judged were met" if unjudged else "all targets met")
     return lines

@@ -41,7 +41,7 @@ class Outside:
         )
         return (
             f"{self.op}: {100 * self.iterations:.3g} % of its iterations ({100 * self.time:.3g} % "
-            f"of its time) lie {where} what was measured{far}; to profile next: {points}"
+            f"of its time) are {where} the measured region{far}; to profile next: {points}"
         )
 
 

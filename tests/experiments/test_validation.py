@@ -268,7 +268,7 @@ def test_on_a_busy_machine_nothing_is_claimed(experiment: Experiment) -> None:
     assert verdict(result)[-2:] == [
         "pp2_tp1: the machine was not quiet: 2 of 3 repeats were accepted, fewer than 3, so "
         "nothing is claimed of predicted times",
-        "all targets that could be judged met",
+        "all targets that could be judged were met",
     ]
 
 
