@@ -70,7 +70,8 @@ def test_prefix_cache_hits_are_in_tables_and_summary(write_config: Write, tmp_pa
     for _, r in requests.iterrows():
         computed = int(r["prompt_tokens"] + r["output_tokens"] - 1 - r["hit_tokens"])
         flops += computed * model.linear_flops_per_token()
-        flops += model.attention_flops(computed, int(r["hit_tokens"]))
+        pairs = computed * r["hit_tokens"] + computed * (computed + 1) / 2
+        flops += 4 * model.num_layers * model.num_heads * model.head_dim * pairs
         flops += int(r["output_tokens"]) * model.lm_head_flops_per_token()
     expected = flops / (summary["makespan_s"] * device.peak_flops)
     assert summary["mfu"] == pytest.approx(expected, rel=1e-12)
