@@ -31,7 +31,8 @@ ROOMS: dict[str, str] = {
         "profiler.physics profiler.public profiler.bundle profiler.facts profiler.storage"
     ),
     "profiler.importers": (
-        "profiler.physics profiler.public profiler.bundle profiler.facts profiler.storage"
+        "profiler.kernels profiler.physics profiler.public profiler.bundle profiler.facts "
+        "profiler.storage"
     ),
     "profiler.planning": "profiler.bundle profiler.facts profiler.storage",
     "profiler.shard": "profiler.planning profiler.facts profiler.storage",

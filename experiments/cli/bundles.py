@@ -33,12 +33,21 @@ def import_profile(
         str | None,
         typer.Option(help="The device it was measured on.  [default: the folder's]"),
     ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(help="Of aiconfigurator's parquet tables: vllm, sglang or trtllm."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Number format of a stack's weights.")] = "bf16",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Number format of a stack's KV cache.")
+    ] = "bf16",
     force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from published measurements.
 
     The measurements do not ship with the package: data/README.md says where to get them. Of
-    llmservingsim, the A6000 profile and a model's folder of profiler/perf are read.
+    llmservingsim, the A6000 profile and a model's folder of profiler/perf are read. Of
+    aiconfigurator, the CSVs of aiconfigurator_a100_sxm, or with --stack the parquet tables.
 
     GEMM shapes that the source lacks are interpolated. Other head counts are scaled. The device's
     calibrated model predicts what was not measured. meta.yaml marks each of these.
@@ -48,14 +57,27 @@ def import_profile(
       sarathi-sim import vidur datasets/vidur --model llama-2-70b --tp 4 --out profiles
       sarathi-sim import vidur datasets/vidur --model qwen-72b --tp 8 --device a40
       sarathi-sim import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b --tp 8
+      sarathi-sim import aiconfigurator datasets --device h200-sxm --stack sglang --model qwen3-8b
       sarathi-sim import llmservingsim datasets/llmservingsim_a6000 --model llama-3-8b
       sarathi-sim import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
+    from experiments.config.errors import ConfigError
     from profiler.bundle.schema import bundle_path, write_bundle
+    from profiler.facts.formats import Kernels
     from profiler.importers.sources import import_bundle
+    from profiler.importers.stack_tables import import_stack
+    from profiler.storage.strict import parse
 
-    bundle = import_bundle(source, path, model, tp, device)
-    folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)
+    kernels = None
+    if stack is not None:
+        wanted = {"stack": stack, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+        kernels = parse(Kernels, wanted, "import")
+        if source != "aiconfigurator" or device is None:
+            raise ConfigError("--stack: goes with aiconfigurator and needs --device")
+        bundle = import_stack(path, model, tp, device, kernels)
+    else:
+        bundle = import_bundle(source, path, model, tp, device)
+    folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp, kernels)
     write_bundle(bundle, folder, force=force)
     about = bundle.meta.environment
     whole = ("repository", "licence", "hardware")

@@ -21,9 +21,11 @@ from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.study import AIC
 from profiler.public import frames as data
+from profiler.public.kernel_tables import FOLDER as PARQUET
 from profiler.public.measured_csv import source_folder
 
 FOLDER = "aiconfigurator_a100_sxm"
+_GEMM = "gemm_bf16.csv"
 _DEVICE = "a100-80g-sxm"
 _SOURCE = Publication(
     "aiconfigurator",
@@ -48,7 +50,12 @@ def import_aiconfigurator(folder: Path, model: ModelSpec, tp: int, device: Devic
             f"aiconfigurator: {source_folder(folder, FOLDER)} was measured on {_DEVICE}, "
             f"not on {device.name}: leave --device out"
         )
-    pool = ShapePool(data.aic_gemm(folder), device, "gemm_bf16.csv, SGLang")
+    if (folder / PARQUET).is_dir() and not (source_folder(folder, FOLDER) / _GEMM).is_file():
+        raise BundleError(
+            f"{folder}: of aiconfigurator this holds the parquet tables ({PARQUET}/): name "
+            f"--device and --stack; without --stack the CSVs of {FOLDER}/ are read"
+        )
+    pool = ShapePool(data.aic_gemm(folder), device, f"{_GEMM}, SGLang")
     parts = {op: pool.part(shape) for op, shape in model.gemms(tp).items()}
     times = DeviceModel(device.name)
     here = source_folder(folder, FOLDER)

@@ -8,7 +8,7 @@ from profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
 from profiler.facts.device import device_sha256
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.kernels.stack_file import stack_sha256
+from profiler.kernels.stack_file import Arrays, StackSpec, stack_sha256, surfaces_sha256
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import TILE, SampledSizes, sampled
 
@@ -18,15 +18,21 @@ _CONTEXTS = frozenset({1, 8, 24, 32, 48, 96, 192, 384})
 
 
 def make_stack_bundle(
-    device: str, model: ModelSpec, tp: int, kernels: Kernels, max_tokens: int = 131072
+    device: str,
+    model: ModelSpec,
+    tp: int,
+    kernels: Kernels,
+    max_tokens: int = 131072,
+    fitted: tuple[StackSpec, Arrays] | None = None,
 ) -> Bundle:
     """Op times of one layer of one ``tp`` rank of ``model`` with a stack's kernels on ``device``.
 
     ``meta.environment`` says of every op where it came from. The same files give the same bundle.
+    ``fitted`` are surfaces of one's own, by default those that ship.
     Raises SpecError for what was not measured, ValueError for a tp that does not fit the model.
     """
     model.check_tp(tp)
-    times = StackTimes(device, kernels, model, tp)
+    times = StackTimes(device, kernels, model, tp, fitted)
     origins = times.provenance()
     meta = BundleMeta(
         device=times.device.name,
@@ -47,7 +53,7 @@ def make_stack_bundle(
         device_file_sha256=device_sha256(times.device.name),
         kernels=KernelOrigin(
             used=kernels,
-            sha256=stack_sha256(device, kernels.stack),
+            sha256=surfaces_sha256(fitted[1]) if fitted else stack_sha256(device, kernels.stack),
             half_width_pct={op: origin.half_width_pct for op, origin in origins.items()},
         ),
     )

@@ -129,6 +129,14 @@ def stack_sha256(device: str, stack: str) -> str:
     return digest.hexdigest()
 
 
+def surfaces_sha256(arrays: Arrays) -> str:
+    """Hash of surfaces that no file holds."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.shape}\n".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
 def write_stack(
     spec: StackSpec, arrays: Mapping[str, npt.NDArray[Any]], folder: Path
 ) -> list[Path]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.formats import KV_DTYPES, STACKS, WEIGHT_DTYPES
+from profiler.facts.ops import ALL_REDUCE
 from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
@@ -89,7 +90,7 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
         for rows, version in islice(found, 1):
             if dtype == "fp8" and stack == "trtllm":
                 rows = _without_quantisation(rows, tables.quantisation(datasets, device, stack))
-            yield _gemm(f"gemm.{dtype}", rows, version)
+            yield fit_gemm(f"gemm.{dtype}", rows, version)
     for kv_dtype in KV_DTYPES:
         for kind, read in (("prefill", tables.prefill), ("decode", tables.decode)):
             attention = read(datasets, device, stack, kv_dtype)
@@ -97,18 +98,20 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
                 assert attention
                 rows = attention[0][attention[0]["head_dim"] == head_dim].drop(columns="head_dim")
                 if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
-                    yield _attention(kind, f"{kind}.{kv_dtype}.{head_dim}", rows, attention[1])
+                    yield fit_attention(kind, f"{kind}.{kv_dtype}.{head_dim}", rows, attention[1])
+    yield from _all_reduces(datasets, device, stack)
+
+
+def _all_reduces(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for kernel, (rows, version) in tables.all_reduces(datasets, device, stack).items():
-        for gpus, part in rows.groupby("gpus"):
+        parts = {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
+        # One number of ranks has too few sizes to say how far off they are.
+        off = [errors for part in parts.values() for errors in left_out.messages(part)]
+        for gpus, part in parts.items():
             time = part.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
-            yield Fitted(
-                f"all_reduce.{kernel}.{gpus}",
-                fit_reduce(part),
-                _record(
-                    version, len(part), time, cleaned_messages(time), len(part),
-                    {"sizes": left_out.messages(part)},
-                ),
-            )  # fmt: skip
+            clean = cleaned_messages(time)
+            fit = _record(version, len(part), time, clean, len(part), {"sizes": iter(off)})
+            yield Fitted(f"{ALL_REDUCE}.{kernel}.{gpus}", fit_reduce(part), fit)
 
 
 def _is_whole(table: tuple[pd.DataFrame, str]) -> bool:
@@ -118,7 +121,8 @@ def _is_whole(table: tuple[pd.DataFrame, str]) -> bool:
     return rows.groupby(["n", "k"]).ngroups >= _FEWEST_SHAPES and fastest <= _LAUNCH_US
 
 
-def _gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
+def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
+    """The surface of a table of GEMMs (m, n, k, time_us)."""
     raw = gemm_cube(rows)
     clean = raw.cleaned()
     # Half of the widths choose the knots, the others are scored.
@@ -136,7 +140,8 @@ def _gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     return Fitted(table, surface, fit)
 
 
-def _attention(kind: str, table: str, rows: pd.DataFrame, version: str) -> Fitted:
+def fit_attention(kind: str, table: str, rows: pd.DataFrame, version: str) -> Fitted:
+    """The surface of a table of prefill or decode attention of one head dimension."""
     if kind == "prefill":
         grid = fit_prefill(rows)
         time = clean = rows["time_us"].to_numpy(np.float64)

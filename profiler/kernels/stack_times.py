@@ -19,7 +19,7 @@ from profiler.facts.roofline import HALF, HBM_SHARE, KEY_BLOCK, Array, attended
 from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
-from profiler.kernels.stack_file import KernelFit, load_stack
+from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack
 from profiler.storage.strict import SpecError
 
 #: Seconds until a message of one byte arrives: AIConfigurator's assumption for all systems.
@@ -60,10 +60,18 @@ class StackTimes:
     ValueError for a ``tp`` that does not fit the model.
     """
 
-    def __init__(self, device: str, kernels: Kernels, model: ModelSpec, tp: int) -> None:
+    def __init__(
+        self,
+        device: str,
+        kernels: Kernels,
+        model: ModelSpec,
+        tp: int,
+        fitted: tuple[StackSpec, Arrays] | None = None,
+    ) -> None:
+        """``fitted`` are surfaces of one's own; by default those that ship."""
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
-        self.spec, self._arrays = load_stack(device, kernels.stack)
+        self.spec, self._arrays = fitted or load_stack(device, kernels.stack)
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self._need("gemm", kernels.dtype, "dtype")
         self._need("gemm", "bf16", "dtype")

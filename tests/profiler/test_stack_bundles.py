@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from profiler.bundle.check import check_bundle
-from profiler.bundle.schema import Bundle, load_bundle, write_bundle
+from profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.formats import STACKS, Kernels
 from profiler.facts.model import load_model
 from profiler.importers.assemble import wanted_ops
+from profiler.importers.sources import import_bundle
+from profiler.importers.stack_tables import import_stack
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
+from profiler.kernels.stack_fit import fit_attention, fit_gemm
 from profiler.kernels.stack_times import StackTimes, alike
-from profiler.storage.paths import data_dir
+from profiler.public import kernel_tables
+from profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
 from profiler.storage.strict import SpecError
+
+needs_datasets = pytest.mark.skipif(
+    not os.environ.get(DATASETS_VARIABLE),
+    reason=f"needs the public measurements: set {DATASETS_VARIABLE} to their folder",
+)
 
 MEASURED = (
     *("a100-80g-sxm", "b200-sxm", "b300-sxm", "gb200", "h100-80g-sxm", "h200-sxm", "l40s"),
@@ -149,3 +159,36 @@ def test_loading_unpickles_nothing() -> None:
         with np.load(path, allow_pickle=False) as stored:
             assert all(stored[name].dtype.kind == "i" for name in stored.files)
             break
+
+
+@needs_datasets
+def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
+    """One of each kind: the errors that are stored, and the numbers."""
+    datasets, device = public_datasets(), "h100-80g-sxm"
+    spec, arrays = load_stack(device, "vllm")
+    rows, version = next(kernel_tables.gemms(datasets, device, "vllm", "fp8"))
+    decodes = kernel_tables.decode(datasets, device, "vllm", "bf16")
+    assert decodes is not None
+    of_128 = decodes[0][decodes[0]["head_dim"] == 128].drop(columns="head_dim")
+    for table, found in (
+        ("gemm.fp8", fit_gemm("gemm.fp8", rows, version)),
+        ("decode.bf16.128", fit_attention("decode", "decode.bf16.128", of_128, decodes[1])),
+    ):
+        assert found.fit == spec.kernels[table]
+        for name, array in found.surface.arrays().items():
+            np.testing.assert_array_equal(array, arrays[f"{table}.{name}"])
+
+
+@needs_datasets
+def test_tables_are_imported_as_what_ships_is_made() -> None:
+    kernels = Kernels("trtllm")
+    found = import_stack(public_datasets(), "llama-3.1-8b", 2, "a100-80g-sxm", kernels)
+    shipped = make_stack_bundle("a100-80g-sxm", LLAMA_8B, 2, kernels)
+    assert found.digest() == shipped.digest()
+    assert found.meta.source == "imported" and found.meta.kernels is not None
+
+
+def test_an_import_of_parquet_tables_asks_for_the_stack(tmp_path: Path) -> None:
+    (tmp_path / "aiconfigurator").mkdir()
+    with pytest.raises(BundleError, match=r"holds the parquet tables .*name --device and --stack"):
+        import_bundle("aiconfigurator", tmp_path, "llama-3.1-8b", 1)

@@ -1,0 +1,31 @@
+"""aiconfigurator's parquet tables: a stack's kernels, fitted and made into a bundle at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from profiler.bundle.schema import Bundle
+from profiler.facts.formats import Kernels
+from profiler.facts.model import load_model
+from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.stack_fit import check_fitted, fit_stack
+
+
+def import_stack(folder: Path, model: str | Path, tp: int, device: str, kernels: Kernels) -> Bundle:
+    """The bundle of one ``tp`` rank of ``model`` from the tables of a stack on ``device``.
+
+    Raises SpecError for a device or stack without tables, BundleError for a table that cannot be
+    used, FileNotFoundError for a missing folder, ValueError for a tp that does not fit the model.
+    """
+    check_fitted(device, kernels.stack)
+    fitted = fit_stack(folder, device, kernels.stack)
+    bundle = make_stack_bundle(device, load_model(model), tp, kernels, fitted=fitted)
+    hardware = f"{device}, kernels of {kernels.name}"
+    meta = dataclasses.replace(
+        bundle.meta,
+        source="imported",
+        generator="sarathi-sim import aiconfigurator",
+        environment={**bundle.meta.environment, "hardware": hardware},
+    )
+    return dataclasses.replace(bundle, meta=meta)
