@@ -45,7 +45,6 @@ ACCOUNTS = {
     "fill_drain_s": (SKY, "pipeline fill and drain"),
     "no_work_s": (BLACK, "no work"),
 }
-_CDFS = ("ttft_s", "latency_s", "bubble_s")
 
 
 def run_figures(tables: Mapping[str, Tables]) -> dict[str, Callable[[], Figure]]:

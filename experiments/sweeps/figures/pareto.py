@@ -27,7 +27,6 @@ from simulator.loop.records import Floats
 from simulator.views.metric_registry import Better, quantity
 
 Places = np.ndarray[tuple[int], np.dtype[np.intp]]
-_NO_BREAK = "\N{NO-BREAK SPACE}"  # so that lines end between layouts
 _MARKERS = "os^Dv"
 _OFFSETS = [(x, y) for far in (9, 20, 31) for y in (far, -far) for x in (9, -9, 20, -20)]
 """From a point to its letter, in points; the first that is free is taken."""
