@@ -1,0 +1,91 @@
+"""What real servers measured, row by row: a deployment, a load, TTFT and TPOT.
+
+The columns are those of NVIDIA AIConfigurator's ``silicon_sample.csv``: a closed loop of
+``concurrency`` clients, prompts of ``isl`` and outputs of ``osl`` tokens, each between
+``length_range_ratio`` and 1 of that. A row that cannot be read is refused alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from experiments.config.errors import ConfigError
+from profiler.bundle.csv_cells import read_cells
+from profiler.bundle.tables import BundleError
+from profiler.storage.strict import did_you_mean, mistakes
+
+_Count = Annotated[int, Field(ge=1, le=2**20)]
+_Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class Measured(BaseModel):
+    """One server under one load; ``ttft_ms`` and ``tpot_ms`` are means over its requests.
+
+    ``flags`` say why a row is doubtful; ``mode`` is ``agg`` where prefill and decode share GPUs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: Annotated[str, Field(min_length=1, max_length=300)]
+    backend: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)]
+    system: Annotated[str, Field(min_length=1)]
+    isl: _Count
+    osl: _Count
+    concurrency: _Count
+    tp: _Count
+    ttft_ms: _Milliseconds
+    tpot_ms: _Milliseconds
+    pp: _Count = 1
+    dp: _Count = 1
+    moe_ep: Annotated[int, Field(ge=0, le=2**20)] = 1
+    precision: str = "bf16"
+    mode: str = "agg"
+    dense: bool = True
+    length_range_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    source: str = ""
+    backend_version: str = ""
+    flags: str = ""
+
+    @property
+    def concurrency_class(self) -> str:
+        """The power of two up to which the concurrency lies, as a group's name."""
+        return f"<= {2 ** (self.concurrency - 1).bit_length()}"
+
+
+NEEDED = tuple(name for name, field in Measured.model_fields.items() if field.is_required())
+
+
+def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
+    """The rows of a file, and why others are refused, by id (or ``row N`` where it has none).
+
+    Raises ConfigError for a file that is no such table: cut short, or a column missing.
+    """
+    try:
+        cells = read_cells(path, dtype=str, keep_default_na=False)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except BundleError as error:
+        raise ConfigError(str(error)) from None
+    for name in NEEDED:
+        if name not in cells.columns:
+            close = did_you_mean(name, list(cells.columns))
+            raise ConfigError(
+                f"{path}: column {name} is missing{close}; needed: {', '.join(NEEDED)}"
+            )
+    rows: dict[str, Measured] = {}
+    refused: dict[str, str] = {}
+    for line, cells_of in zip(cells.index, cells.to_dict("records"), strict=True):
+        given = {str(name): value for name, value in cells_of.items() if value != ""}
+        name = str(given.get("id", f"row {line}"))
+        if name in rows or name in refused:
+            refused[f"row {line}"] = f"the id {name} is given twice"
+            continue
+        try:
+            rows[name] = Measured.model_validate(given)
+        except ValidationError as error:
+            refused[name] = "; ".join(mistakes(error, Measured, given, ".".join))
+    return list(rows.values()), refused
