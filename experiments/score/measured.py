@@ -36,9 +36,9 @@ class Measured(BaseModel):
     isl: _Count
     osl: _Count
     concurrency: _Count
-    tp: _Count
     ttft_ms: _Milliseconds
     tpot_ms: _Milliseconds
+    tp: _Count | None = None
     pp: _Count = 1
     dp: _Count = 1
     moe_ep: Annotated[int, Field(ge=0, le=2**20)] = 1

@@ -1,0 +1,119 @@
+"""From a measured row to the scenario that describes its server and its load.
+
+What a row does not say about its engine is stated here, each setting with its source. Nothing is
+fitted to the rows. ``INFERRED`` settings were chosen by others on looking at such rows.
+
+Sources: SemiAnalysis InferenceX, ``benchmarks/single_node`` (launch scripts); the notes on rows
+``nvidia_gap_*`` in docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.config.errors import ConfigError
+from experiments.score.measured import Measured
+
+#: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
+MODELS = {
+    "meta-llama/Llama-3.1-70B": "llama-3.3-70b",
+    "meta-llama/Llama-3.3-70B-Instruct": "llama-3.3-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-405B": "llama-3.1-405b",
+    "Qwen/Qwen3-8B": "qwen3-8b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
+}
+#: AIConfigurator's system -> shipped device.
+DEVICES = {
+    "a100_sxm": "a100-80g-sxm",
+    "h100_sxm": "h100-80g-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200_sxm": "b200-sxm",
+    "b300_sxm": "b300-sxm",
+    "gb200": "gb200",
+    "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}
+STACKS = ("vllm", "sglang", "trtllm")
+DTYPES = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "nvfp4": "nvfp4"}
+
+ROUNDS = 10
+"""Requests a client sends; both sources' tools (of ``nvidia_gap_*`` inferred)."""
+THINK_S = 0.003
+"""Seconds in the mean until a client's next request reaches the engine: assumed."""
+
+
+def scenario_of(row: Measured) -> dict[str, Any]:
+    """The row's scenario as a configuration would have it. Raises ConfigError for what is not
+    modelled, with the reason."""
+    for name, value, allowed in (
+        ("model", row.model, MODELS),
+        ("system", row.system, DEVICES),
+        ("backend", row.backend, STACKS),
+        ("precision", row.precision, DTYPES),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
+    if row.mode != "agg":
+        raise ConfigError(f"mode {row.mode}: prefill and decode on GPUs of their own")
+    if row.tp is None:
+        raise ConfigError("tp: this key is missing")
+    if row.dp > 1:
+        raise ConfigError(f"dp {row.dp}: data-parallel attention is not modelled")
+    return {
+        "model": MODELS[row.model],
+        "device": DEVICES[row.system],
+        "stack": row.backend,
+        "dtype": DTYPES[row.precision],
+        "kv_cache_dtype": _kv_cache_dtype(row),
+        "cluster": {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl},
+        "workload": {
+            "requests": ROUNDS * row.concurrency,
+            "lengths": {
+                "kind": "random",
+                "prompt": row.isl,
+                "decode": row.osl,
+                "range_ratio": row.length_range_ratio,
+            },
+            "arrivals": {
+                "kind": "closed_loop",
+                "clients": row.concurrency,
+                "think_s": THINK_S,
+            },
+            "declared": "exact",
+        },
+        "policy": _policy(row),
+        "kv_cache": {"prefix_caching": False},
+    }
+
+
+def _kv_cache_dtype(row: Measured) -> str:
+    """bf16 for unquantised models. For others the launch scripts say fp8; vLLM 0.10 on H100 behaves
+    as with bf16 (inferred)."""
+    if DTYPES[row.precision] == "bf16" or (row.backend == "vllm" and row.system == "h100_sxm"):
+        return "bf16"
+    return "fp8"
+
+
+def _policy(row: Measured) -> dict[str, Any]:
+    """The engine's settings: of InferenceX its launch scripts'. For ``nvidia_gap_*`` they are not
+    recorded; about one new prompt an iteration is inferred for vLLM and TensorRT-LLM."""
+    one_prompt = row.isl + row.concurrency if row.source.startswith("nvidia_gap") else None
+    if row.backend == "vllm":
+        return {
+            "name": "vllm",
+            "max_num_batched_tokens": one_prompt or 8192,
+            "max_num_seqs": max(row.concurrency, 16),
+            "async_scheduling": True,
+        }
+    if row.backend == "sglang":
+        return {"name": "sglang", "chunked_prefill_size": 8192}
+    waits = one_prompt is None and row.isl == row.osl == 1024 and (row.tp or 0) < 8
+    wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
+    return {
+        "name": "trtllm",
+        "max_num_tokens": max(one_prompt or 16384, row.isl),
+        "max_batch_size": max(row.concurrency, 16),
+        **(wait if waits else {}),
+    }
