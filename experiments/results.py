@@ -40,6 +40,7 @@ SWEEP_FORMAT = "sarathi-sim sweep 1"
 BENCH_FORMAT = "sarathi-sim bench 1"
 ACCURACY_FORMAT = "sarathi-sim accuracy 1"
 PAPER_FORMAT = "sarathi-sim paper 1"
+SCORE_FORMAT = "sarathi-sim score 1"
 ITERATIONS = "iterations.parquet"
 TOKEN_GAPS = "token_gaps.parquet"
 # What figures need of the tables.

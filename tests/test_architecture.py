@@ -62,6 +62,10 @@ ROOMS: dict[str, str] = {
         "experiments.run experiments.figures experiments.results experiments.config policies "
         "profiler simulator"
     ),
+    "experiments.score": (
+        "experiments.sweeps experiments.figures experiments.results experiments.config profiler "
+        "simulator"
+    ),
     "experiments.paper": (
         "experiments.run experiments.figures experiments.results experiments.config policies "
         "profiler simulator"

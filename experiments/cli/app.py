@@ -34,6 +34,7 @@ from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
 from experiments.cli.results import compare, plot
+from experiments.cli.score import score
 from experiments.cli.sweep import plan, sweep
 from experiments.cli.validate import validate
 from profiler.storage.threads import default_to_one_thread
@@ -221,6 +222,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "validate": validate,
         "lockstep": lockstep,
         "replay": replay,
+        "score": score,
         "bench": bench,
     },
     "Sweep": {"plan": plan, "sweep": sweep},

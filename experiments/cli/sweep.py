@@ -136,13 +136,18 @@ def _processors() -> int:
 
 
 def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
-    from experiments.sweeps.backends import InProcess
-    from experiments.sweeps.local_processes import LocalProcesses
-
     if where == "dask":
         from experiments.sweeps.dask_backend import DaskWorkers
 
         return DaskWorkers(str(address))
+    return local_backend(workers)
+
+
+def local_backend(workers: int | None) -> Backend:
+    """So many processes on this machine (None: one for each processor)."""
+    from experiments.sweeps.backends import InProcess
+    from experiments.sweeps.local_processes import LocalProcesses
+
     processes = workers or _processors()
     return LocalProcesses(processes) if processes > 1 else InProcess()
 

@@ -1,10 +1,10 @@
 """From a measured row to the scenario that describes its server and its load.
 
 What a row does not say about its engine is stated here, each setting with its source. Nothing is
-fitted to the rows. ``INFERRED`` settings were chosen by others on looking at such rows.
+fitted to the rows, but the settings marked as inferred were found by looking at such rows.
 
-Sources: SemiAnalysis InferenceX, ``benchmarks/single_node`` (launch scripts); the notes on rows
-``nvidia_gap_*`` in docs/accuracy.md.
+Source: the launch scripts of SemiAnalysis InferenceX (``benchmarks/single_node``). What is inferred
+about rows ``nvidia_gap_*`` is in docs/accuracy.md.
 """
 
 from __future__ import annotations

@@ -59,7 +59,13 @@ def grouped(rows: Iterable[Measured]) -> dict[str, list[Measured]]:
         for name in ["flagged"] if row.flags else names:
             found.setdefault(name, []).append(row)
     order = ["all", *GROUPS, "flagged"]
-    return dict(sorted(found.items(), key=lambda item: order.index(item[0].split(" ")[0])))
+
+    def place(name: str) -> tuple[int, int, str]:
+        word, _, which = name.partition(" ")
+        number = which.removeprefix("<= ")
+        return order.index(word), int(number) if number.isdecimal() else 0, which
+
+    return {name: found[name] for name in sorted(found, key=place)}
 
 
 def errors(

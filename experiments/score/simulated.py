@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.config.deployment import deploy
@@ -13,10 +15,12 @@ from experiments.score.deployments import scenario_of
 from experiments.score.errors import Prediction
 from experiments.score.measured import Measured
 from experiments.sweeps.backends import Backend
-from experiments.sweeps.execute import Progress, Report, Say, execute
+from experiments.sweeps.execute import Report, execute
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests, SweepPlan
 from experiments.sweeps.store import Store
+from profiler.storage.progress import Progress, Say
+from simulator.op_times.cache import cache_folder
 
 NAME = "server"
 """What each run's scenario is called: rows that describe the same one share a run."""
@@ -29,9 +33,10 @@ def plan_rows(
     runs: dict[str, Run] = {}
     refused: dict[str, str] = {}
     requests_of = SharedRequests()
-    order = sorted(rows, key=lambda row: (row.system, row.backend, row.model, row.precision, row.tp))
-    for done, row in enumerate(order):
-        progress("checking", done, len(order))
+    # Those of one server together: they share op times, and workers take runs in this order.
+    alike = sorted(rows, key=lambda r: (r.system, r.backend, r.model, r.precision, r.tp or 0))
+    for done, row in enumerate(alike):
+        progress("checking", done, len(alike))
         try:
             source = Source(f"{file}: {row.id}", NAME, {}, ())
             deployment = deploy(check_scenario(scenario_of(row), source), source, requests_of)
@@ -41,6 +46,17 @@ def plan_rows(
         scenario = deployment.scenario
         runs[row.id] = Run(run_key(deployment, NAME), NAME, scenario.seed, {}, scenario)
     return runs, refused
+
+
+@contextmanager
+def runs_folder() -> Iterator[Path]:
+    """Where finished runs are kept: in the cache, or nowhere if there is none."""
+    kept = cache_folder()
+    if kept is not None:
+        yield kept / "scores"
+        return
+    with TemporaryDirectory() as scratch:
+        yield Path(scratch) / "scores"
 
 
 def simulate_rows(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.score.errors import Prediction, errors, grouped
+from experiments.score.league import league, predictions_table, read_peer
 from experiments.score.measured import Measured, read_measured
+from experiments.score.simulated import plan_rows
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
 ROW = "a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4.0,"
@@ -108,3 +113,83 @@ def test_groups() -> None:
     assert found["engine vllm"] == ["a"] and found["engine sglang"] == ["b"]
     assert found["concurrency <= 16"] == ["a"] and found["concurrency <= 32"] == ["b"]
     assert found["class dense"] == ["a"] and found["class mixture of experts"] == ["b"]
+
+
+def test_the_league_by_hand() -> None:
+    """Ours is off by 10 % on a and b, the peer by 20 % on a, and it lacks b."""
+    rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0), measured("c", 1.0, 1.0)]
+    ours = {name: Prediction(110.0, 9.0) for name in "ab"}
+    found = league(rows, ours, {"c": "no", "row 9": "no"}, {"peer": {"a": Prediction(80.0, 12.0)}})
+    assert (found["rows"], found["answered"], found["refused"]) == (4, 2, {"no": 2})
+    every = found["groups"]["all"]
+    assert every["n"] == 2 and every["tpot"]["bias"] == pytest.approx(-10.0)
+    beside = found["peers"]["peer"]["groups"]["all"]
+    assert beside["n"] == 1
+    assert beside["ours"]["ttft"]["mape"] == pytest.approx(10.0)
+    assert beside["theirs"]["ttft"]["mape"] == pytest.approx(20.0)
+    table = predictions_table(rows, ours, {"c": "no", "row 9": "broken"})
+    assert table["id"].tolist() == ["a", "b", "c", "row 9"]
+    assert table["ttft_ms"].isna().tolist() == [False, False, True, True]
+    assert table["reason"].tolist() == ["", "", "no", "broken"]
+
+
+@pytest.mark.parametrize("names", ["ttft_ms,tpot_ms", "predicted_ttft_ms,predicted_tpot_ms"])
+def test_a_peers_file(tmp_path: Path, names: str) -> None:
+    path = tmp_path / "peer.csv"
+    path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
+    assert read_peer(path) == {"a": Prediction(5.0, 2.0)}
+    path.write_text("id,other\na,5\n")
+    with pytest.raises(ConfigError, match="needs the columns id, ttft_ms and tpot_ms"):
+        read_peer(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"system": "abacus"}, "system abacus: not modelled; modelled: a100_sxm, "),
+        ({"model": "acme/huge"}, "model acme/huge: not modelled; modelled: meta-llama/"),
+        ({"backend": "orca"}, "backend orca: not modelled; modelled: vllm, sglang, trtllm"),
+        ({"precision": "fp2"}, "precision fp2: not modelled"),
+        ({"mode": "disagg", "tp": None}, "mode disagg: prefill and decode on GPUs of their own"),
+        ({"dp": 4}, "dp 4: data-parallel attention"),
+        ({"tp": None}, "tp: this key is missing"),
+        ({"tp": 3}, "cluster.tp: value 3"),
+    ],
+)
+def test_what_is_not_modelled_has_a_reason(change: dict[str, object], reason: str) -> None:
+    row = measured("a", 1.0, 1.0, **{"model": "Qwen/Qwen3-32B", **change})
+    runs, refused = plan_rows("f.csv", [row], lambda *_: None)
+    assert runs == {} and reason in refused["a"]
+
+
+def test_a_closed_loop_is_what_a_row_describes() -> None:
+    row = measured("a", 1.0, 1.0, model="Qwen/Qwen3-32B", isl=1024, osl=128, concurrency=8, tp=4,
+                   length_range_ratio=0.8)  # fmt: skip
+    runs, refused = plan_rows("f.csv", [row], lambda *_: None)
+    assert refused == {}
+    workload = runs["a"].scenario.workload
+    assert workload.requests == 80 and workload.arrivals.kind == "closed_loop"
+    assert workload.arrivals.clients == 8
+    assert workload.lengths.kind == "random" and workload.lengths.range_ratio == 0.8
+    assert runs["a"].scenario.kv_cache is not None
+    assert runs["a"].scenario.kv_cache.prefix_caching is False
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row that is answered, one of an unknown GPU, one with a broken number; and again from
+    the cache."""
+    monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
+    qwen = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
+    rows = [f"{qwen},80,20", f"b{qwen[1:]},80,20".replace("h100_sxm", "abacus"), f"c{qwen[1:]},x,2"]
+    call = ["score", str(table(tmp_path, *rows)), "--json", "--workers", "1"]
+    first = CliRunner().invoke(app, [*call, "--out", str(tmp_path / "out")])
+    assert first.exit_code == 0, first.output
+    found = json.loads(first.stdout)
+    assert (found["rows"], found["answered"]) == (3, 1)
+    assert len(found["refused"]) == 2 and found["groups"]["all"]["n"] == 1
+    lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
+    assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
+    monkeypatch.setattr("experiments.config.deployment.simulate", None)  # nothing is run again
+    again = CliRunner().invoke(app, call)
+    assert again.stdout == first.stdout

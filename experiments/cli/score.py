@@ -1,0 +1,119 @@
+"""The command that scores predictions on measured servers: score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.cli.common import JsonOption, QuietOption, consoles, print_json, print_table
+from experiments.cli.sweep import WorkersOption, local_backend
+
+if TYPE_CHECKING:
+    from experiments.score.measured import Measured
+
+
+def score(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load.")
+    ],
+    peer: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms).  Repeatable."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for predictions.csv, summary.json and figures.")
+    ] = None,
+    workers: WorkersOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Predict measured servers, and print how far off that is.
+
+    Each row of FILE is a server (model, GPU, engine, precision, layout) under a load (prompt and
+    output lengths, concurrency) with its mean TTFT and TPOT. Rows that are not modelled are
+    counted with the reason. Finished simulations are kept for the next time.
+
+    \b
+    Examples:
+      sarathi-sim score inferencex_dev.csv
+      sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.figures.style import save, styled
+    from experiments.results import SCORE_FORMAT, check_replaceable, result_folder, write_summary
+    from experiments.run.report import ProgressBar
+    from experiments.score.figure import error_by_concurrency, measured_against_predicted
+    from experiments.score.league import league, predictions_table, read_peer
+    from experiments.score.measured import read_measured
+    from experiments.score.simulated import plan_rows, runs_folder, simulate_rows
+
+    if out is not None:
+        check_replaceable(out, SCORE_FORMAT)
+    rows: list[Measured] = []
+    refused: dict[str, str] = {}
+    for path in files:
+        read, unread = read_measured(path)
+        known = {row.id for row in rows}
+        if again := next((row.id for row in read if row.id in known), None):
+            raise ConfigError(f"{path}: the id {again} is in an earlier file, too")
+        rows += read
+        refused |= unread
+    peers = {str(path): read_peer(path) for path in peer or []}
+    with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
+        runs, not_modelled = plan_rows(str(files[0]), rows, progress)
+        with runs_folder() as folder:
+            predictions, failed = simulate_rows(
+                runs, folder, local_backend(workers), progress, partial(typer.echo, err=True)
+            )
+    refused |= not_modelled | failed
+    content = league(rows, predictions, refused, peers)
+    if out is not None:
+        with result_folder(out, SCORE_FORMAT) as folder:
+            write_summary(folder, SCORE_FORMAT, content)
+            table = predictions_table(rows, predictions, refused)
+            table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
+            plain = [row for row in rows if not row.flags]
+            with styled():
+                (folder / "figures").mkdir()
+                for name, figure in (
+                    ("measured_predicted", measured_against_predicted(plain, predictions)),
+                    ("error_by_concurrency", error_by_concurrency(plain, predictions)),
+                ):
+                    save(figure, folder / "figures", name)
+    if json:
+        print_json(content)
+    else:
+        _print(content)
+    if out is not None:
+        typer.echo(f"written: {out}", err=True)
+
+
+def _print(content: Mapping[str, Any]) -> None:
+    for path, peer in content.get("peers", {}).items():
+        rows = [
+            [name, str(one["n"]), *_cells(one["ours"]), *_cells(one["theirs"])]
+            for name, one in peer["groups"].items()
+            if one["n"]
+        ]
+        numbers = ["rows", "TTFT", "TPOT", "TTFT there", "TPOT there"]
+        print_table(("mean / median error (%)",), numbers, rows, title=f"beside {path}")
+    rows = []
+    for name, one in content["groups"].items():
+        if one["n"]:
+            bias = [f"{one[metric]['bias']:+.1f}" for metric in ("ttft", "tpot")]
+            p90 = [f"{one[metric]['p90']:.1f}" for metric in ("ttft", "tpot")]
+            both = zip(_cells(one), p90, bias, strict=True)
+            rows.append([name, str(one["n"]), *(cell for cells in both for cell in cells)])
+    numbers = ["rows", "TTFT", "p90", "bias", "TPOT", "p90", "bias"]
+    print_table(("mean / median error (%)",), numbers, rows)
+    typer.echo(f"{content['answered']} of {content['rows']} rows answered, nothing fitted to them")
+    for reason, count in content["refused"].items():
+        typer.echo(f"  {count:5d} refused: {reason}")
+
+
+def _cells(one: Mapping[str, Any]) -> list[str]:
+    return [f"{one[m]['mape']:.1f} / {one[m]['median']:.1f}" for m in ("ttft", "tpot")]

@@ -1,0 +1,104 @@
+"""The outcome of a score: errors by group, beside another predictor's on the same rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.config.errors import ConfigError
+from experiments.score.errors import METRICS, Prediction, errors, grouped
+from experiments.score.measured import Measured
+from profiler.bundle.csv_cells import read_cells
+from profiler.bundle.tables import BundleError
+
+_PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_ms"))
+
+
+def read_peer(path: Path) -> dict[str, Prediction]:
+    """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as this program's
+    ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
+    are left out. Raises ConfigError for a file that is no such table.
+    """
+    try:
+        cells = read_cells(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except BundleError as error:
+        raise ConfigError(str(error)) from None
+    for names in _PEER_COLUMNS:
+        if {"id", *names} <= set(cells.columns):
+            numbers = cells[list(names)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+            found = zip(cells["id"].astype(str), numbers.tolist(), strict=True)
+            return {name: Prediction(*pair) for name, pair in found if min(pair) > 0}
+    raise ConfigError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
+
+
+def league(
+    rows: Sequence[Measured],
+    predictions: Mapping[str, Prediction],
+    refused: Mapping[str, str],
+    peers: Mapping[str, Mapping[str, Prediction]],
+) -> dict[str, Any]:
+    """Numbers as ``score --json`` prints them; percentages. ``rows`` are those that were read,
+    ``refused`` says of which there is no prediction, and why.
+
+    ``peers`` holds for each other predictor its errors and ours on the rows that both answer.
+    """
+    groups = grouped(rows)
+    content: dict[str, Any] = {
+        "rows": len(rows) + sum(name not in {row.id for row in rows} for name in refused),
+        "answered": len(predictions),
+        "groups": {
+            name: {"n": sum(row.id in predictions for row in group), **of_group(group, predictions)}
+            for name, group in groups.items()
+        },
+        "refused": dict(Counter(refused.values()).most_common()),
+    }
+    for peer, theirs in peers.items():
+        shared = {name: predictions[name] for name in predictions.keys() & theirs.keys()}
+        content.setdefault("peers", {})[peer] = {
+            "rows": sum(row.id in theirs for row in rows),
+            "groups": {
+                name: {
+                    "n": sum(row.id in shared for row in group),
+                    "ours": of_group(group, shared),
+                    "theirs": of_group(group, {n: theirs[n] for n in shared}),
+                }
+                for name, group in groups.items()
+            },
+        }
+    return content
+
+
+def of_group(rows: Sequence[Measured], predictions: Mapping[str, Prediction]) -> dict[str, Any]:
+    """Errors of both metrics; None where no row has a prediction."""
+    found = {metric: errors(rows, predictions, metric) for metric in METRICS}
+    return {metric: None if one is None else asdict(one) for metric, one in found.items()}
+
+
+def predictions_table(
+    rows: Sequence[Measured], predictions: Mapping[str, Prediction], refused: Mapping[str, str]
+) -> pd.DataFrame:
+    """A row for each measured one, in their order: id, ttft_ms, tpot_ms, reason. Rows that could
+    not be read come last."""
+    names = [row.id for row in rows]
+    names += [name for name in refused if name not in set(names)]
+    return pd.DataFrame(
+        {
+            "id": names,
+            **{
+                f"{metric}_ms": [
+                    getattr(predictions[name], f"{metric}_ms") if name in predictions else np.nan
+                    for name in names
+                ]
+                for metric in METRICS
+            },
+            "reason": [refused.get(name, "") for name in names],
+        }
+    )
