@@ -1,8 +1,8 @@
-"""A real server's run, request by request, and what the simulator makes of the same requests.
+"""A real server's run, request by request, and the simulation of the same requests.
 
 The file is LLMServingSim's ``bench`` form: JSON lines with ``input_toks``, ``output_toks`` and, in
 seconds of one clock, ``queued_ts`` (the engine has the request), ``first_token_ts`` and
-``last_token_ts``. Other keys are passed over.
+``last_token_ts``. Other keys are ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a server's log says every second, beside what the simulator has at the same times.
+"""A server's log of every second, beside the simulator's numbers at the same times.
 
 The file is LLMServingSim's ``timeseries.csv``. ``t`` is in seconds after the run began. Tokens of
 prompts and generated ones count since the row before; requests that run and wait, and the share of

@@ -1,8 +1,8 @@
-"""The blocks of an engine's KV cache: which ones each sequence has, and what they hold. No torch.
+"""The blocks of an engine's KV cache: the table of each sequence, and their content. No torch.
 
-To a :class:`~policies.pool.Pool` they are like the blocks of the simulator, which only counts most
-of them, and names what they hold after the workload. Here every block has a number, and a full one
-is found again by the tokens that it and those before it hold, as in vLLM: both must hit alike.
+A :class:`~policies.pool.Pool` uses them like the simulator's blocks, which are mostly only counted
+and named after the workload. Here every block has a number. A full one is found again by its tokens
+and those before it, as in vLLM. Both must have the same hits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from profiler.engine.work import EngineError, Table
 
 @dataclass(eq=False, slots=True)
 class NumberedBlock(Block):
-    """A block, and where it is in the cache."""
+    """A block, and its position in the cache."""
 
     number: int = 0
 

@@ -1,7 +1,8 @@
-"""What an engine knows of those it serves: tokens, KV blocks, who has ended. No torch.
+"""The engine's bookkeeping of its sequences: tokens, KV blocks, ends. No torch.
 
-Rank 0 keeps it. The scheduler speaks of sequences, the stages of blocks: :class:`Book` translates,
-and tells the scheduler whose last token came, as that knows no output length.
+Rank 0 keeps it. The scheduler handles sequences, the stages handle blocks: :class:`Book`
+translates. It tells the scheduler which sequences have ended, because the scheduler knows no output
+length.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Book:
         self._ended: dict[Batch, list[Sequence]] = {}
 
     def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler | Pool:
-        """One that has these blocks, and is told who ends."""
+        """A scheduler or pool with these blocks, which learns the ends of sequences from this."""
         if is_pooled(policy):
             return Pool(policy, self.blocks, endings=self, **settings)
         return Scheduler(of_micro_batches(policy), ended=self.ended, **settings)
@@ -75,7 +76,7 @@ class Book:
         return found
 
     def waits(self, batch: Batch) -> bool:
-        """Whether a decode goes on from a token that has not returned yet."""
+        """Whether a decode continues from a token that has not returned yet."""
         return any(
             self._context(sequence, batch) >= len(self.tokens(sequence))
             for sequence in batch.decodes
@@ -120,7 +121,7 @@ class Book:
         return Work(index, tuple(chunks), tuple(decodes), np.array(rows, np.int32)), owners
 
     def book(self, batch: Batch, owners: list[Sequence], tokens: list[int]) -> None:
-        """Append what a batch generated; of whoever has ended (padding) nothing is kept."""
+        """Append the tokens of a batch; those of ended sequences (padding) are dropped."""
         ended = self._ended[batch] = []
         for sequence, token in zip(owners, tokens, strict=True):
             if sequence.id in self._over:
@@ -148,5 +149,5 @@ class Book:
         """A sequence decodes no longer."""
 
     def ended(self, batch: Batch) -> list[Sequence]:
-        """Those whose last token came with this batch."""
+        """The sequences whose last token came with this batch."""
         return self._ended.pop(batch)

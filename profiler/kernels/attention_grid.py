@@ -1,7 +1,7 @@
 """Attention times by head counts: prefill over the chunk, decode over batch and context.
 
-Other head counts lie between measured ones in the logarithm of the query heads. KV heads that were
-not measured: a decode of ``b`` sequences with twice the KV heads is one of ``2 b`` sequences.
+Other head counts are interpolated in the logarithm of the query heads. For KV heads that were not
+measured, a decode of ``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences.
 """
 
 from __future__ import annotations

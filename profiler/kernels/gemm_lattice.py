@@ -1,7 +1,7 @@
 """GEMM times over a lattice of measured (n, k): log(time / (n k)) between the four neighbours.
 
-In m a curve is linear between its knots. Beyond the last knot it goes on in proportion to m, and
-beyond the largest n and k in proportion to n k.
+In m a curve is linear between its knots. Beyond the last knot it is proportional to m, and beyond
+the largest n and k to n k.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def _filled(cube: GemmCube) -> Array:
 
 
 def choose_knots(cube: GemmCube) -> npt.NDArray[np.intp]:
-    """Indices of the m to keep, so that those left out lie close to the lines between them.
+    """Indices of the m to keep, so that the others are close to the lines between them.
 
-    The m that is worst off is added until none is off by more than 6 % (95th percentile over the
+    The m with the largest error is added until no error is above 6 % (95th percentile over the
     shapes of ``cube``).
     """
     chosen = [0, len(cube.m) - 1]

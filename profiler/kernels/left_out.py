@@ -1,4 +1,4 @@
-"""How far the surfaces are off on rows that they were not fitted to."""
+"""Errors of the surfaces on held-out rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduce by message size and ranks: which kernel a stack takes, and how long that is."""
+"""All-reduce by message size and ranks: the kernel of a stack, and its time."""
 
 from __future__ import annotations
 

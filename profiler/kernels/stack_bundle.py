@@ -27,8 +27,8 @@ def make_stack_bundle(
 ) -> Bundle:
     """Op times of one layer of one ``tp`` rank of ``model`` with a stack's kernels on ``device``.
 
-    ``meta.environment`` says of every op where it came from. The same files give the same bundle.
-    ``fitted`` are surfaces of one's own, by default those that ship.
+    ``meta.environment`` has the origin of every op. The same files give the same bundle. ``fitted``
+    are other surfaces than the shipped ones.
     Raises SpecError for what was not measured, ValueError for a tp that does not fit the model.
     """
     model.check_tp(tp)

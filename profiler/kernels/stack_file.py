@@ -1,4 +1,4 @@
-"""What ships of a device's and a stack's kernels: a YAML that says how good, a .npz of surfaces."""
+"""The shipped kernels of a device and a stack: a YAML with their errors, a .npz of surfaces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class KernelFit:
-    """One table's surface: from which version of the stack, how many rows, and how far off.
+    """One table's surface: the version of the stack, its number of rows, and its errors.
 
     ``repaired_pct`` of the rows were lowered by more than 5 % by the cleaning, and
     ``repaired_far_pct`` by more than a third. ``left_out`` is by what was left out of the fit.

@@ -1,4 +1,4 @@
-"""From the public tables to a stack's surfaces: what is fitted, cleaned, and how far off it is."""
+"""From the public tables to a stack's surfaces: cleaning, fits, and errors."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _all_reduces(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
 
 
 def _is_whole(table: tuple[pd.DataFrame, str]) -> bool:
-    """Whether a table is no stub, and holds times of kernels rather than of their launches."""
+    """Whether a table is large enough, and holds times of kernels rather than of launches."""
     rows = table[0]
     fastest = float(rows["time_us"].quantile(0.01))
     return rows.groupby(["n", "k"]).ngroups >= _FEWEST_SHAPES and fastest <= _LAUNCH_US

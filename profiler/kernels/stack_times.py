@@ -47,7 +47,7 @@ def alike(chunk: Array, context: Array) -> Array:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an op's times come from, and the half-width of their 90 % band in percent."""
+    """The origin of an op's times, and the half-width of their 90 % band in percent."""
 
     mark: str
     half_width_pct: float
@@ -68,7 +68,7 @@ class StackTimes:
         tp: int,
         fitted: tuple[StackSpec, Arrays] | None = None,
     ) -> None:
-        """``fitted`` are surfaces of one's own; by default those that ship."""
+        """``fitted`` are other surfaces than the shipped ones."""
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
         self.spec, self._arrays = fitted or load_stack(device, kernels.stack)

@@ -46,7 +46,7 @@ class _TracedRequest(BaseModel):
 
 
 class _Tree:
-    """Prompts by their blocks: those that begin alike go the same way from its root."""
+    """Prompts by their blocks: equal beginnings share the path from the root."""
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[int, int], tuple[int, int]] = {}

@@ -1,6 +1,6 @@
 """Prompts that share their beginning: system prompts, and the turns of a session.
 
-A :data:`~policies.request.Prefix` names what is shared. Only its length counts, not its words.
+A :data:`~policies.request.Prefix` names the shared part. Only its length matters, not its words.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def draw_sessions(count: int, low: int, high: int, rng: np.random.Generator) -> 
 
 
 def first_turns(session: Ints) -> Ints:
-    """For each turn, where the first one of its session stands. Sessions rise."""
+    """For each turn, the index of the first one of its session. Session numbers ascend."""
     return np.searchsorted(session, session)
 
 
@@ -57,7 +57,7 @@ def turn_arrivals(
 def shared_prefixes(
     system_tokens: Sequence[int], group: Ints | None, session: Ints | None, length: Ints
 ) -> list[Prefix]:
-    """What each request shares with others.
+    """The shared prefix of each request.
 
     That is the system prompt of its ``group``, and with the other turns of its ``session`` all
     that is in the KV cache when it is done: ``length`` (prompt and output) less the last token.

@@ -1,4 +1,4 @@
-"""What a trace of requests holds, and how the lines of its file are read."""
+"""The content of a request trace, and the reader of its file's lines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[TextIO]:
 
 
 def lines(file: TextIO, path: Path) -> Iterator[str]:
-    """The file's lines; one that does not end is not read to its end."""
+    """The file's lines; the read of a line that is too long stops early."""
     number = 0
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1

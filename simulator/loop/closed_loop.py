@@ -1,4 +1,4 @@
-"""Arrivals that depend on what has finished: clients that wait for an answer."""
+"""Arrivals that depend on finished requests: clients that wait for an answer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ Arrival = tuple[float, int]
 
 
 class Clients(Protocol):
-    """Who sends which request when. All times are whole quanta (see ``quantum.py``)."""
+    """The clients' requests and their times. All times are whole quanta (see ``quantum.py``)."""
 
     def begin(self) -> Iterable[Arrival]:
-        """What is sent without waiting for anything; a new run begins."""
+        """The requests sent at the begin of a run."""
         ...
 
     def answered(self, position: int, now: float) -> Iterable[Arrival]:
-        """What is sent because the request at this place was finished, or rejected, at ``now``."""
+        """The requests sent because this request was finished, or rejected, at ``now``."""
         ...
 
 
 class ClosedLoop:
-    """``clients`` requests are under way at any time, until there are no more of them.
+    """``clients`` requests are in flight at any time, until there are no more of them.
 
-    So do load generators with a limit of concurrency. They send the first ``clients`` requests at
-    once, at 0. Whenever a request finishes or is rejected, they send the next one in the order of
-    the list, ``think_s[place]`` seconds later. A client learns of a finish when the scheduler does.
+    Load generators with a limit of concurrency work like this. They send the first ``clients``
+    requests at 0. Whenever a request finishes or is rejected, they send the next one in the order
+    of the list, ``think_s[place]`` seconds later. A client learns of a finish when the scheduler
+    does.
     """
 
     def __init__(self, clients: int, think_s: Floats) -> None:
