@@ -13,8 +13,8 @@ METRICS = ("ttft", "tpot")
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """Mean TTFT and TPOT in milliseconds, and 90 % bands where there are any: (low, high)."""
+class ServerTimes:
+    """Predicted mean TTFT and TPOT in milliseconds, and 90 % bands where there are any: (low, high)."""
 
     ttft_ms: float
     tpot_ms: float
@@ -69,7 +69,7 @@ def grouped(rows: Iterable[Measured]) -> dict[str, list[Measured]]:
 
 
 def errors(
-    rows: Iterable[Measured], predictions: Mapping[str, Prediction], metric: str
+    rows: Iterable[Measured], predictions: Mapping[str, ServerTimes], metric: str
 ) -> Errors | None:
     """Of the rows that have a prediction; None where none has.
 

@@ -8,14 +8,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures.style import BLACK, line_styles
-from experiments.score.errors import METRICS, Prediction
+from experiments.score.errors import METRICS, ServerTimes
 from experiments.score.measured import Measured
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 
 
 def measured_against_predicted(
-    rows: Sequence[Measured], predictions: Mapping[str, Prediction]
+    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]
 ) -> Figure:
     """A point a row, a colour an engine, both axes logarithmic. The line is where both are equal;
     the dotted ones are off by a quarter."""
@@ -34,7 +34,9 @@ def measured_against_predicted(
     return figure
 
 
-def error_by_concurrency(rows: Sequence[Measured], predictions: Mapping[str, Prediction]) -> Figure:
+def error_by_concurrency(
+    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]
+) -> Figure:
     """Median absolute error over the clients of the closed loop, a line an engine."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     for axes, metric in zip(figure.subplots(1, 2), METRICS, strict=True):
@@ -58,7 +60,7 @@ def _engines(rows: Sequence[Measured]) -> list[str]:
 
 
 def _pairs(
-    rows: Sequence[Measured], predictions: Mapping[str, Prediction], metric: str
+    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], metric: str
 ) -> tuple[list[float], list[float]]:
     answered = [row for row in rows if row.id in predictions]
     key = f"{metric}_ms"

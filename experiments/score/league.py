@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.config.errors import ConfigError
-from experiments.score.errors import METRICS, Prediction, errors, grouped
+from experiments.score.errors import METRICS, ServerTimes, errors, grouped
 from experiments.score.measured import Measured
 from profiler.bundle.csv_cells import read_cells
 from profiler.bundle.tables import BundleError
@@ -20,7 +20,7 @@ from profiler.bundle.tables import BundleError
 _PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_ms"))
 
 
-def read_peer(path: Path) -> dict[str, Prediction]:
+def read_peer(path: Path) -> dict[str, ServerTimes]:
     """Another predictor's file: ``id``, and ``ttft_ms, tpot_ms`` (as this program's
     ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
     are left out. Raises ConfigError for a file that is no such table.
@@ -35,15 +35,15 @@ def read_peer(path: Path) -> dict[str, Prediction]:
         if {"id", *names} <= set(cells.columns):
             numbers = cells[list(names)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
             found = zip(cells["id"].astype(str), numbers.tolist(), strict=True)
-            return {name: Prediction(*pair) for name, pair in found if min(pair) > 0}
+            return {name: ServerTimes(*pair) for name, pair in found if min(pair) > 0}
     raise ConfigError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
 
 
 def league(
     rows: Sequence[Measured],
-    predictions: Mapping[str, Prediction],
+    predictions: Mapping[str, ServerTimes],
     refused: Mapping[str, str],
-    peers: Mapping[str, Mapping[str, Prediction]],
+    peers: Mapping[str, Mapping[str, ServerTimes]],
 ) -> dict[str, Any]:
     """Numbers as ``score --json`` prints them; percentages. ``rows`` are those that were read,
     ``refused`` says of which there is no prediction, and why.
@@ -76,14 +76,14 @@ def league(
     return content
 
 
-def of_group(rows: Sequence[Measured], predictions: Mapping[str, Prediction]) -> dict[str, Any]:
+def of_group(rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]) -> dict[str, Any]:
     """Errors of both metrics; None where no row has a prediction."""
     found = {metric: errors(rows, predictions, metric) for metric in METRICS}
     return {metric: None if one is None else asdict(one) for metric, one in found.items()}
 
 
 def predictions_table(
-    rows: Sequence[Measured], predictions: Mapping[str, Prediction], refused: Mapping[str, str]
+    rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
 ) -> pd.DataFrame:
     """A row for each measured one, in their order: id, ttft_ms, tpot_ms, reason. Rows that could
     not be read come last."""

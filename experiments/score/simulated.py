@@ -12,7 +12,7 @@ from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario
 from experiments.score.deployments import scenario_of
-from experiments.score.errors import Prediction
+from experiments.score.errors import ServerTimes
 from experiments.score.measured import Measured
 from experiments.sweeps.backends import Backend
 from experiments.sweeps.execute import Report, execute
@@ -61,7 +61,7 @@ def runs_folder() -> Iterator[Path]:
 
 def simulate_rows(
     runs: dict[str, Run], folder: Path, backend: Backend, progress: Progress, say: Say
-) -> tuple[dict[str, Prediction], dict[str, str]]:
+) -> tuple[dict[str, ServerTimes], dict[str, str]]:
     """Predictions by id, and errors of runs that failed. ``folder`` keeps finished runs."""
     distinct = {run.key: run for run in runs.values()}
     plan = SweepPlan("", "score", "", (), None, tuple(distinct.values()), ())
@@ -78,5 +78,5 @@ def simulate_rows(
     return found, failed
 
 
-def _prediction(summary: dict[str, Any]) -> Prediction:
-    return Prediction(1e3 * summary["ttft_s"]["mean"], 1e3 * summary["tpot_s"]["mean"])
+def _prediction(summary: dict[str, Any]) -> ServerTimes:
+    return ServerTimes(1e3 * summary["ttft_s"]["mean"], 1e3 * summary["tpot_s"]["mean"])

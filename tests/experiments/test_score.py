@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
-from experiments.score.errors import Prediction, errors, grouped
+from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.league import league, predictions_table, read_peer
 from experiments.score.measured import Measured, read_measured
 from experiments.score.simulated import plan_rows
@@ -85,10 +85,10 @@ def test_errors_by_hand() -> None:
     """Off by +10, -20, +60 and 0 percent; bands hold the first and miss the second."""
     rows = [measured(name, 100.0, 10.0) for name in "abcde"]
     predictions = {
-        "a": Prediction(110.0, 10.0, (90.0, 120.0), (9.0, 11.0)),
-        "b": Prediction(80.0, 10.0, (75.0, 99.0), (9.0, 11.0)),
-        "c": Prediction(160.0, 10.0),
-        "d": Prediction(100.0, 10.0),
+        "a": ServerTimes(110.0, 10.0, (90.0, 120.0), (9.0, 11.0)),
+        "b": ServerTimes(80.0, 10.0, (75.0, 99.0), (9.0, 11.0)),
+        "c": ServerTimes(160.0, 10.0),
+        "d": ServerTimes(100.0, 10.0),
     }
     found = errors(rows, predictions, "ttft")
     assert found is not None
@@ -118,8 +118,8 @@ def test_groups() -> None:
 def test_the_league_by_hand() -> None:
     """Ours is off by 10 % on a and b, the peer by 20 % on a, and it lacks b."""
     rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0), measured("c", 1.0, 1.0)]
-    ours = {name: Prediction(110.0, 9.0) for name in "ab"}
-    found = league(rows, ours, {"c": "no", "row 9": "no"}, {"peer": {"a": Prediction(80.0, 12.0)}})
+    ours = {name: ServerTimes(110.0, 9.0) for name in "ab"}
+    found = league(rows, ours, {"c": "no", "row 9": "no"}, {"peer": {"a": ServerTimes(80.0, 12.0)}})
     assert (found["rows"], found["answered"], found["refused"]) == (4, 2, {"no": 2})
     every = found["groups"]["all"]
     assert every["n"] == 2 and every["tpot"]["bias"] == pytest.approx(-10.0)
@@ -137,7 +137,7 @@ def test_the_league_by_hand() -> None:
 def test_a_peers_file(tmp_path: Path, names: str) -> None:
     path = tmp_path / "peer.csv"
     path.write_text(f"id,{names}\na,5,2\nb,,3\nc,-1,2\n")
-    assert read_peer(path) == {"a": Prediction(5.0, 2.0)}
+    assert read_peer(path) == {"a": ServerTimes(5.0, 2.0)}
     path.write_text("id,other\na,5\n")
     with pytest.raises(ConfigError, match="needs the columns id, ttft_ms and tpot_ms"):
         read_peer(path)
