@@ -14,7 +14,7 @@ METRICS = ("ttft", "tpot")
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Predicted mean TTFT and TPOT in milliseconds, and 90 % bands where there are any: (low, high)."""
+    """Predicted means in milliseconds, and 90 % bands where there are any: (low, high)."""
 
     ttft_ms: float
     tpot_ms: float
