@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,12 +18,11 @@ from experiments.config.inputs import (
 )
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
-from experiments.config.paged import paged_cache
+from experiments.config.paged import paged_cache, pool_of, pool_settings
 from experiments.config.policy_file import policy_errors
 from experiments.config.requests import build_clients, build_requests
-from experiments.config.scenario import KvCache, Scenario
-from policies.kv import Blocks, CachedBlocks
-from policies.policy import PoolPolicy, chunking_of, is_pooled, of_micro_batches
+from experiments.config.scenario import Scenario
+from policies.policy import chunking_of, is_pooled, of_micro_batches
 from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
@@ -31,7 +30,6 @@ from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
 from simulator.load.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
 from simulator.load.engine_memory import EngineMemory
-from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
 from simulator.loop.replica import Predictor
 from simulator.loop.simulation import simulate
@@ -89,8 +87,8 @@ class Deployment:
         cluster, batching = self.scenario.cluster, self.scenario.batching
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            lengths = {request.id: request.output_tokens for request in self.requests}
-            return [self._pool(self.scenario.kv_cache, lengths) for _ in range(cluster.replicas)]
+            each = (self.scenario, cluster.max_length, self.requests)
+            return [pool_of(*each) for _ in range(cluster.replicas)]
         return [
             Scheduler(
                 of_micro_batches(self.scenario.policy.build()),
@@ -103,21 +101,6 @@ class Deployment:
             )
             for _ in range(cluster.replicas)
         ]
-
-    def _pool(self, kv_cache: KvCache, output_tokens: Mapping[int, int]) -> Pool:
-        policy = self.scenario.policy.build()
-        batching, cluster = self.scenario.batching, self.scenario.cluster
-        assert is_pooled(policy) and kv_cache.num_blocks
-        assert batching.max_in_flight and cluster.max_length
-        blocks = CachedBlocks if kv_cache.prefix_caching else Blocks
-        return Pool(
-            policy,
-            blocks(kv_cache.num_blocks, kv_cache.block_size),
-            max_in_flight=batching.max_in_flight,
-            max_length=cluster.max_length,
-            stages=cluster.pp,
-            endings=OutputLengths(output_tokens),
-        )
 
     @property
     def table_sizes(self) -> TableSizes:
@@ -220,7 +203,8 @@ def deploy(
         kv_cache, memory = paged_cache(scenario, policy, model, device, layers, size, source)
         assert kv_cache.num_blocks
         kv_capacity = (kv_cache.num_blocks - 1) * kv_cache.block_size  # one is the null block
-        batch, in_flight = policy.max_num_seqs, batching.max_in_flight or _depth(policy, cluster.pp)
+        batch = policy.max_num_seqs
+        in_flight = pool_settings(scenario, policy, max_length)["max_in_flight"]
     elif kv_cache is not None:
         problem = f"must be left out: {scenario.policy.name} reserves memory for whole requests"
         raise source.error("kv_cache", kv_cache.model_dump(exclude_defaults=True), problem)
@@ -291,11 +275,6 @@ def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int
             f"the layers of {model.name}",
         )
     return tuple(given)
-
-
-def _depth(policy: PoolPolicy, pp: int) -> int:
-    """Micro-batches in flight: one per stage, and one more if they are formed ahead."""
-    return pp + policy.ahead
 
 
 def _check_batch(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.scenario import Batching, KvCache, Scenario
-from policies.policy import PoolPolicy, chunking_of, memory_share_of
+from policies.kv import Blocks, CachedBlocks
+from policies.policy import PoolPolicy, chunking_of, is_pooled, memory_share_of
+from policies.pool import Pool
+from policies.request import Request
 from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import NumberBytes
 from profiler.facts.model import ModelSpec
 from simulator.load.capacity import CapacityError, max_batch
 from simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
+from simulator.loop.endings import OutputLengths
 
 
 def paged_cache(
@@ -28,7 +32,7 @@ def paged_cache(
 
     Raises ConfigError for a share of another engine's, and where blocks or a request do not fit.
     """
-    _check_left_out(scenario, policy.max_num_seqs, source)
+    check_left_out(scenario, policy.max_num_seqs, source)
     cache, cluster = scenario.kv_cache or KvCache(), scenario.cluster
     setting = memory_share_of(policy)
     for other in SHARES:
@@ -66,7 +70,7 @@ def paged_cache(
     return cache.model_copy(update={"num_blocks": blocks}), memory
 
 
-def _check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
+def check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
     """Refuse settings that have no effect for a policy that acts on a pool."""
     batching, standard = scenario.batching, Batching()
     if batching.max_batch == max_num_seqs:  # a resolved configuration says so
@@ -76,3 +80,24 @@ def _check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> No
         if value != getattr(standard, key):
             problem = f"must be left out: {scenario.policy.name} decides this itself"
             raise source.error(f"batching.{key}", value, problem)
+
+
+def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> dict[str, int]:
+    """Keyword arguments of a pool. One micro-batch a stage is in flight, and one more where they
+    are formed ahead."""
+    pp = scenario.cluster.pp
+    depth = scenario.batching.max_in_flight or pp + policy.ahead
+    return {"max_in_flight": depth, "max_length": max_length, "stages": pp}
+
+
+def pool_of(scenario: Scenario, max_length: int, requests: Iterable[Request]) -> Pool:
+    """A fresh pool that serves these requests in the simulator; its blocks are counted."""
+    policy, cache = scenario.policy.build(), scenario.kv_cache
+    assert is_pooled(policy) and cache is not None and cache.num_blocks
+    blocks = CachedBlocks if cache.prefix_caching else Blocks
+    return Pool(
+        policy,
+        blocks(cache.num_blocks, cache.block_size),
+        endings=OutputLengths({request.id: request.output_tokens for request in requests}),
+        **pool_settings(scenario, policy, max_length),
+    )

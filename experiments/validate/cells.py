@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiments.config.deployment import layers_of
 from experiments.config.errors import ConfigError
 from experiments.config.inputs import model_of
 from experiments.config.loading import Experiment, Source
+from experiments.config.paged import check_left_out, pool_of, pool_settings
 from experiments.config.requests import build_requests
-from experiments.config.scenario import Scenario
+from experiments.config.scenario import KvCache, Scenario
 from policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
+from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.spec import EngineSpec
@@ -42,8 +44,24 @@ class Cell:
 
     @property
     def online(self) -> bool:
-        """Whether requests arrive over time."""
-        return self.scenario.workload.arrivals.kind != "at_once"
+        """Whether its batches depend on the clock: requests arrive over time, or several
+        micro-batches of a pool share them."""
+        shared = self.kv_cache is not None and self.scenario.cluster.pp > 1
+        return shared or self.scenario.workload.arrivals.kind != "at_once"
+
+    @property
+    def kv_cache(self) -> KvCache | None:
+        """The paged cache; None for a policy that reserves memory."""
+        return self.scenario.kv_cache
+
+    @property
+    def sequences(self) -> int:
+        """Most sequences of a micro-batch."""
+        policy = self.scenario.policy.build()
+        if is_pooled(policy):
+            return policy.max_num_seqs
+        assert self.scenario.batching.max_batch is not None
+        return self.scenario.batching.max_batch
 
     @property
     def policy(self) -> dict[str, Any]:
@@ -52,22 +70,36 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments of the scheduler."""
+        """Keyword arguments of the scheduler, or of the pool but for its blocks."""
         batching = self.scenario.batching
-        assert batching.max_batch is not None
+        policy = self.scenario.policy.build()
+        if is_pooled(policy):
+            return pool_settings(self.scenario, policy, self.max_length)
         in_flight = batching.max_in_flight or self.scenario.cluster.pp
         return {
-            "max_batch": batching.max_batch,
+            "max_batch": self.sequences,
             "max_in_flight": in_flight,
-            "kv_capacity": batching.max_batch * in_flight * self.max_length,
+            "kv_capacity": self.sequences * in_flight * self.max_length,
             "max_length": self.max_length,
             "reserve_declared": batching.kv_reservation == "declared",
             "free_pool": batching.micro_batches == "free",
         }
 
-    def scheduler(self) -> Scheduler:
-        """A fresh scheduler."""
-        return Scheduler(of_micro_batches(self.scenario.policy.build()), **self.settings)
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What :meth:`EngineProcesses.serve` takes of a paged cache."""
+        if self.kv_cache is None:
+            return {}
+        cache = self.kv_cache
+        return {"num_blocks": cache.num_blocks, "prefix_caching": cache.prefix_caching}
+
+    def scheduler(self, requests: Sequence[Request] | None = None) -> Scheduler | Pool:
+        """A fresh one for the simulator, which serves these requests (the workload by default)."""
+        policy = self.scenario.policy.build()
+        if is_pooled(policy):
+            load = self.requests() if requests is None else requests
+            return pool_of(self.scenario, self.max_length, load)
+        return Scheduler(of_micro_batches(policy), **self.settings)
 
     def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
         """The workload; with another seed or count one of the same kind, to calibrate on."""
@@ -78,10 +110,13 @@ class Cell:
         made = build_requests(scenario.model_copy(update=update), self.max_length, self.source)
         # Arrivals in whole quanta, so that engine and simulator compare the very same numbers.
         return [
-            Request(r.id, float(quantize(r.arrival_s)), r.prompt_tokens, r.output_tokens,
-                    r.max_tokens)
-            for r in made
-        ]  # fmt: skip
+            replace(
+                request,
+                arrival_s=float(quantize(request.arrival_s)),
+                prefix=request.prefix if self.kv_cache else (),
+            )
+            for request in made
+        ]
 
 
 def make_cells(experiment: Experiment) -> list[Cell]:
@@ -95,7 +130,7 @@ def make_cells(experiment: Experiment) -> list[Cell]:
 def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     cluster, batching = scenario.cluster, scenario.batching
     model, policy = model_of(scenario, source), scenario.policy.build()
-    policy_name = scenario.policy.name
+    policy_name, cache, pooled = scenario.policy.name, scenario.kv_cache, is_pooled(policy)
     given = scenario.engine.model_dump(exclude_defaults=True)
     # Key, value, whether the engine can do that, and what it can do.
     for key, value, good, problem in (
@@ -103,26 +138,30 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
          "must be cpu or cuda: the machine that runs this command is validated"),
         ("cluster.replicas", cluster.replicas, cluster.replicas == 1,
          "must be 1: one engine is run"),
-        ("batching.formation", batching.formation, batching.formation == "lazy",
+        ("batching.formation", batching.formation, pooled or batching.formation == "lazy",
          "must be lazy: the engine forms a batch when its first stage is free"),
         ("policy.name", policy_name, not needs_costs(policy),
          "needs predicted times, which only the simulator has"),
-        ("policy.name", policy_name, not is_pooled(policy),
-         "acts on a pool with paged memory, which this engine does not have"),
+        ("kv_cache", cache and cache.model_dump(exclude_defaults=True), pooled or cache is None,
+         f"must be left out: {policy_name} reserves memory for whole requests"),
         ("workload.too_long", scenario.workload.too_long, scenario.workload.too_long == "error",
          "must be error: the engine's KV slots hold cluster.max_length tokens"),
         ("engine", given, not given, "must be left out: a real engine is measured instead"),
     ):  # fmt: skip
         if not good:
             raise source.error(key, value, problem)
-    if batching.max_batch is None:
+    if is_pooled(policy):
+        if cache is None or cache.num_blocks is None:
+            raise ConfigError(f"{source.name(('kv_cache', 'num_blocks'))}: this key is missing")
+        check_left_out(scenario, policy.max_num_seqs, source)
+    elif batching.max_batch is None:
         raise ConfigError(f"{source.name(('batching', 'max_batch'))}: this key is missing")
     layers = layers_of(scenario, model, source)
     device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
     max_length = cluster.max_length or model.max_position_embeddings
     cell = Cell(name, scenario, source, model, device, layers, max_length)
     try:
-        cell.scheduler()
+        cell.scheduler(())
     except ValueError as error:
         raise source.error("batching.micro_batches", batching.micro_batches, str(error)) from None
     return cell
@@ -139,8 +178,12 @@ def engine_spec(
             raise cell.source.error("model", cell.scenario.model, problem)
         if cell.device != first.device:
             raise cell.source.error("device", cell.device, problem)
-    batch = max(cell.settings["max_batch"] for cell in cells)
-    slots = max(cell.settings["max_batch"] * cell.settings["max_in_flight"] for cell in cells)
+        if _block_size(cell) != _block_size(first):
+            raise cell.source.error("kv_cache.block_size", _block_size(cell), problem)
+    batch = max(cell.sequences for cell in cells)
+    slots = max(
+        cell.sequences * (1 if cell.kv_cache else cell.settings["max_in_flight"]) for cell in cells
+    )
     longest = max(cell.max_length for cell in cells)
     return EngineSpec(
         first.model,
@@ -149,15 +192,21 @@ def engine_spec(
         slots=slots + 1,  # the grid's chunk has one of its own
         max_length=longest,
         max_tokens=batch * longest,
+        num_blocks=max(cell.memory.get("num_blocks", 0) for cell in cells),
+        block_size=_block_size(first) or 0,
         device=first.device,
         dtype=dtype,
         realtime=realtime,
     )
 
 
+def _block_size(cell: Cell) -> int | None:
+    return cell.kv_cache.block_size if cell.kv_cache else None
+
+
 def grid_of(cells: Sequence[Cell]) -> list[GridWork]:
     """Micro-batches that cover those of the cells."""
-    batch = max(cell.settings["max_batch"] for cell in cells)
+    batch = max(cell.sequences for cell in cells)
     requests = [request for cell in cells for request in cell.requests()]
     prompt = max(request.prompt_tokens for request in requests)
     longest = max(request.prompt_tokens + request.output_tokens for request in requests)

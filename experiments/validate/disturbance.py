@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.validate.playback import replay, stage_times
 from experiments.validate.totals import Whole, off
+from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.processes import EngineRun, StageLog
@@ -70,7 +71,7 @@ def lost(
     spec: EngineSpec,
     run: EngineRun,
     requests: Sequence[Request],
-    scheduler: Callable[[], Scheduler],
+    scheduler: Callable[[], Scheduler | Pool],
 ) -> LostTime:
     """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
 

@@ -10,6 +10,7 @@ import numpy as np
 from experiments.validate.cells import Cell
 from experiments.validate.playback import links, stage_times
 from policies.batch import Batch
+from policies.policy import chunking_of
 from policies.request import Request
 from policies.request import Sequence as Member
 from profiler.engine.driver import Decision
@@ -97,7 +98,7 @@ class Prediction:
         """The open loop, without any number of the measured run."""
         return simulate(
             requests,
-            [self.cell.scheduler()],
+            [self.cell.scheduler(requests)],
             self,
             self.cell.layers,
             switches=Switches(lazy=True, turnaround_s=self.links.turnaround_s),
@@ -116,13 +117,19 @@ class Prediction:
         return Prediction(self.cell, self.bundle, self.links, float(offset), float(factor))
 
 
+def _most_rows(cell: Cell) -> int:
+    """Tokens of a micro-batch that holds several chunks."""
+    chunking = chunking_of(cell.scenario.policy.build())
+    return 0 if chunking is None else chunking.rows + cell.sequences
+
+
 def bundle_predictor(cell: Cell, ops: OpTimes) -> BundlePredictor:
     """The cell's, over the op times of its engine."""
     return BundlePredictor(
         ops,
-        max_tokens=2 * cell.max_length,
+        max_tokens=max(2 * cell.max_length, _most_rows(cell)),
         max_length=cell.max_length,
-        max_batch=cell.settings["max_batch"],
+        max_batch=cell.sequences,
         scope="intra_node",
         num_stages=len(cell.layers),
     )

@@ -100,7 +100,7 @@ def _session(
     works, few = grid_of(cells), settings.calibration_requests
 
     def serve(cell: Cell, requests: list[Request]) -> EngineRun:
-        run = engine.serve(requests, cell.policy, cell.settings)
+        run = engine.serve(requests, cell.policy, cell.settings, **cell.memory)
         step()
         return run
 

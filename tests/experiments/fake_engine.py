@@ -53,7 +53,7 @@ class FakeEngine:
         """The run as an engine would log it, and as it was simulated."""
         self.seen = []
         records = simulate(
-            requests, [self.cell.scheduler()], self, self.cell.layers,
+            requests, [self.cell.scheduler(requests)], self, self.cell.layers,
             switches=Switches(lazy=True, turnaround_s=TURNAROUND_S),
         )  # fmt: skip
         log = records.replicas[0]
@@ -66,6 +66,11 @@ class FakeEngine:
         stages = StageLog(arrived, times.start, times.finish, times.finish - times.start, ops)
         spans = log.spans.ravel().tolist()
         served = Served(decisions=list(self.seen), spans=spans)
+        served.outputs = {request.id: [0] * request.output_tokens for request in requests}
+        if log.pool is not None:
+            assert self.cell.kv_cache is not None
+            served.events = log.pool.events.ravel().tolist()
+            served.kv_log = (log.pool.kv_tokens // self.cell.kv_cache.block_size).tolist()
         return EngineRun(served, stages), records
 
     def play(self, works: Sequence[GridWork]) -> StageLog:

@@ -173,6 +173,8 @@ def test_shipped_configs_are_good(name: str) -> None:
             deploy_all(experiment)
     elif name == "validate_cpu":  # for a device that must be measured
         assert {cell.layout for cell in make_cells(experiment)} == {(1, 1), (2, 1)}
+    elif name == "validate_paged":
+        assert {engine_spec([cell]).num_blocks for cell in make_cells(experiment)} == {40}
     elif name == "validate_gpu":
         cells = make_cells(experiment)
         assert {cell.layout for cell in cells} == {(1, 1)}

@@ -28,6 +28,7 @@ from experiments.validate.session import CellRuns, Repeat, Session
 from experiments.validate.summary import evaluate_all, report
 from experiments.validate.table import iterations, table, verdict
 from experiments.validate.totals import Whole
+from simulator.views.metrics import Analysis
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
 CONFIG: dict[str, Any] = {
@@ -46,6 +47,19 @@ CONFIG: dict[str, Any] = {
     },
     "compare": {"bubble": {"metric": "bubble_s.mean", "over": ["orca", "sarathi"]}},
 }  # fmt: skip
+
+
+VLLM = {"name": "vllm", "max_num_batched_tokens": 40, "max_num_seqs": 6}
+PAGED: dict[str, Any] = {
+    "cluster": {"max_length": 100},
+    "batching": {},
+    "kv_cache": {"block_size": 4, "num_blocks": 60},
+    "scenarios": {
+        "vllm": {"policy": VLLM},
+        "ahead": {"policy": VLLM | {"async_scheduling": True}, "cluster": {"pp": 2}},
+    },
+    "compare": {},
+}
 
 
 def load(tmp_path: Path, **changes: Any) -> Experiment:
@@ -83,6 +97,29 @@ def test_a_measured_run_reads_like_the_simulated_one(experiment: Experiment, nam
     again = Whole.of(replay(run, requests, cell.scheduler()))
     assert numbers(again) == pytest.approx(numbers(measured), rel=1e-6)
     assert lockstep(run, requests, cell.scheduler()).identical
+
+
+@pytest.mark.parametrize("name", ["vllm", "ahead"])
+def test_paged_memory_reads_like_the_simulated_one(tmp_path: Path, name: str) -> None:
+    cell = cell_of(load(tmp_path, **PAGED), name)
+    spec = engine_spec([cell])
+    assert (spec.num_blocks, spec.block_size, spec.slots) == (60, 4, 7)
+    requests = cell.requests()
+    run, simulated = FakeEngine(cell).serve(requests)
+    records = measured_records(run, requests, cell.scheduler())
+    assert numbers(Whole.of(records)) == pytest.approx(numbers(Whole.of(simulated)), rel=1e-9)
+    assert Analysis(records).requests["preemptions"].sum() > 0
+    assert lockstep(run, requests, cell.scheduler()).identical
+    run.served.kv_log[3] += 1
+    assert lockstep(run, requests, cell.scheduler()).difference == (
+        f"batch 3: engine {4 * run.served.kv_log[3]} tokens of KV blocks in use; "
+        f"simulator {4 * run.served.kv_log[3] - 4}"
+    )
+    run.served.kv_log[3] -= 1
+    run.served.events[-1] += 1
+    assert lockstep(run, requests, cell.scheduler()).difference == (
+        "other tokens were hit in the cache, or lost"
+    )
 
 
 def test_links_are_those_of_awaited_messages(tmp_path: Path) -> None:
@@ -154,6 +191,19 @@ def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experim
             whole = outcome.whole[prediction]
             assert whole.makespan_s == pytest.approx(outcome.measured.makespan_s, rel=5e-3)
             assert whole.bubble_s == pytest.approx(outcome.measured.bubble_s, rel=0.03)
+
+
+def test_paged_memory_is_predicted_on_one_stage(tmp_path: Path) -> None:
+    """On several stages it depends on the clock who is in which batch: then only that is compared.
+
+    Chunks that share a micro-batch are predicted one by one.
+    """
+    experiment = load(tmp_path, **PAGED)
+    measured = session(experiment, repeats=1, pp=1)
+    outcome = evaluate(measured, measured.repeats[0], cell_of(experiment, "vllm"))
+    assert outcome.parity.identical
+    assert np.median(iteration_errors(outcome, "grid")) < 0.005
+    assert cell_of(experiment, "ahead").online
 
 
 def test_calibration_finds_what_serving_adds(experiment: Experiment) -> None:
@@ -356,6 +406,9 @@ def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None
             },
             "micro_batches: value 'free': a policy that holds finished",
         ),
+        (PAGED | {"kv_cache": {"block_size": 4}}, "kv_cache.num_blocks: this key is missing"),
+        (PAGED | {"batching": CONFIG["batching"]}, "batching.max_batch: value 4: "),
+        ({"kv_cache": PAGED["kv_cache"]}, "kv_cache: value {.*}: must be left out: orca reserves"),
     ],
 )
 def test_what_the_engine_cannot_do_is_refused(
@@ -363,3 +416,10 @@ def test_what_the_engine_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_cells(load(tmp_path, **changes))
+
+
+def test_cells_that_share_an_engine_have_blocks_of_one_size(tmp_path: Path) -> None:
+    other = {"policy": {"name": "vllm"}, "kv_cache": {"block_size": 8}}
+    scenarios = {"vllm": PAGED["scenarios"]["vllm"], "other": other}
+    with pytest.raises(ConfigError, match=r"kv_cache.block_size: value 4: must be as in other"):
+        engine_spec(make_cells(load(tmp_path, **PAGED | {"scenarios": scenarios})))

@@ -6,11 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.experiments.test_validation import CONFIG
+from experiments.config.loading import load_experiment
+from experiments.validate.cells import make_cells
+from experiments.validate.playback import lockstep
+from experiments.validate.session import run_sessions
+from tests.experiments.test_validation import CONFIG, PAGED
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +32,12 @@ def validate(*arguments: str, before: str = "") -> subprocess.CompletedProcess[s
     return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def config(tmp_path: Path) -> str:
+def config(tmp_path: Path, **changes: Any) -> str:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(MODEL))
     content = CONFIG | {
         "model": str(tmp_path / "tiny.yaml"),
         "validation": {"repeats": 2, "calibration_requests": 4},
+        **changes,
     }
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -58,6 +64,23 @@ def test_validate_writes_its_report(tmp_path: Path) -> None:
     again = validate(config(tmp_path), "--out", str(tmp_path))
     assert again.returncode == 2
     assert "so it is not replaced" in again.stderr
+
+
+def test_paged_memory_is_validated(tmp_path: Path) -> None:
+    one = {"repeats": 1, "calibration_requests": 2}
+    scenarios = {"vllm": PAGED["scenarios"]["vllm"]}
+    experiment = load_experiment(
+        Path(config(tmp_path, **PAGED | {"scenarios": scenarios, "validation": one}))
+    )
+    (cell,) = make_cells(experiment)
+    (measured,) = run_sessions(
+        [cell], experiment.validation, realtime=False, timeout_s=PATIENCE_S,
+        progress=lambda *_: None, say=lambda _: None,
+    )  # fmt: skip
+    run = measured.repeats[0].served["vllm"].run
+    parity = lockstep(run, cell.requests(), cell.scheduler())
+    assert parity.identical, parity.difference
+    assert run.served.events, "nobody was preempted"
 
 
 @pytest.mark.parametrize(
