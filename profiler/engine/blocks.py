@@ -48,8 +48,7 @@ class BlockTables(Blocks):
         self._known: dict[bytes, dict[NumberedBlock, None]] = {}
         self._digests: dict[Sequence, list[bytes]] = {}
         self._entered: dict[Sequence, int] = {}
-        if tokens is not None:
-            self.sharing = self._tables.keys()
+        self.sharing: set[Sequence] = set()  # as in policies.kv.CachedBlocks
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether a sequence has blocks."""
@@ -92,6 +91,8 @@ class BlockTables(Blocks):
     def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
         table = self._tables.setdefault(sequence, [])
+        if self._tokens is not None and sequence.shared_tokens > sequence.prompt_tokens:
+            self.sharing.add(sequence)
         for hit in hits:
             assert isinstance(hit, NumberedBlock)
             if not hit.holders:
@@ -148,6 +149,7 @@ class BlockTables(Blocks):
         if len(table) != self.blocks(tokens):
             raise EngineError(f"{sequence} has {len(table)} KV blocks for {tokens} tokens")
         self._entered.pop(sequence, None)
+        self.sharing.discard(sequence)
         if not again:
             self._digests.pop(sequence, None)
         sequence.held = 0
