@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from profiler.facts.device import DeviceSpec, ErrorStats, FittedOp, list_devices
 from profiler.physics.fit import OpModel, columns_of, errors, fit_op, held_out
 from profiler.physics.residual import Arrays
 from profiler.physics.studies import STUDIES
-from profiler.physics.study import Study
+from profiler.physics.study import BINS, Study
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml
@@ -121,7 +122,7 @@ def _record(study: Study, model: OpModel, scores: pd.DataFrame, date: str) -> Fi
 
 def _bins(study: Study, scores: pd.DataFrame) -> dict[str, ErrorStats]:
     by, found = study.bin_by, {}
-    for low, high in zip(study.bins[:-1], study.bins[1:], strict=True):
+    for low, high in pairwise(BINS[by]):
         part = scores[(scores[by] > low) & (scores[by] <= high)]
         if len(part):
             found[f"{low} < {by} <= {high}"] = errors(part)

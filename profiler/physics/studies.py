@@ -14,10 +14,7 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, decode_form
 from profiler.physics.study import (
     AIC,
-    CHUNK_BINS,
-    CONTEXT_BINS,
     LLMSERVINGSIM,
-    TOKEN_BINS,
     VIDUR,
     VIDUR_2023,
     VIDUR_A40_REDUCE,
@@ -60,7 +57,6 @@ def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
         source="A100-SXM bf16 GEMM, SGLang 0.5.10; n, k >= 512 and n k >= 2^20",
         origin=AIC,
         bin_by="m",
-        bins=TOKEN_BINS,
         notes="one framework for consistency: only SGLang's rows hold the pairs m, m + 1 that show "
         "the tile steps; vLLM's and TensorRT-LLM's are 2 to 6 % faster in the mean",
         checks={
@@ -79,7 +75,6 @@ def _a100_prefill(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
         source="A100-SXM FlashAttention in vLLM 0.14.0, one sequence, no cached context",
         origin=AIC,
         bin_by="chunk",
-        bins=CHUNK_BINS,
     )
     paged = data.vidur_prefill(datasets)
     fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
@@ -94,7 +89,6 @@ def _a100_prefill(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
         source="A100 paged FlashAttention, CodeLlama-34b TP2 (32 query, 4 KV heads)",
         origin=VIDUR_ATTENTION,
         bin_by="chunk",
-        bins=CHUNK_BINS,
         notes="what cached tokens add to attn_prefill; measured at one head count only and carried "
         "to others by the number of blocks",
     )
@@ -113,7 +107,6 @@ def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
         source="A100-SXM decode attention, TensorRT-LLM 1.0.0, kv_heads = heads",
         origin=AIC,
         bin_by="context",
-        bins=CONTEXT_BINS,
         notes="the only source of MHA at 4 to 64 heads whose long contexts reach HBM speed; cells "
         "above 90 % of HBM bandwidth are left out: their KV came from L2, from which the "
         "weights evict it in service",
@@ -126,7 +119,6 @@ def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
         source="A100-SXM FlashAttention decode in vLLM 0.14.0, heads > kv_heads",
         origin=AIC,
         bin_by="context",
-        bins=CONTEXT_BINS,
         notes="TensorRT-LLM's GQA rows are not used: they exceed HBM bandwidth by up to 65 % even "
         "where the KV cache is far larger than L2",
         checks={"other stack: Vidur A100, 32/4 heads": on(data.vidur_decode(datasets), device)},
@@ -175,7 +167,6 @@ def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
         "(69 shapes, Vidur)",
         origin=Origin(f"{LLMSERVINGSIM.repository}; {VIDUR.repository}", "MIT"),
         bin_by="m",
-        bins=TOKEN_BINS,
         notes="pooled: on held-out A6000 shapes this gives 5.4 / 22 % (median / 95th percentile), "
         "the A6000's rows alone 6.3 / 24 %",
     )
@@ -194,7 +185,6 @@ def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
         source=source,
         origin=LLMSERVINGSIM,
         bin_by="chunk",
-        bins=CHUNK_BINS,
         notes=f"{elsewhere}one head count; chunk <= 1024, chunk + context <= 2048",
     )
     # In the file's GQA without packing, L2 serves the query heads of a group: it does not show
@@ -207,7 +197,6 @@ def _ga102_attention(datasets: Path, target: str) -> Iterator[Study]:
         source=source,
         origin=LLMSERVINGSIM,
         bin_by="context",
-        bins=CONTEXT_BINS,
         notes=f"{elsewhere}GQA without split-KV; the HBM share, which MHA needs, is the A100's",
     )
 

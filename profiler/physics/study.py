@@ -14,10 +14,13 @@ from profiler.physics.forms import LINK, STREAM, Form
 from profiler.physics.hold_out import Folds, fold_of, leave_one_group_out
 from profiler.public import frames as data
 
-TOKEN_BINS = (0, 16, 64, 128, 256, 512, 1024, 4096, 40000)
-CHUNK_BINS = (0, 128, 256, 512, 1024, 4096, 16384)
-CONTEXT_BINS = (0, 256, 1024, 4096, 40000)
-BYTE_BINS = (0, 2**14, 2**18, 2**21, 2**24, 2**40)
+BINS = {
+    "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
+    "chunk": (0, 128, 256, 512, 1024, 4096, 16384),
+    "context": (0, 256, 1024, 4096, 40000),
+    "num_bytes": (0, 2**14, 2**18, 2**21, 2**24, 2**40),
+}
+"""By what held-out errors are split: a column, and the limits of its ranges."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class HoldOut:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """One op of one device. ``bins`` of the column ``bin_by`` split the held-out errors.
+    """One op of one device. The column ``bin_by``, one of :data:`BINS`, splits the held-out errors.
 
     ``again`` is a second hold-out, reported beside the first; ``checks`` are named rows of other
     sources, never fitted.
@@ -71,7 +74,6 @@ class Study:
     source: str
     origin: Origin
     bin_by: str
-    bins: tuple[int, ...]
     notes: str = ""
     checks: dict[str, pd.DataFrame] = field(default_factory=dict)
     again: HoldOut | None = None
@@ -103,7 +105,6 @@ def stream_studies(datasets: Path, name: str, device: DeviceSpec) -> Iterator[St
             source=f"{name.upper()} {op} kernels of Vidur's MLP profiles",
             origin=VIDUR,
             bin_by="num_bytes",
-            bins=BYTE_BINS,
             notes=coarse if several else f"{coarse}; one model (phi-2): no width is held out",
         )
 
@@ -120,5 +121,4 @@ def link_study(
         source=source,
         origin=origin,
         bin_by="num_bytes",
-        bins=BYTE_BINS,
     )

@@ -24,7 +24,7 @@ from profiler.physics.forms import GEMM, LINK
 from profiler.physics.hold_out import fold_of, leave_one_group_out
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.studies import STUDIES
-from profiler.physics.study import HoldOut, Origin, Study, on
+from profiler.physics.study import BINS, HoldOut, Origin, Study, on
 from profiler.public import frames as public_data
 from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 from profiler.storage.strict import SpecError
@@ -72,10 +72,10 @@ def calibrated(
         source="made up",
         origin=Origin("nobody/nothing @0", "none"),
         bin_by="m",
-        bins=(0, 128, 4096),
         checks={"one and a half times as slow": rows.assign(time_us=1.5 * rows["time_us"])},
     )
     monkeypatch.setitem(STUDIES, "a6000", lambda datasets: iter([study]))
+    monkeypatch.setitem(BINS, "m", (0, 128, 4096))
     return calibrate("a6000", tmp_path, date="2025-01-01")
 
 
@@ -150,7 +150,7 @@ def test_public_datasets_are_named_by_flag_or_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(DATASETS_VARIABLE, raising=False)
-    with pytest.raises(FileNotFoundError, match=f"give --datasets DIR or set {DATASETS_VARIABLE}"):
+    with pytest.raises(FileNotFoundError, match=f"--datasets DIR or in {DATASETS_VARIABLE}"):
         public_datasets()
     monkeypatch.setenv(DATASETS_VARIABLE, str(tmp_path))
     assert public_datasets() == tmp_path
