@@ -21,7 +21,7 @@ from experiments.validate.playback import (
     replay,
     stage_times,
 )
-from experiments.validate.prediction import Links, Prediction, bundle_predictor
+from experiments.validate.prediction import Links, StageTimePrediction, bundle_predictor
 from experiments.validate.session import Repeat, Session
 from experiments.validate.totals import Whole
 from profiler.engine.processes import EngineRun, StageLog
@@ -80,7 +80,7 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Comparison:
     around = Links.of([calibration for calibration, _ in served.calibration])
     grid = _joined(repeat.grids)
     bundle = in_situ_bundle(session.spec, 2 * session.works, grid, around.send_s, "in-situ")
-    alone = Prediction(cell, bundle_predictor(cell, OpTimes(bundle)), around)
+    alone = StageTimePrediction(cell, bundle_predictor(cell, OpTimes(bundle)), around)
     predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
     decisions = run.served.decisions
     measured = measured_records(run, requests, cell.scheduler())

@@ -53,7 +53,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StageTimePrediction:
     """``offset_s + factor *`` the bundle's time of a stage; (0, 1) is the bundle alone."""
 
     cell: Cell
@@ -104,7 +104,7 @@ class Prediction:
             switches=Switches(lazy=True, turnaround_s=self.links.turnaround_s),
         )
 
-    def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> Prediction:
+    def calibrated(self, runs: Sequence[tuple[EngineRun, list[Request]]]) -> StageTimePrediction:
         """With offset and factor fitted to the relative errors of other runs' stage times."""
         predicted, measured = [], []
         for run, requests in runs:
@@ -114,7 +114,7 @@ class Prediction:
         x, y = np.concatenate(predicted), np.concatenate(measured)
         terms = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
         (offset, factor), *_ = np.linalg.lstsq(terms, np.ones_like(y), rcond=None)
-        return Prediction(self.cell, self.bundle, self.links, float(offset), float(factor))
+        return StageTimePrediction(self.cell, self.bundle, self.links, float(offset), float(factor))
 
 
 def _most_rows(cell: Cell) -> int:
