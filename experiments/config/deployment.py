@@ -175,7 +175,7 @@ class Deployment:
                 switches=self.switches,
                 router=scenario.cluster.router,
                 seed=scenario.seed,
-                clients=build_clients(scenario, len(self.requests)),
+                clients=build_clients(scenario, self.requests),
                 progress=progress,
             )
 

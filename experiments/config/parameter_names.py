@@ -69,7 +69,7 @@ PARAMETERS = {
     "workload.sessions": Parameter("sessions"),
     "workload.sessions.min_turns": Parameter("fewest turns of a session", "", "turns from"),
     "workload.sessions.max_turns": Parameter("most turns of a session", "", "turns to"),
-    "workload.sessions.interval_s": Parameter("time between turns", "s"),
+    "workload.sessions.think_s": Parameter("think time between turns", "s", "think time"),
     "cluster": Parameter("cluster"),
     "cluster.tp": Parameter("tensor-parallel degree", "", "TP"),
     "cluster.pp": Parameter("pipeline stages", "", "PP"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from experiments.config.workload import (
     Gamma,
     Poisson,
     RandomLengths,
+    Sessions,
     TraceLengths,
     UniformLengths,
     Workload,
@@ -30,7 +32,6 @@ from simulator.load.prefixes import (
     draw_groups,
     draw_sessions,
     shared_prefixes,
-    turn_arrivals,
     with_turns_before,
 )
 from simulator.load.trace import read_trace
@@ -46,23 +47,36 @@ from simulator.load.workload import (
     uniform_lengths,
     zipf_lengths,
 )
-from simulator.loop.closed_loop import ClosedLoop
+from simulator.loop.closed_loop import Clients, ClosedLoop, Conversations
 from simulator.loop.quantum import HORIZON_S, quantize
 from simulator.loop.records import Floats, Ints
 
 
-def build_clients(scenario: Scenario, count: int) -> ClosedLoop | None:
-    """Who sends the ``count`` requests of a closed loop; None where they arrive by themselves."""
-    arrivals = scenario.workload.arrivals
+def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:
+    """Who sends the requests of sessions and closed loops; None where they arrive by themselves."""
+    arrivals, sessions = scenario.workload.arrivals, scenario.workload.sessions
+    think = stream(scenario.seed, "think times")
+    if sessions is not None:
+        arrival_s = quantize(np.array([request.arrival_s for request in requests]))
+        think_s = quantize(think.exponential(sessions.think_s, len(requests)))
+        return Conversations(_turns(sessions, len(requests), scenario.seed), arrival_s, think_s)
     if not isinstance(arrivals, Closed):
         return None
-    think_s = stream(scenario.seed, "think times").exponential(arrivals.think_s, count)
-    return ClosedLoop(arrivals.clients, quantize(think_s))
+    return ClosedLoop(
+        arrivals.clients, quantize(think.exponential(arrivals.think_s, len(requests)))
+    )
+
+
+def _turns(sessions: Sessions, count: int, seed: int) -> Ints:
+    """The session of each request."""
+    return draw_sessions(count, sessions.min_turns, sessions.max_turns, stream(seed, "turns"))
 
 
 def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[Request]:
-    """The requests, in order of arrival; none longer than ``max_length`` unless ``too_long`` is
-    ``reject``. Raises ConfigError, naming the key at fault.
+    """The requests, in order of arrival; those of sessions one session behind the other.
+
+    None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises ConfigError, naming
+    the key at fault.
     """
     workload = scenario.workload
     trace = _trace(workload, source)
@@ -73,8 +87,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     else:
         arrival_s, prompt, output, prefix = _sharing(scenario, prompt, output, trace, source)
     if not arrival_s.max(initial=0.0) < HORIZON_S:
-        late = "sessions.interval_s" if workload.sessions else ""
-        raise _beyond_horizon(workload, float(arrival_s.max()), source, late)
+        raise _beyond_horizon(workload, float(arrival_s.max()), source)
     too_long = prompt + output > max_length
     if workload.too_long == "error" and too_long.any():
         first = int(too_long.argmax())
@@ -121,8 +134,7 @@ def _trace(workload: Workload, source: Source) -> Trace | None:
 def _sharing(
     scenario: Scenario, prompt: Ints, output: Ints, trace: Trace | None, source: Source
 ) -> tuple[Floats, Ints, Ints, list[Prefix]]:
-    """Arrivals, prompts, outputs and prefixes where prompts share their beginning, in order of
-    arrival."""
+    """Arrivals, prompts, outputs and prefixes where prompts share their beginning."""
     workload, seed, count = scenario.workload, scenario.seed, len(prompt)
     groups, sessions = list(workload.system_prompts.values()), workload.sessions
     total = math.fsum(group.share for group in groups)
@@ -133,30 +145,29 @@ def _sharing(
     session = None
     if sessions is not None:
         if isinstance(workload.arrivals, Closed):
-            problem = "must be left out: turns arrive by themselves, not in a closed loop"
+            problem = "must be left out: turns wait for answers already, each session for its own"
             raise source.error("workload.sessions", sessions.model_dump(), problem)
         if sessions.max_turns < sessions.min_turns:
             problem = f"must be at least min_turns, which is {sessions.min_turns}"
             raise source.error("workload.sessions.max_turns", sessions.max_turns, problem)
-        low, high = sessions.min_turns, sessions.max_turns
-        session = draw_sessions(count, low, high, stream(seed, "turns"))
+        session = _turns(sessions, count, seed)
         prompt = with_turns_before(session, prompt, output)
         count = int(session[-1]) + 1
     arrival_s = _arrivals(workload, seed, count, trace, source)
-    if not arrival_s.max() < HORIZON_S:
-        raise _beyond_horizon(workload, float(arrival_s.max()), source)
     group = None
     if groups:
         group = draw_groups(count, [each.share for each in groups], stream(seed, "system prompts"))
         group = group if session is None else group[session]
         tokens = [each.tokens for each in groups]
         prompt = prompt + np.array([*tokens, 0])[group]
-    if session is not None and sessions is not None:
-        rng = stream(seed, "intervals")
-        arrival_s = turn_arrivals(session, arrival_s, sessions.interval_s, rng)
-    prefix = shared_prefixes([g.tokens for g in groups], group, session, prompt + output)
-    order = np.argsort(arrival_s, kind="stable")
-    return arrival_s[order], prompt[order], output[order], [prefix[i] for i in order]
+    if session is not None:
+        arrival_s = arrival_s[session]  # of the session's first turn; the others' are not known yet
+    return (
+        arrival_s,
+        prompt,
+        output,
+        shared_prefixes([each.tokens for each in groups], group, session, prompt + output),
+    )
 
 
 def trace_path(lengths: TraceLengths, source: Source) -> Path:
@@ -167,12 +178,9 @@ def trace_path(lengths: TraceLengths, source: Source) -> Path:
         raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
 
 
-def _beyond_horizon(
-    workload: Workload, last_s: float, source: Source, key: str = ""
-) -> ConfigError:
-    """What to raise where arrivals are too late: ``key`` decides when, else rate or trace."""
-    if not key:
-        key = "arrivals.rate" if hasattr(workload.arrivals, "rate") else "lengths.path"
+def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> ConfigError:
+    """What to raise where arrivals are too late."""
+    key = "arrivals.rate" if hasattr(workload.arrivals, "rate") else "lengths.path"
     value = attrgetter(key)(workload)
     problem = (
         f"the last request arrives after {last_s:.3g} s, but times must be less than "

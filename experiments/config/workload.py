@@ -109,14 +109,13 @@ class SystemPrompt(Strict):
 class Sessions(Strict):
     """Conversations of ``min_turns`` to ``max_turns`` requests, each number as likely.
 
-    A turn's prompt holds the prompts and answers of the turns before it. It arrives ``interval_s``
-    seconds in the mean after the turn before it (exponentially distributed): answer, reading and
-    thinking together, however long the answer takes to serve.
+    A turn's prompt holds the prompts and answers of the turns before it. It is sent ``think_s``
+    seconds in the mean after the last answer was finished (exponentially distributed).
     """
 
     min_turns: Count = 1
     max_turns: Count
-    interval_s: Annotated[float, Field(ge=0, le=1e6)]
+    think_s: Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Workload(Strict):

@@ -19,6 +19,7 @@ import numpy as np
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import Experiment
+from experiments.config.requests import build_clients
 from policies.policy import is_pooled
 from profiler.storage.progress import Progress
 from simulator.load.workload import at_once, make_requests
@@ -133,6 +134,7 @@ def _textbook(deployment: Deployment) -> list[TextbookPipeline]:
         switches=deployment.switches,
         router=cluster.router,
         seed=scenario.seed,
+        clients=build_clients(scenario, deployment.requests),
         max_in_flight=batching.max_in_flight,
         max_length=cluster.max_length,
         **options,

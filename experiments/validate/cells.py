@@ -128,7 +128,7 @@ def make_cells(experiment: Experiment) -> list[Cell]:
 
 
 def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
-    cluster, batching = scenario.cluster, scenario.batching
+    cluster, batching, workload = scenario.cluster, scenario.batching, scenario.workload
     model, policy = model_of(scenario, source), scenario.policy.build()
     policy_name, cache, pooled = scenario.policy.name, scenario.kv_cache, is_pooled(policy)
     given = scenario.engine.model_dump(exclude_defaults=True)
@@ -144,8 +144,12 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
          "needs predicted times, which only the simulator has"),
         ("kv_cache", cache and cache.model_dump(exclude_defaults=True), pooled or cache is None,
          f"must be left out: {policy_name} reserves memory for whole requests"),
-        ("workload.too_long", scenario.workload.too_long, scenario.workload.too_long == "error",
+        ("workload.too_long", workload.too_long, workload.too_long == "error",
          "must be error: the engine's KV slots hold cluster.max_length tokens"),
+        ("workload.arrivals.kind", workload.arrivals.kind, workload.arrivals.kind != "closed_loop",
+         "needs clients that wait for answers, which only the simulator has"),
+        ("workload.sessions", workload.sessions and workload.sessions.model_dump(),
+         workload.sessions is None, "must be left out: only the simulator waits for answers"),
         ("engine", given, not given, "must be left out: a real engine is measured instead"),
     ):  # fmt: skip
         if not good:

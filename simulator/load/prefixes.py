@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from policies.request import Prefix
-from simulator.loop.records import Floats, Ints
+from simulator.loop.records import Ints
 
 
 def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -> Ints:
@@ -28,11 +28,6 @@ def draw_sessions(count: int, low: int, high: int, rng: np.random.Generator) -> 
     return np.searchsorted(ends, np.arange(count), side="right")
 
 
-def first_turns(session: Ints) -> Ints:
-    """For each turn, the index of the first one of its session. Session numbers ascend."""
-    return np.searchsorted(session, session)
-
-
 def with_turns_before(session: Ints, prompt: Ints, output: Ints) -> Ints:
     """Prompt tokens of every turn, which hold its session's earlier prompts and answers.
 
@@ -40,18 +35,7 @@ def with_turns_before(session: Ints, prompt: Ints, output: Ints) -> Ints:
     """
     total = prompt + output
     before = np.cumsum(total) - total
-    return np.asarray(prompt + before - before[first_turns(session)], np.int64)
-
-
-def turn_arrivals(
-    session: Ints, start_s: Floats, interval_s: float, rng: np.random.Generator
-) -> Floats:
-    """When turns arrive: a session's first at its ``start_s``, each other one after the one before.
-
-    The intervals are exponentially distributed with that mean, in seconds.
-    """
-    since = np.cumsum(rng.exponential(interval_s, len(session)))
-    return np.asarray(start_s[session] + (since - since[first_turns(session)]), np.float64)
+    return np.asarray(prompt + before - before[np.searchsorted(session, session)], np.int64)
 
 
 def shared_prefixes(

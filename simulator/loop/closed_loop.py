@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from simulator.loop.records import Floats
+import numpy as np
+
+from simulator.loop.records import Floats, Ints
 
 Arrival = tuple[float, int]
 """When a request arrives, in seconds, and its place in the list of requests."""
@@ -48,4 +50,30 @@ class ClosedLoop:
             return []
         place = self._next
         self._next += 1
+        return [(now + float(self.think_s[place]), place)]
+
+
+class Conversations:
+    """Clients who hold conversations, and wait for each answer before they go on.
+
+    ``session[place]`` is the conversation of a request. Its turns follow each other in the list.
+    The first is sent at its ``arrival_s``. Each other one is sent ``think_s[place]`` seconds after
+    the one before it was finished, or rejected.
+    """
+
+    def __init__(self, session: Ints, arrival_s: Floats, think_s: Floats) -> None:
+        self.session = session
+        self.arrival_s = arrival_s
+        self.think_s = think_s
+
+    def begin(self) -> list[Arrival]:
+        """The first turn of every conversation."""
+        first = np.flatnonzero(np.diff(self.session, prepend=-1))
+        return list(zip(self.arrival_s[first].tolist(), first.tolist(), strict=True))
+
+    def answered(self, position: int, now: float) -> list[Arrival]:
+        """The next turn, where there is one."""
+        place = position + 1
+        if place == len(self.session) or self.session[place] != self.session[position]:
+            return []
         return [(now + float(self.think_s[place]), place)]

@@ -65,6 +65,6 @@ def test_mistakes(change: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_sessions_arrive_by_themselves() -> None:
-    with pytest.raises(ConfigError, match="not in a closed loop"):
-        deployed(CLOSED, "workload.sessions={max_turns: 3, interval_s: 1}")
+def test_sessions_are_no_closed_loop() -> None:
+    with pytest.raises(ConfigError, match="turns wait for answers already"):
+        deployed(CLOSED, "workload.sessions={max_turns: 3, think_s: 1}")

@@ -86,7 +86,7 @@ Write = Callable[[str], Path]
         ),
         (
             "  pd_ratio: 5",
-            "  pd_ratio: 5\n  sessions: {max_turns: 0, interval_s: 1}",
+            "  pd_ratio: 5\n  sessions: {max_turns: 0, think_s: 1}",
             "small.yaml: workload.sessions.max_turns: value 0: must be at least 1",
         ),
         (SMALL, "- a\n- b\n", "small.yaml: expected keys and values"),

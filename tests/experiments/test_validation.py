@@ -399,6 +399,14 @@ def test_errors_by_kind_are_those_of_all_repeats(experiment: Experiment) -> None
             "workload.too_long: value 'reject': must be error",
         ),
         (
+            {"workload": CONFIG["workload"] | {"sessions": {"max_turns": 2, "think_s": 1}}},
+            "workload.sessions: value {.*: must be left out: only the simulator waits for answers",
+        ),
+        (
+            {"workload": CONFIG["workload"] | {"arrivals": {"kind": "closed_loop", "clients": 2}}},
+            "workload.arrivals.kind: value 'closed_loop': needs clients that wait",
+        ),
+        (
             {
                 "batching": {"max_batch": 4, "formation": "lazy", "micro_batches": "free"},
                 "scenarios": {"held": {"policy": {"name": "request_level"}}},

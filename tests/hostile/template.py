@@ -25,7 +25,7 @@ workload:
   arrivals: {kind: gamma, rate: 50.0, cv: 1.5}
   pd_ratio: 3
   system_prompts: {few: {share: 0.5, tokens: 4}}
-  sessions: {min_turns: 1, max_turns: 1, interval_s: 2.5}
+  sessions: {min_turns: 1, max_turns: 1, think_s: 2.5}
 cluster: {tp: 1, pp: 2, replicas: 1, router: round_robin, max_length: 64, usable_memory: 0.9}
 batching: {max_batch: 4, formation: eager, micro_batches: bound}
 engine: {turnaround_s: 1.0e-5, jitter: 0.02, send: overlapped, lm_head: true}

@@ -18,6 +18,7 @@ from policies.sarathi_serve import SarathiServe
 from policies.sglang import Sglang
 from policies.trtllm import Trtllm
 from policies.vllm import Vllm
+from simulator.loop.closed_loop import Clients
 from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
 from simulator.loop.simulation import Router, simulate
@@ -56,6 +57,7 @@ class PoolSystem:
     think_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
     max_length: int = MAX_LENGTH
+    sender: Clients | None = None  # of other clients
 
     @property
     def depth(self) -> int:
@@ -63,7 +65,7 @@ class PoolSystem:
 
     def _switches(self) -> dict[str, Any]:
         switches = Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter)
-        clients = closed_loop(self.clients, self.think_s, len(self.requests))
+        clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
         return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
 
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:

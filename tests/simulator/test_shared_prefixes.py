@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from hypothesis import strategies as st
 
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
-from experiments.config.requests import build_requests
+from experiments.config.requests import build_clients, build_requests
 from experiments.config.scenario import Scenario
 from policies.request import Request, Sequence
 from policies.vllm import Vllm
 from simulator.load.trace import read_trace
 from simulator.load.workload import WorkloadError
+from simulator.loop.quantum import quantize
 from simulator.views.metrics import Analysis
 from tests.simulator.pools import OTHERS, PoolSystem
 from tests.simulator.test_textbook_pool import compare
@@ -28,13 +28,27 @@ from tests.simulator.test_textbook_pool import compare
 LONGEST = 4000
 
 
-def made(seed: int = 0, longest: int = LONGEST, **workload: Any) -> list[Request]:
-    """The requests of a workload: by default 20 prompt and 13 output tokens each, all at once."""
+def scenario_of(seed: int, workload: dict[str, Any]) -> Scenario:
+    """By default 20 prompt and 13 output tokens each, all at once."""
     tree = {"lengths": {"kind": "fixed", "prompt": 20, "decode": 13}, "requests": 12} | workload
-    scenario = Scenario.model_validate(
+    return Scenario.model_validate(
         {"seed": seed, "model": "m", "device": "d", "policy": {"name": "vllm"}, "workload": tree}
     )
+
+
+def made(seed: int = 0, longest: int = LONGEST, **workload: Any) -> list[Request]:
+    """The requests of a workload."""
+    scenario = scenario_of(seed, workload)
     return build_requests(scenario, longest, Source("here.yaml", "one", {}, ()))
+
+
+def talking(seed: int = 0, **workload: Any) -> dict[str, Any]:
+    """The requests of sessions, and who sends them."""
+    requests = made(seed, **workload)
+    return {
+        "requests": requests,
+        "sender": build_clients(scenario_of(seed, workload), requests),
+    }
 
 
 def traced(path: Path, rows: list[tuple[float, int, int, list[int]]], **more: Any) -> list[Request]:
@@ -94,48 +108,57 @@ def test_groups_are_drawn_by_share_and_seed() -> None:
 
 # Sessions ------------------------------------------------------------------------------------
 
-FAR = {"min_turns": 3, "max_turns": 3, "interval_s": 1000.0}
-"""Three turns, each long after the one before is served."""
+THREE = {"min_turns": 3, "max_turns": 3, "think_s": 1.0}
 
 
 def test_a_turn_holds_the_turns_before_it() -> None:
-    requests = made(requests=7, sessions=FAR, arrivals={"kind": "poisson", "rate": 1.0})
-    by_session: dict[Any, list[Request]] = {}
-    for request in requests:
-        by_session.setdefault(request.prefix[0][0], []).append(request)
-    assert [len(turns) for turns in by_session.values()] == [3, 3, 1], "the last is cut short"
-    for turns in by_session.values():
-        # 20; 20 + 13 + 20; 20 + 13 + 20 + 13 + 20
-        assert [r.prompt_tokens for r in turns] == [20, 53, 86][: len(turns)]
-        assert all(r.output_tokens == 13 for r in turns)
-        assert all(a.arrival_s < b.arrival_s for a, b in pairwise(turns))
-        # What is in the KV cache when a turn is done: all but the last token.
-        assert [until for r in turns for _, until in r.prefix] == [32, 65, 98][: len(turns)]
+    requests = made(requests=7, sessions=THREE, arrivals={"kind": "poisson", "rate": 1.0})
+    # 20; 20 + 13 + 20; 20 + 13 + 20 + 13 + 20. The last session is cut short.
+    assert [r.prompt_tokens for r in requests] == [20, 53, 86, 20, 53, 86, 20]
+    assert all(r.output_tokens == 13 for r in requests)
+    assert [r.prefix[0][0][1] for r in requests] == [0, 0, 0, 1, 1, 1, 2]  # type: ignore[index]
+    # What is in the KV cache when a turn is done: all but the last token.
+    assert [r.prefix[0][1] for r in requests] == [32, 65, 98, 32, 65, 98, 32]
     assert [r.id for r in requests] == list(range(7))
-    assert sorted(r.arrival_s for r in requests) == [r.arrival_s for r in requests]
 
 
 def test_a_turn_finds_its_session_in_the_cache() -> None:
     """32 tokens are two blocks of 16, 65 are four."""
-    assert hits(made(requests=3, sessions=FAR)) == [0, 32, 64]
-    with_system = made(
-        requests=6, sessions=FAR, system_prompts={"all": {"share": 1.0, "tokens": 40}}
-    )
-    assert [r.prompt_tokens for r in with_system[:2]] == [60, 60], "both sessions begin at 0"
-    found = dict(zip([r.prompt_tokens for r in with_system], hits(with_system), strict=True))
+    assert hits(**talking(requests=3, sessions=THREE)) == [0, 32, 64]
+    system = {"all": {"share": 1.0, "tokens": 40}}
+    both = talking(requests=6, sessions=THREE, system_prompts=system)
+    assert [r.prompt_tokens for r in both["requests"]] == [60, 93, 126] * 2
     # Behind the system prompt: 40 + 32 = 72 tokens are four blocks, 40 + 65 are six.
-    assert found == {60: 32, 93: 64, 126: 96}
+    assert hits(**both) == [0, 64, 96, 32, 64, 96]
 
 
-def test_a_turn_that_comes_too_early_finds_what_is_there() -> None:
-    """All turns at once: the second finds the first's prompt, whose one full block is scheduled."""
-    assert hits(made(requests=3, sessions=FAR | {"interval_s": 0.0})) == [0, 16, 48]
+@pytest.mark.parametrize("think_s", [0.0, 5.0])
+def test_a_turn_is_sent_after_the_answer(think_s: float) -> None:
+    arrivals = {"kind": "poisson", "rate": 2.0}
+    sessions = THREE | {"think_s": think_s}
+    system = talking(3, requests=900, sessions=sessions, arrivals=arrivals)
+    records = PoolSystem(Vllm(4096, 64), num_blocks=3000, max_length=LONGEST, **system).fast()
+    table = Analysis(records).requests
+    starts = made(3, requests=300, arrivals=arrivals)
+    assert table["arrival_s"][::3].tolist() == [float(quantize(r.arrival_s)) for r in starts]
+    waited = np.concatenate(
+        [table["arrival_s"][k::3].to_numpy() - table["finish_s"][k - 1 :: 3] for k in (1, 2)]
+    )
+    assert waited.min() >= 0
+    assert waited.mean() == pytest.approx(think_s, rel=0.15)
+
+
+def test_sessions_of_a_rejected_turn_go_on() -> None:
+    """The second turn is too long, and so is the third: neither is waited for."""
+    system = talking(requests=4, sessions=THREE, too_long="reject", declared="exact")
+    records = PoolSystem(Vllm(64, 8), num_blocks=400, **{**system, "max_length": 60}).fast()
+    assert set(records.rejections) == {1, 2}
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.integers(0, 4), st.integers(1, 60))
 def test_any_sessions(seed: int, low: int, more: int, count: int) -> None:
     lengths = {"kind": "uniform", "min": 4, "max": 30}
-    sessions = {"min_turns": low, "max_turns": low + more, "interval_s": 2.0}
+    sessions = {"min_turns": low, "max_turns": low + more, "think_s": 2.0}
     requests = made(seed, requests=count, lengths=lengths, pd_ratio=1.0, sessions=sessions)
     assert len(requests) == count
     turns: dict[Any, list[Request]] = {}
@@ -150,15 +173,6 @@ def test_any_sessions(seed: int, low: int, more: int, count: int) -> None:
             assert 4 <= own + request.output_tokens <= 30
             held = request.prompt_tokens + request.output_tokens
     assert requests == made(seed, requests=count, lengths=lengths, pd_ratio=1.0, sessions=sessions)
-
-
-def test_intervals_have_the_mean_asked_for() -> None:
-    sessions = {"min_turns": 2, "max_turns": 2, "interval_s": 5.0}
-    requests = made(requests=20_000, sessions=sessions)  # every session begins at 0
-    second = np.array([r.arrival_s for r in requests if r.prompt_tokens == 53])
-    assert len(second) == 10_000
-    assert second.mean() == pytest.approx(5.0, rel=0.04)
-    assert second.std() == pytest.approx(5.0, rel=0.04)
 
 
 # Mooncake ------------------------------------------------------------------------------------
@@ -266,9 +280,9 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "system_prompts": {
         "system_prompts": {"a": {"share": 0.5, "tokens": 40}, "b": {"share": 0.3, "tokens": 19}}
     },
-    "sessions": {"sessions": {"max_turns": 4, "interval_s": 0.2}},
+    "sessions": {"sessions": {"max_turns": 4, "think_s": 0.2}},
     "both": {
-        "sessions": {"max_turns": 3, "interval_s": 0.2},
+        "sessions": {"max_turns": 3, "think_s": 0.0},
         "system_prompts": {"a": {"share": 0.6, "tokens": 33}},
     },
 }
@@ -282,11 +296,11 @@ def test_both_pools_agree(workload: str, policy: str, stages: int) -> None:
     engine = OTHERS.get(policy) or Vllm(64, 8, async_scheduling=policy == "vllm_async")
     lengths = {"kind": "uniform", "min": 4, "max": 30}
     arrivals = {"kind": "poisson", "rate": 30.0}
-    requests = made(
-        3, 160, requests=40, lengths=lengths, pd_ratio=1.0, arrivals=arrivals, declared="exact",
-        too_long="reject", **WORKLOADS[workload],
-    )  # fmt: skip
-    compare(PoolSystem(engine, (2,) * stages, 60, caching=True, requests=requests))
+    workload_ = {
+        "requests": 40, "lengths": lengths, "pd_ratio": 1.0, "arrivals": arrivals,
+        "declared": "exact", "too_long": "reject", **WORKLOADS[workload],
+    }  # fmt: skip
+    compare(PoolSystem(engine, (2,) * stages, 60, caching=True, **talking(3, **workload_)))
 
 
 def test_both_pools_agree_on_a_trace(tmp_path: Path) -> None:
@@ -328,24 +342,20 @@ def test_both_pools_agree_on_a_trace(tmp_path: Path) -> None:
             "workload.system_prompts: value {'a': 0.7, 'b': 0.4}: the shares add up to 1.1: must",
         ),
         (
-            {"sessions": {"min_turns": 4, "max_turns": 3, "interval_s": 1.0}},
+            {"sessions": {"min_turns": 4, "max_turns": 3, "think_s": 1.0}},
             "workload.sessions.max_turns: value 3: must be at least min_turns, which is 4",
         ),
         (
-            {"sessions": {"max_turns": 9, "interval_s": 1e6}, "requests": 100},
-            "workload.sessions.interval_s: value 1000000.0: the last request arrives after",
-        ),
-        (
-            {"sessions": FAR, "arrivals": {"kind": "poisson", "rate": 1e-6}, "requests": 90},
+            {"sessions": THREE, "arrivals": {"kind": "poisson", "rate": 1e-6}, "requests": 90},
             "workload.arrivals.rate: value 1e-06: the last request arrives after",
         ),
         (
-            {"sessions": FAR, "lengths": {"kind": "trace", "path": "x.csv"}},
-            "workload.sessions: value {'min_turns': 3, 'max_turns': 3, 'interval_s': 1000.0}: must "
+            {"sessions": THREE, "lengths": {"kind": "trace", "path": "x.csv"}},
+            "workload.sessions: value {'min_turns': 3, 'max_turns': 3, 'think_s': 1.0}: must "
             "be left out: a trace's prompts are whole as they stand",
         ),
         (
-            {"sessions": FAR | {"min_turns": 200, "max_turns": 200}, "requests": 200},
+            {"sessions": THREE | {"min_turns": 200, "max_turns": 200}, "requests": 200},
             "cluster.max_length: value 4000: request 121 of the workload has 4013 prompt and 13 ",
         ),
     ],
