@@ -59,18 +59,35 @@ def test_what_ships_is_plain_numbers_with_its_origin(device: str) -> None:
         assert all(fit.version and fit.rows and fit.left_out for fit in spec.kernels.values())
 
 
+@pytest.mark.parametrize("number", range(len(MEASURED)))
+def test_a_dense_model_can_be_modelled(number: int) -> None:
+    """And nothing in its bundle is faster than the device can. Of every stack one number format."""
+    device = MEASURED[number]
+    stack = STACKS[number % len(STACKS)]
+    spec = load_stack(device, stack)[0]
+    both = {*spec.having("decode")} & {*spec.having("prefill")}
+    cache = "fp8" if "fp8.128" in both else "bf16"
+    dtypes = spec.having("gemm")
+    kernels = Kernels(stack, dtypes[number % len(dtypes)], cache)  # type: ignore[arg-type]
+    bundle = make_stack_bundle(device, LLAMA_8B, 2, kernels, max_tokens=4096)
+    found = check_bundle(bundle, load_device(device))
+    assert [f for f in found if f.level == "error"] == [], (stack, kernels)
+
+
 @pytest.mark.parametrize("device", MEASURED)
-def test_a_dense_model_can_be_modelled_in_every_number_format(device: str) -> None:
-    """And nothing in the bundle is faster than the device can, or falls as the work grows."""
+def test_every_number_format_has_its_times(device: str) -> None:
+    """They grow with the work, and no decode reads its cache faster than memory gives it."""
+    tokens, batch = np.array([1.0, 256.0, 4096.0, 32768.0]), np.array([1.0, 32.0, 512.0])
+    spec = load_device(device)
     for stack in STACKS:
-        spec = load_stack(device, stack)[0]
-        both = {*spec.having("decode")} & {*spec.having("prefill")}
-        cache = "fp8" if "fp8.128" in both else "bf16"
-        for dtype in spec.having("gemm"):
-            kernels = Kernels(stack, dtype, cache)  # type: ignore[arg-type]
-            bundle = make_stack_bundle(device, LLAMA_8B, 2, kernels, max_tokens=4096)
-            found = check_bundle(bundle, load_device(device))
-            assert [f for f in found if f.level == "error"] == [], (stack, dtype)
+        for dtype in load_stack(device, stack)[0].having("gemm"):
+            times = StackTimes(device, Kernels(stack, dtype), LLAMA_8B, 2)  # type: ignore[arg-type]
+            for op in LLAMA_8B.gemms(2):
+                assert (np.diff(times.by_rows(op, tokens, LLAMA_8B, 2)) >= 0).all(), (stack, dtype)
+        decode = times.attn_decode(batch, 8192 + 0 * batch, LLAMA_8B, 2)
+        read = 4 * 128 * times.kv_heads * batch * 8192
+        assert (np.diff(decode) > 0).all()
+        assert (read / decode < 0.91e-6 * spec.memory_bandwidth).all()
 
 
 def test_a_bundle_says_of_every_op_where_it_came_from(tmp_path: Path) -> None:
