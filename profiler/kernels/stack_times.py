@@ -154,9 +154,14 @@ class StackTimes:
     def _of_gemm(self, op: str) -> Provenance:
         shape, dtype = self.model.gemms(self.tp)[op], self._dtype(op)
         fit = self.spec.kernels[f"gemm.{dtype}"]
-        inside = self._gemm(op).measured(shape.n, shape.k)
-        kind, how = ("between", "token counts") if inside else ("shapes", "(n, k)")
-        mark = f"interpolated: {dtype} GEMM of {self._name(fit)}, between {how}"
+        lattice = self._gemm(op)
+        if shape.n > lattice.n[-1] or shape.k > lattice.k[-1]:
+            kind, how = "beyond", "beyond the measured (n, k), by work"
+        elif lattice.measured(shape.n, shape.k):
+            kind, how = "between", "between token counts"
+        else:
+            kind, how = "shapes", "between (n, k)"
+        mark = f"interpolated: {dtype} GEMM of {self._name(fit)}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
 
     def _of_attention(self, op: str) -> Provenance:

@@ -101,6 +101,12 @@ def test_a_bundle_says_of_every_op_where_it_came_from(tmp_path: Path) -> None:
         assert 0 < meta.kernels.half_width_pct[op] < 40
     assert "fp8 GEMM of vllm" in str(meta.environment["ffn_ln1"])
     assert "bf16 GEMM of vllm" in str(meta.environment["lm_head"])
+    origins = StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 1).provenance()
+    places = {"preproj": "between token counts", "ffn_ln2": "between (n, k)", "lm_head": "beyond"}
+    widths = [origins[op].half_width_pct for op in places]
+    assert widths == sorted(set(widths))
+    for op, place in places.items():
+        assert place in origins[op].mark
     assert "formula, no data" in str(meta.environment["send_recv_inter_node"])
     write_bundle(made("fp8", "fp8"), tmp_path / "again")
     assert (tmp_path / "b/meta.yaml").read_bytes() == (tmp_path / "again/meta.yaml").read_bytes()
