@@ -20,7 +20,8 @@ def rich_table(
     for heading in text:
         table.add_column(heading, overflow="fold")
     for heading in numbers:
-        table.add_column(heading, justify="right", overflow="fold")
+        # Without a heading it is no number: yes or no.
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
