@@ -141,7 +141,7 @@ def test_so_it_does_where_requests_come_one_by_one(engine: EngineProcesses, poli
 
 
 @pytest.mark.parametrize(
-    "policy", POLICIES.keys() - {"vllm", "vllm_async", "sglang", "sglang_mixed"}
+    "policy", sorted(POLICIES.keys() - {"vllm", "vllm_async", "sglang", "sglang_mixed"})
 )
 def test_so_it_does_for_every_other_policy(engine: EngineProcesses, policy: str) -> None:
     assert in_lockstep(engine, policy, True, requests()).outputs == alone()
