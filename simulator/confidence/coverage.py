@@ -53,9 +53,12 @@ def queries_outside(uses: list[dict[str, OpUse]], tables: dict[str, OpTable]) ->
         if op not in tables or not any(rows.any() for rows in used):
             continue
         sizes = np.concatenate([use[op].size[rows] for use, rows in zip(uses, used, strict=True)])
+        region = MeasuredRegion(tables[op].points)
+        ends = np.round([sizes.min(axis=0), sizes.max(axis=0)])
+        if sizes.shape[1] == 1 and not region.outside(ends).any():
+            continue
         time = np.concatenate([use[op].time_s[rows] for use, rows in zip(uses, used, strict=True)])
         distinct, which = distinct_sizes(sizes)
-        region = MeasuredRegion(tables[op].points)
         outside = region.outside(distinct)
         if not outside.any():
             continue

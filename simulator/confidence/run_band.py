@@ -37,11 +37,15 @@ class _Perturbed:
     def __init__(self, uses: Mapping[str, OpUse], errors: Errors, key: str) -> None:
         self._ops: list[list[tuple[Floats, Ints]]] = [[] for _ in PARTS]
         tables: list[list[Floats]] = [[] for _ in PARTS]
+        shared: dict[tuple[int, bytes], tuple[Floats, Ints]] = {}
         for op, use in uses.items():
             used = use.time_s > 0
             if op not in errors or not used.any():
                 continue
-            distinct, which = distinct_sizes(use.size[used])
+            rows = (id(use.size), used.tobytes())  # the same for most ops
+            if rows not in shared:
+                shared[rows] = distinct_sizes(use.size[used])
+            distinct, which = shared[rows]
             seconds = np.bincount(which, use.time_s[used])
             known = OPS.get(op)  # None: a whole layer
             decoding = known is not None and known.family == "decode"
@@ -58,7 +62,7 @@ class _Perturbed:
             error = errors[op].common * normal[0] + sigma[:, None] * normal[1 + present]
             tables[part].extend(np.expm1(error))
             self._ops[part].append((use.time_s, column))
-        self._tables = [np.reshape(rows, (len(rows), SAMPLES)) for rows in tables]
+        self._tables = [np.reshape(table, (len(table), SAMPLES)) for table in tables]
 
     def __call__(self, rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
         """Seconds added to layer, first stage, last stage and transfer; (rows, samples) each."""

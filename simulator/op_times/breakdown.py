@@ -18,7 +18,8 @@ class OpUse:
 
     ``time_s`` is its part of the time of the layer (first stage, last stage, transfer). ``size``
     holds the sizes that it depends on: shape (iterations, 1 or 2), in the units of the bundle's
-    columns. Rows of iterations without the op hold time 0 and sizes without meaning.
+    columns; ops of the same sizes share the array. Rows of iterations without the op hold time 0
+    and sizes without meaning.
     """
 
     time_s: Floats
@@ -36,12 +37,11 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     cost, columns = predict.cost, log.iterations
     decodes, chunks = columns["decodes"], columns["chunks"]
     tokens = columns["prefill_tokens"] + decodes
-    num_bytes = cost.num_bytes(tokens)
+    rows, num_bytes = tokens[:, None], cost.num_bytes(tokens)[:, None]
     distinct, which = np.unique(tokens, return_inverse=True)  # empty iterations take no time
     used = {
         op: OpUse(
-            np.where(distinct > 0, time_s, 0.0)[which],
-            (num_bytes if op == ALL_REDUCE else tokens)[:, None],
+            np.where(distinct > 0, time_s, 0.0)[which], num_bytes if op == ALL_REDUCE else rows
         )
         for op, time_s in cost.layer_parts(distinct).items()
         if op in (*LAYER_OPS, ALL_REDUCE)
@@ -56,10 +56,10 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
     used[PREFILL] = OpUse(np.where(chunks > 0, rest, 0), size / np.maximum(chunks, 1)[:, None])
     # The prompts that end in a batch are not recorded apart from the chunks.
     outputs = decodes + chunks
-    embedding_s = columns["first_s"] - predict.host_s((decodes + chunks).astype(np.int64))
-    used |= _divided(embedding_s, FIRST, tokens, cost)
-    used |= _divided(columns["last_s"], LAST, outputs, cost)
-    used[SEND_RECV] = OpUse(columns["send_s"], (num_bytes / cost.ops.tp)[:, None])
+    embedding_s = columns["first_s"] - predict.host_s(outputs.astype(np.int64))
+    used |= _divided(embedding_s, FIRST, rows, cost)
+    used |= _divided(columns["last_s"], LAST, outputs[:, None], cost)
+    used[SEND_RECV] = OpUse(columns["send_s"], num_bytes / cost.ops.tp)
     return used
 
 
@@ -68,10 +68,10 @@ def _divided(
 ) -> dict[str, OpUse]:
     """The recorded time beside the layers of one stage, by op."""
     if len(ops) == 1:
-        return {ops[0]: OpUse(time_s, rows[:, None])}
-    alone = {op: cost.ops.by_rows[op](rows) for op in ops}
+        return {ops[0]: OpUse(time_s, rows)}
+    alone = {op: cost.ops.by_rows[op](rows[:, 0]) for op in ops}
     share = time_s / sum(alone.values(), np.zeros(len(rows)))
-    return {op: OpUse(share * own, rows[:, None]) for op, own in alone.items()}
+    return {op: OpUse(share * own, rows) for op, own in alone.items()}
 
 
 def mixing_s(log: ReplicaLog, predict: BundlePredictor, used: dict[str, OpUse]) -> Floats:

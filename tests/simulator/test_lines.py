@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.spatial import ConvexHull
 
 from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import gemm_us
-from simulator.confidence.region import MeasuredRegion
+from simulator.confidence.region import SLACK, MeasuredRegion
 from simulator.op_times.linear import PiecewiseLinear, PooledRoofline
+from simulator.op_times.surface import coordinates
 
 SHAPES = (GemmShape(4096, 1024), GemmShape(1024, 4096), GemmShape(8192, 1024))
 TRUE = np.array([5.0, 1.5e8, 0.6e6, 2.0, 0.5])
@@ -68,6 +70,20 @@ def test_a_hull_over_two_sizes_leaves_the_unmeasured_corner_out() -> None:
     # Largest measured: chunk 1024, context 992, sum 1024, product 512 x 512.
     beyond = region.times_beyond(np.array([(1024, 1024), (2048, 0), (8, 0)], float))
     assert beyond == pytest.approx([4.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hull_is_that_of_qhull(seed: int) -> None:
+    """On a grid with missing corners, so that points lie on its sides, too."""
+    draw = np.random.default_rng(seed)
+    grid = np.stack(np.meshgrid(2.0 ** np.arange(9), 64.0 * np.arange(9)), axis=-1).reshape(-1, 2)
+    points = grid[draw.random(len(grid)) < 0.7]
+    exact, region = ConvexHull(coordinates(*points.T)), MeasuredRegion(points)
+    assert not region.outside(points).any()
+    wanted = np.concatenate([draw.uniform(0, 600, (4000, 2)), grid, 1.01 * points[exact.vertices]])
+    away = coordinates(*wanted.T) @ exact.equations[:, :2].T + exact.equations[:, 2]
+    beyond = ((wanted < points.min(axis=0)) | (wanted > points.max(axis=0))).any(axis=1)
+    assert np.array_equal(region.outside(wanted), beyond | (away > SLACK).any(axis=1))
 
 
 def test_points_on_a_line_have_a_box_for_a_hull() -> None:

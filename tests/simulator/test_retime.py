@@ -42,11 +42,12 @@ def test_unchanged_durations_give_the_recorded_finish_times(system: System) -> N
 @settings(max_examples=100, deadline=None)
 @given(systems())
 def test_a_run_scales_with_its_durations(factor: float, system: System) -> None:
-    """Where nothing waits for an arrival, and no turn-around stands between."""
+    """Where nothing waits for an arrival or a client, and no turn-around stands between."""
     at_once = [
         Request(r.id, 0.0, r.prompt_tokens, r.output_tokens, r.max_tokens) for r in system.requests
     ]
-    records = System(**{**vars(system), "requests": at_once, "turnaround_s": 0.0}).fast()
+    alone = {"requests": at_once, "turnaround_s": 0.0, "clients": 0}
+    records = System(**{**vars(system), **alone}).fast()
 
     def scaled(replica: int, rows: Ints) -> tuple[Floats, ...]:
         return tuple((factor - 1) * part for part in parts(records, replica, rows))
