@@ -16,7 +16,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 # The code that a run's files depend on. The profiler's parts are those that read profiles.
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
-    *("profiler/storage/*.py", "profiler/facts/*.py", "profiler/bundle/*.py"),
+    *(f"profiler/{room}/*.py" for room in ("storage", "facts", "bundle", "kernels")),
     *(f"profiler/physics/{name}.py" for name in ("fit", "forms", "hold_out", "residual")),
     *("experiments/config/*.py", "experiments/results.py"),
     "experiments/sweeps/jobs.py",
