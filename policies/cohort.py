@@ -22,17 +22,18 @@ class Cohort:
     ``opens``       the scheduling step from which on the next one may be formed
     ``context``     KV tokens of the members before the next iteration, summed
     ``members``     in the order of joining, each with the first iteration it decodes in
+    ``offsets``     of the members, ascending
     ``stops``       by iteration, the members that will have all the tokens they may then
     """
 
     __slots__ = (
         "_block_size",
-        "_offsets",
         "_phases",
         "context",
         "index",
         "iteration",
         "members",
+        "offsets",
         "opens",
         "outstanding",
         "stops",
@@ -47,16 +48,11 @@ class Cohort:
         self.members: dict[Sequence, int] = {}
         self.stops: dict[int, list[Sequence]] = {}
         self._block_size = block_size
-        self._offsets: list[int] = []
+        self.offsets: list[int] = []
         self._phases: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
 
     def __len__(self) -> int:
         return len(self.members)
-
-    @property
-    def longest(self) -> int:
-        """The largest context among the members; 0 without any."""
-        return self._offsets[-1] + self.iteration if self._offsets else 0
 
     def context_of(self, sequence: Sequence, iteration: int | None = None) -> int:
         """KV tokens a member holds before an iteration: the next one, or the one given."""
@@ -71,7 +67,7 @@ class Cohort:
         offset = sequence.offset = context - self.iteration
         self.members[sequence] = self.iteration
         self.context += context
-        insort(self._offsets, offset)
+        insort(self.offsets, offset)
         self._phases[-offset % self._block_size][sequence] = None
 
     def leave(self, sequence: Sequence) -> int:
@@ -80,9 +76,13 @@ class Cohort:
         offset = sequence.offset
         context = offset + self.iteration
         self.context -= context
-        del self._offsets[bisect_left(self._offsets, offset)]
+        del self.offsets[bisect_left(self.offsets, offset)]
         del self._phases[-offset % self._block_size][sequence]
         return context
+
+    def members_at(self, iteration: int) -> list[Sequence]:
+        """Those of the members who decode in an iteration."""
+        return [sequence for sequence, first in self.members.items() if first <= iteration]
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self.members)

@@ -47,7 +47,7 @@ class Fair(Vllm):
         self.input_weight = input_weight
         self.output_weight = output_weight
 
-    def plan(self, pool: Pool) -> None:
+    def plan(self, pool: Pool) -> bool:
         """Plan as vLLM does, and count the service."""
         state = pool.state
         served: dict[int, float] = state.setdefault("served", {})
@@ -56,6 +56,7 @@ class Fair(Vllm):
         for sequence in pool.decoding():
             served[sequence.user] += self.output_weight
         state["queued"] = {each.user for each in pool.waiting}
+        return False  # every decode counts
 
     def _lift(self, pool: Pool, served: dict[int, float]) -> None:
         """Raise users who had no waiting request to the least service of those who had one, or to

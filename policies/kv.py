@@ -25,7 +25,7 @@ class Blocks:
     """
 
     sharing: Collection[Sequence] = ()
-    """Decoding sequences of which others may look for what they generate."""
+    """Sequences of which others may look for what they generate, in the order of admission."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 2 or block_size < 1:
@@ -48,12 +48,14 @@ class Blocks:
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
         """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
-        return max(self.blocks(tokens) - self.blocks(sequence.held), 0)
+        held = sequence.held
+        return self.blocks(tokens) - self.blocks(held) if tokens > held else 0
 
     def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
         """Give the sequence, which has blocks for ``sequence.held`` tokens, for ``tokens``."""
         self.free -= self.need(sequence, tokens)
-        sequence.held = max(tokens, sequence.held)
+        if tokens > sequence.held:
+            sequence.held = tokens
 
     def grow(self, sequences: Collection[Sequence]) -> None:
         """Give each of these decoding sequences, whose blocks are full, one more."""
@@ -105,7 +107,7 @@ class CachedBlocks(Blocks):
         self._entered: dict[Sequence, int] = {}
         self._known: dict[Hashable, dict[Block, None]] = {}
         # Sequences that share more than their prompts: what they generate is looked for, too.
-        self.sharing: set[Sequence] = set()
+        self.sharing: dict[Sequence, None] = {}  # in the order of admission
         # Free blocks: those of unknown content, which are used first, then in order of their use.
         self._blank = self.capacity
         self._used: OrderedDict[Block | _PlainBlocks, None] = OrderedDict()
@@ -139,7 +141,7 @@ class CachedBlocks(Blocks):
         if held is None and (shared or hits):
             held = self._held[sequence] = []
             if sequence.shared_tokens > sequence.prompt_tokens:
-                self.sharing.add(sequence)
+                self.sharing[sequence] = None
         for hit in hits:
             if not hit.holders:
                 del self._used[hit]
@@ -179,10 +181,11 @@ class CachedBlocks(Blocks):
         """Give each of these decoding sequences, whose blocks are full, one more."""
         self._use(len(sequences))
         if self.sharing:
-            for sequence in self.sharing.intersection(sequences):
-                held = self._held[sequence]
-                if (len(held) + 1) * self.block_size <= sequence.shared_tokens:
-                    held.append(Block(1))
+            for sequence in sequences:
+                if sequence in self.sharing:
+                    held = self._held[sequence]
+                    if (len(held) + 1) * self.block_size <= sequence.shared_tokens:
+                        held.append(Block(1))
 
     def enter(self, sequence: Sequence, tokens: int) -> None:
         """Note that the sequence's first ``tokens`` tokens are known, as far as others may look."""
@@ -203,7 +206,7 @@ class CachedBlocks(Blocks):
         """Take back a sequence's blocks, the last first; what is known stays until it is used."""
         held = self._held.pop(sequence, [])
         self._entered.pop(sequence, None)
-        self.sharing.discard(sequence)
+        self.sharing.pop(sequence, None)
         first = len(held)
         own = self.blocks(tokens) - first
         sequence.held = 0

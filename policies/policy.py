@@ -146,8 +146,13 @@ class PoolPolicy(Protocol):
     ahead: bool
     order: Callable[[Sequence], Any] | None
 
-    def plan(self, pool: Pool) -> None:
-        """Put together the next iteration; it may stay empty."""
+    def plan(self, pool: Pool) -> bool | None:
+        """Put together the next iteration; it may stay empty.
+
+        Returns True if those who wait have to, whatever the iteration, until somebody arrives, ends
+        or is preempted: up to then, while no prompt is under way and the blocks suffice, whoever
+        can decode does, and the policy is not asked.
+        """
 
 
 def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:

@@ -12,8 +12,6 @@ scheduled, as in vLLM. Only the driver knows which sequence ends, and with which
 
 from __future__ import annotations
 
-from collections import deque
-
 from policies.batch import Batch
 from policies.cohort import Cohort
 from policies.kv import Block
@@ -35,6 +33,8 @@ class Pool(Books):
     ``state``    what the policy remembers of this replica from one call to the next
     ``emptied``  how often everybody had been served
     """
+
+    __slots__ = ()
 
     # What drivers use --------------------------------------------------------------------------
 
@@ -63,6 +63,7 @@ class Pool(Books):
                 user=request.user,
             )
             self._queue(sequence, last=True)
+            self._settled = False
             self._unfinished += 1
         return reason
 
@@ -81,13 +82,17 @@ class Pool(Books):
         be formed."""
         if not self.idle:
             return None
+        batch = self.form()
+        if self._in_flight > self._empty:
+            return batch
         # Without anything in flight an empty iteration has no use: it is formed again until the
         # last step that a decode waits for, or until all running sequences could be preempted.
-        for _ in range(self.stages + len(self.running) + 1):
-            batch = self.form()
-            if self._busy or batch.num_decodes or batch.chunks:
-                return batch
+        for _ in range(self.stages + len(self.running)):
             self._withdraw(batch)
+            batch = self.form()
+            if self._in_flight > self._empty:
+                return batch
+        self._withdraw(batch)
         return None
 
     def _withdraw(self, batch: Batch) -> None:
@@ -96,50 +101,87 @@ class Pool(Books):
         cohort.iteration -= 1
         cohort.outstanding -= 1
         self._in_flight -= 1
+        self._empty -= 1
         self.kv_log.pop()
 
     def form(self) -> Batch:
         """Form an iteration, with any number of them in flight."""
+        if self._settled and (again := self._again()) is not None:
+            return again
         self.step += 1
         ready = self._ready = self._gather()
         self.num_decodes = len(ready.members)
-        self.decode_blocks = len(ready.at_block_end())
+        blocks = self.decode_blocks = len(ready.at_block_end())
         self._chunks, self._decodes = {}, {}
-        self.policy.plan(self)
+        if self._settled and not self.partials and blocks <= self.blocks.free:
+            self.decodes_all()
+        else:
+            # (A waiting request might find what these decodes generate.)
+            self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
         return self._close()
 
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book an iteration that returned from the last stage; returns the finished sequences."""
         self._in_flight -= 1
-        if batch.num_decodes or batch.chunks:
-            self._busy -= 1
         cohort = self.cohorts[batch.slot]
         cohort.outstanding -= 1
         ended = self.endings.ended(batch)
         if batch.chunks:
             self._book_chunks(batch, cohort)
+        elif not batch.num_decodes:
+            self._empty -= 1
         if self._stale:
             for sequence in self._stale.pop((batch.slot, batch.iteration), ()):
                 sequence.stale -= 1
                 sequence.target += 1
+                self._settled = False
         if self.blocks.sharing and self.policy.ahead:
             self._enter_returned(cohort)
-        if len(ended) > 1:
+        if ended:
+            self._settled = self._settled and not self.waiting
             ended.sort(key=by_admission)
-        for sequence in ended:
-            self._finish(sequence, cohort, batch.iteration)
+            for sequence in ended:
+                self._finish(sequence, cohort, batch.iteration)
         return ended
 
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> None:
+        yields = iter(batch.yields)  # in the order of the chunks
+        next_yield = next(yields, None)
         for sequence, tokens, _ in batch.chunks:
             sequence.awaited -= tokens
+            yielded = sequence is next_yield
+            if yielded:
+                next_yield = next(yields, None)
             if sequence.stale:
+                self._settled = False
                 sequence.stale -= tokens
-                sequence.target += sequence in batch.yields
-            elif sequence in batch.yields:
+                sequence.target += yielded
+            elif yielded:
                 sequence.yielding = False
                 if not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
+
+    def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
+        """Note which blocks of generated tokens are known now, in the order of admission.
+
+        With ``more`` 1 the cohort's members decode now, and the token that came last counts too.
+        """
+        sharing = self.blocks.sharing
+        filled = cohort.at_block_end(more - cohort.outstanding)
+        found = {each for each in (*filled, *self._abroad, *self._draining) if each in sharing}
+        for sequence in sorted(found, key=by_admission):
+            if not more or sequence in cohort.members:
+                self.blocks.enter(sequence, self._returned(sequence) + more)
+
+    def _decode_one(self, sequence: Sequence) -> None:
+        """Schedule the decode of one of the possible ones."""
+        ready, blocks = self._ready, self.blocks
+        if sequence in ready.at_block_end():
+            blocks.grow((sequence,))
+        if sequence in blocks.sharing:
+            blocks.enter(sequence, self._returned(sequence) + 1)
+        assert self._decodes is not None
+        self._decodes[sequence] = None
 
     # What policies see and do ------------------------------------------------------------------
 
@@ -149,11 +191,7 @@ class Pool(Books):
         if self.decode_blocks:
             blocks.grow(ready.at_block_end())
         if blocks.sharing:
-            if self.policy.ahead:
-                self._enter_returned(ready, 1)
-            else:
-                for sequence in ready.at_block_end(1):
-                    blocks.enter(sequence, ready.context_of(sequence) + 1)
+            self._enter_returned(ready, 1)
         self._decodes = None
         return self.num_decodes
 
@@ -194,7 +232,7 @@ class Pool(Books):
     def held(self, sequence: Sequence) -> int:
         """Tokens that a running sequence has blocks for, those of this iteration's decode not
         counted."""
-        cohort = self._home.get(sequence)
+        cohort = sequence.cohort
         if cohort is None:
             return sequence.held
         if sequence in self._draining:
@@ -217,7 +255,7 @@ class Pool(Books):
         if sequence in self._ready.members:
             self.num_decodes -= 1
             self.decode_blocks -= sequence in self._ready.at_block_end()
-        if sequence in self._home:
+        if sequence.cohort is not None:
             given += self._take_back(sequence)
             out = self._out(sequence)
             lost = context = self._leave(sequence)
@@ -250,8 +288,8 @@ class Pool(Books):
 
         It takes blocks for those, or for its first ``hold`` tokens if that is more.
         """
-        if self.waiting[0] is sequence and isinstance(self.waiting, deque):
-            self.waiting.popleft()
+        if self.waiting[0] is sequence:
+            del self.waiting[0]
         else:
             self.waiting.remove(sequence)
         cached = len(hits) * self.blocks.block_size

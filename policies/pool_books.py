@@ -8,6 +8,8 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from policies.batch import Batch, Chunk
@@ -22,7 +24,6 @@ RECOMPUTE, PART = 3, 4
 to its next token; or chunks that end with no token, as it went on in another slot or was preempted.
 """
 
-NO_CHUNKS: tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]] = ((), 0, ())
 HIT, HIT_AGAIN, LOST = 0, 1, 2
 """Tokens found in the prefix cache at a first admission and at a later one, or lost by
 preemption."""
@@ -44,6 +45,14 @@ class Endings(Protocol):
 
 class Books:
     """The state of the requests of one replica with paged memory, and its changes."""
+
+    __slots__ = (
+        "_abroad", "_chunks", "_decodes", "_draining", "_empty", "_in_flight", "_orders",
+        "_ready", "_settled", "_stale", "_unfinished", "blocks", "cohorts", "decode_blocks",
+        "emptied", "endings", "events", "kv_capacity", "kv_log", "max_batch", "max_in_flight",
+        "max_length", "num_decodes", "partials", "policy", "running", "spans", "stages", "state",
+        "step", "waiting",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -78,16 +87,18 @@ class Books:
         self.kv_log: array[int] = array("q")  # blocks in use, after each iteration was formed
         self._orders = 0
         self._in_flight = 0
-        self._busy = 0  # those of them that are not empty
+        self._empty = 0  # those of them in which nobody takes part
         self._unfinished = 0
-        self._home: dict[Sequence, Cohort] = {}  # of everyone whose prompt is processed
-        # Of those, the ones all of whose tokens are scheduled (they run until the last one is
-        # back): the first iteration they decoded in, and the one they would have been next in.
+        # Of those that decode, the ones all of whose tokens are scheduled (they run until the last
+        # one is back): the first iteration they decoded in, and the one they would have been next
+        # in.
         self._draining: dict[Sequence, tuple[int, int]] = {}
         # Iterations in which a sequence decoded before it moved to another slot, while in flight.
         self._abroad: dict[Sequence, list[tuple[int, int]]] = {}
         # Preempted while decoding in iterations that are out, by slot and iteration.
         self._stale: dict[tuple[int, int], list[Sequence]] = {}
+        # What the policy said last, if nothing has happened since: nobody could be admitted.
+        self._settled = False
         # The iteration that is being put together.
         self._ready = Cohort(0, 1)
         self.num_decodes = self.decode_blocks = 0
@@ -122,24 +133,29 @@ class Books:
         ]
         if not ready:
             return self._free_cohort()
-        largest = max(ready, key=len) if len(ready) > 1 else ready[0]
-        for cohort in ready:
-            if cohort is not largest:
-                for sequence in list(cohort):
-                    self._move(sequence, largest)
-        if not largest.stops:
-            return largest
-        for sequence in largest.stops.pop(largest.iteration, ()):
-            # (It may have been preempted, and have come again with a later stop, meanwhile.)
-            first = largest.members.get(sequence)
-            if first is not None and self._stop(sequence) <= largest.iteration:
-                self._draining[sequence] = (first, largest.iteration)
-                largest.leave(sequence)
+        largest = ready[0]
+        if len(ready) > 1:
+            largest = max(ready, key=len)
+            for cohort in ready:
+                if cohort is not largest:
+                    for sequence in list(cohort):
+                        self._move(sequence, largest)
+        if largest.stops:
+            self._drain(largest)
         return largest
+
+    def _drain(self, cohort: Cohort) -> None:
+        """Take out those all of whose tokens are scheduled."""
+        for sequence in cohort.stops.pop(cohort.iteration, ()):
+            # (It may have been preempted, and have come again with a later stop, meanwhile.)
+            first = cohort.members.get(sequence)
+            if first is not None and self._stop(sequence) <= cohort.iteration:
+                self._draining[sequence] = (first, cohort.iteration)
+                cohort.leave(sequence)
 
     def _join(self, sequence: Sequence, cohort: Cohort, context: int) -> None:
         cohort.join(sequence, context)
-        self._home[sequence] = cohort
+        sequence.cohort = cohort
         self.endings.joined(sequence, cohort)
         if self.policy.ahead:
             stop = max(self._stop(sequence), cohort.iteration)
@@ -155,10 +171,12 @@ class Books:
 
         Its span ends with iteration ``last`` (the last one formed unless given).
         """
-        cohort = self._home.pop(sequence)
+        cohort, sequence.cohort = sequence.cohort, None
+        assert cohort is not None
         self.endings.left(sequence, cohort)
-        self._abroad.pop(sequence, None)
-        if sequence in self._draining:
+        if self._abroad:
+            self._abroad.pop(sequence, None)
+        if self._draining and sequence in self._draining:
             first, stop = self._draining.pop(sequence)
             context = sequence.offset + stop
         else:
@@ -166,7 +184,7 @@ class Books:
             context = cohort.leave(sequence)
         if last is None:
             last = stop - 1
-        self._log(sequence, DECODE, cohort.index, first, min(last, stop - 1))
+        self._log(sequence, DECODE, cohort.index, first, last if last < stop else stop - 1)
         return context
 
     def _move(self, sequence: Sequence, to: Cohort) -> None:
@@ -177,7 +195,8 @@ class Books:
 
     def _out(self, sequence: Sequence) -> list[tuple[int, int]]:
         """Slot and iteration of every decode of a sequence that has not returned."""
-        cohort = self._home[sequence]
+        cohort = sequence.cohort
+        assert cohort is not None
         stop = cohort.iteration
         if sequence in self._draining:
             first, stop = self._draining[sequence]
@@ -193,33 +212,10 @@ class Books:
 
     def _returned(self, sequence: Sequence) -> int:
         """Tokens of a decoding sequence that are processed and known: what is out is left out."""
-        _, stop = self._draining.get(sequence, (0, self._home[sequence].iteration))
+        cohort = sequence.cohort
+        assert cohort is not None
+        _, stop = self._draining.get(sequence, (0, cohort.iteration))
         return sequence.offset + stop - len(self._out(sequence)) - sequence.yielding
-
-    def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
-        """Note what has come back of those whom others look for, where iterations are formed ahead.
-
-        With ``more`` 1 the cohort's members decode now, and the token that came last counts too.
-        """
-        blocks, behind = self.blocks, cohort.outstanding - more
-        for sequence in cohort.at_block_end(-behind):
-            if sequence not in self._abroad:
-                blocks.enter(sequence, cohort.context_of(sequence) - behind)
-        for sequence in self._abroad if more else (*self._abroad, *self._draining):
-            if sequence in blocks.sharing and (not more or sequence in cohort.members):
-                blocks.enter(sequence, self._returned(sequence) + more)
-
-    def _decode_one(self, sequence: Sequence) -> None:
-        """Schedule the decode of one of the possible ones."""
-        ready, blocks = self._ready, self.blocks
-        if sequence in ready.at_block_end():
-            blocks.grow((sequence,))
-        if not self.policy.ahead:
-            blocks.enter(sequence, ready.context_of(sequence) + 1)
-        elif sequence in blocks.sharing:
-            blocks.enter(sequence, self._returned(sequence) + 1)
-        assert self._decodes is not None
-        self._decodes[sequence] = None
 
     def _take_back(self, sequence: Sequence) -> int:
         """Undo :meth:`_decode_one` where it was done; returns the tokens."""
@@ -230,44 +226,71 @@ class Books:
             return 1
         return 0
 
+    def _again(self) -> Batch | None:
+        """The next iteration, if all running sequences decode in the cohort of the last one."""
+        home, blocks = self._ready, self.blocks
+        full = home.at_block_end()
+        if (
+            not home.members
+            or len(home.members) < len(self.running)
+            or len(full) > blocks.free
+            or (home.opens > self.step + 1 if self.policy.ahead else home.outstanding)
+            or home.iteration in home.stops
+        ):
+            return None
+        self.step += 1
+        if full:
+            blocks.grow(full)
+        return self._formed(home)
+
     def _close(self) -> Batch:
         """The iteration that the policy formed."""
         home = self._ready
         if self._decodes is not None and len(self._decodes) < len(home.members):
             home = self._split()
-        iteration, decodes, context = home.iteration, len(home.members), home.context
-        longest = home.longest if decodes else 0
-        chunks, prefill_tokens, yields = NO_CHUNKS
         if self._chunks:
-            chunks, prefill_tokens, yields = self._close_chunks(home)
+            return self._formed(home, *self._close_chunks(home))
+        return self._formed(home)
+
+    def _formed(
+        self,
+        home: Cohort,
+        chunks: tuple[Chunk, ...] = (),
+        prefill_tokens: int = 0,
+        yields: tuple[Sequence, ...] = (),
+    ) -> Batch:
+        """A cohort's next iteration, in which all its members decode."""
+        iteration, decodes, context = home.iteration, len(home.members), home.context
+        longest = home.offsets[-1] + iteration if decodes else 0
+        if not (decodes or chunks):
+            self._empty += 1
         home.iteration = iteration + 1
         home.outstanding += 1
         home.context = context + decodes
         self._in_flight += 1
-        if decodes or chunks:
-            self._busy += 1
         self.kv_log.append(self.blocks.capacity - self.blocks.free)
+        members: Callable[[], Iterable[Sequence]] = home.members.keys
         if self.policy.ahead:
             home.opens = self.step + self.stages
             for sequence in yields:
                 self._join(sequence, home, sequence.target)
-        members = home.members
+            members = partial(home.members_at, iteration)
         return Batch(
-            home.index, chunks, prefill_tokens, decodes, context, longest, 0, (),
-            lambda: [s for s, first in members.items() if first <= iteration], yields, iteration,
+            home.index, chunks, prefill_tokens, decodes, context, longest, 0, (), members, yields,
+            iteration,
         )  # fmt: skip
 
     def _close_chunks(self, home: Cohort) -> tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]]:
         """The chunks in a cohort's next iteration, their tokens, and which ones yield."""
         chunks: list[Chunk] = []
         yields: list[Sequence] = []
-        prefill_tokens, iteration = 0, home.iteration
+        prefill_tokens, slot, iteration = 0, home.index, home.iteration
         for sequence, tokens in self._chunks.items():
             chunks.append((sequence, tokens, sequence.prefilled))
             prefill_tokens += tokens
-            if sequence._group != home.index or sequence._next_iteration != iteration:
+            if sequence._group != slot or sequence._next_iteration != iteration:
                 self._end_chunks(sequence)
-                sequence._group, sequence._span_first = home.index, iteration
+                sequence._group, sequence._span_first = slot, iteration
             sequence._next_iteration = iteration + 1
             sequence.prefilled += tokens
             sequence.awaited += tokens
@@ -315,7 +338,7 @@ class Books:
             return
         del self.running[sequence]
         # Iterations that were formed after the one that ended it were in vain.
-        here = self._home[sequence] is cohort
+        here = sequence.cohort is cohort
         known = sequence.offset + iteration + 1 if here else self._returned(sequence)
         context = self._leave(sequence, iteration if here else -1)
         self.blocks.release(sequence, context, min(known, context), again=False)

@@ -6,6 +6,10 @@ from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from policies.cohort import Cohort
 
 Prefix = tuple[tuple[Hashable, int], ...]
 """What a prompt shares with others: names, each with the token up to which it holds, ascending.
@@ -75,6 +79,7 @@ class Sequence:
         "_span_first",
         "arrival_s",
         "awaited",
+        "cohort",
         "held",
         "id",
         "kv_tokens",
@@ -120,10 +125,12 @@ class Sequence:
         self._group = -1
         self._span_first = 0
         self._next_iteration = 0
-        # In a pool: its place in the order of admission; its context less its cohort's iteration;
-        # chunk tokens in flight; those of them from before a preemption; whether its first token
-        # is on the way; the tokens that it has blocks for while its prompt is processed.
+        # In a pool: its place in the order of admission; the cohort that it decodes in; its context
+        # less that one's iteration; chunk tokens in flight; those of them from before a preemption;
+        # whether its first token is on the way; the tokens that it has blocks for while its prompt
+        # is processed.
         self.order = -1
+        self.cohort: Cohort | None = None
         self.offset = 0
         self.awaited = 0
         self.stale = 0

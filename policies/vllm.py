@@ -66,7 +66,7 @@ class Vllm:
             _by_priority if scheduling_policy == "priority" else None
         )
 
-    def plan(self, pool: Pool) -> None:
+    def plan(self, pool: Pool) -> bool:
         """Running requests, then, if none was preempted, waiting ones."""
         budget = most = self.max_num_batched_tokens
         running, waiting = len(pool.running), len(pool.waiting)
@@ -78,8 +78,12 @@ class Vllm:
             budget, preempted = self._serve_running(pool, most)
         elif decodes:  # the common case: all who run decode, and there is room
             budget -= pool.decodes_all()
-        if waiting and budget and running < self.max_num_seqs and not preempted:
-            self._admit(pool, most, budget)
+        if preempted:
+            return False
+        settled = not waiting or running >= self.max_num_seqs
+        if not settled and budget:
+            settled = self._admit(pool, most, budget)
+        return settled and len(pool.running) <= self.max_num_batched_tokens
 
     def _longest_prefill(self, requests: int) -> int:
         """Most tokens of one prompt in an iteration."""
@@ -138,29 +142,39 @@ class Vllm:
             return pool.newest()
         return max(pool.running, key=lambda each: (each.priority, each.arrival_s))
 
-    def _admit(self, pool: Pool, most: int, budget: int) -> None:
-        """From the head of the queue; who does not fit is not overtaken."""
+    def _admit(self, pool: Pool, most: int, budget: int) -> bool:
+        """From the head of the queue; who does not fit is not overtaken.
+
+        Returns whether the others have to wait for somebody to end.
+        """
         blocks = pool.blocks
+        passed = False
         for sequence in self.in_turn(pool):
-            if not budget or len(pool.running) >= self.max_num_seqs:
-                return
+            if len(pool.running) >= self.max_num_seqs:
+                return True
+            if not budget:
+                return False
             if sequence.stale:
-                continue  # its tokens from before it was preempted are still to come
+                passed = True  # its tokens from before it was preempted are still to come
+                continue
             hits = blocks.lookup(sequence)
             cached = len(hits) * blocks.block_size
-            tokens = min(sequence.target - cached, most)
+            tokens = sequence.target - cached
+            if tokens > most:
+                tokens = most
             if tokens > budget:
                 if not self.enable_chunked_prefill:
-                    return
+                    return False
                 tokens = budget
             free = blocks.free
             if pool.running:
                 free -= int(self.watermark * blocks.num_blocks)
             whole = sequence.target if self.scheduler_reserve_full_isl else cached + tokens
-            if blocks.need(sequence, max(whole, cached + tokens), hits) > free:
-                return
+            if blocks.need(sequence, whole, hits) > free:
+                return self.scheduler_reserve_full_isl and not passed
             pool.admit(sequence, tokens, hits)
             budget -= tokens
+        return not passed
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
         """Those who wait, in order, while they are admitted and thereby taken out of the queue."""

@@ -177,11 +177,11 @@ def bench(
     json: JsonOption = False,
     out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
     config: Annotated[
-        str,
+        list[str],
         typer.Option(
-            help="The configuration to time: orca_pp and sarathi_pp if it has them, or all."
+            help="A configuration to time: its orca_pp and sarathi_pp, or all. May be repeated."
         ),
-    ] = "gpt3_pp",
+    ] = ["gpt3_pp", "bench_paged"],  # noqa: B006
     assignments: SetOption = None,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of timed repeats. Their medians count.")
@@ -189,12 +189,14 @@ def bench(
 ) -> None:
     """Time the event loop against a textbook simulation.
 
-    Both run in the same process. The textbook uses SimPy.
+    Both run in the same process. The textbook uses SimPy. Times are of the processor.
+    Paged memory is compared with reserved memory, too.
 
     \b
     Examples:
       sarathi-sim bench
       sarathi-sim bench --json | jq .speedup_vs_oracle
+      sarathi-sim bench --config bench_paged --json | jq .over_reserved
     """
     from experiments.config.loading import load_experiment
     from experiments.results import BENCH_FORMAT, maybe_result
@@ -202,9 +204,9 @@ def bench(
     from experiments.run.report import ProgressBar, bench_table
 
     stdout, stderr = consoles()
-    experiment = load_experiment(config, assignments or [])
+    experiments = [load_experiment(each, assignments or []) for each in config]
     with ProgressBar(stderr, enabled=True) as progress, maybe_result(out, BENCH_FORMAT) as write:
-        numbers = benchmark(experiment, repeats, progress)
+        numbers = benchmark(experiments, repeats, progress)
         write(numbers)
     if json:
         print_json(numbers)

@@ -7,10 +7,11 @@ does.
 from __future__ import annotations
 
 import gc
+import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -33,51 +34,78 @@ BATCHES = (8, 32, 128, 512)
 SCENARIOS = {"orca": "orca_pp", "sarathi": "sarathi_pp"}
 
 
-def benchmark(experiment: Experiment, repeats: int, progress: Progress) -> dict[str, Any]:
-    """Time both schedulers on the experiment's workload; medians over ``repeats``.
+def benchmark(
+    experiments: Sequence[Experiment], repeats: int, progress: Progress
+) -> dict[str, Any]:
+    """Time the experiments' scenarios on their workloads; medians over ``repeats``.
 
-    Returns ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle`` and its range over
-    the repeats ``speedup_range``, ``trace_share`` (what it takes beside the loop to recover when
-    every micro-batch was on every stage), ``stage_executions_per_s``, ``iteration_us`` (by batch),
-    ``peak_rss_mb`` (of this whole process, the textbook simulation included) and
-    ``peak_rss_before_oracle_mb``.
+    Returns, by scenario, ``loop_s`` (records included), ``oracle_s``, ``speedup_vs_oracle`` and its
+    range over the repeats ``speedup_range``, ``trace_share`` (what it takes beside the loop to
+    recover when every micro-batch was on every stage), ``stage_executions_per_s``,
+    ``loop_iteration_us``, ``over_reserved`` and its range ``over_reserved_range`` (paged scenarios:
+    the time of an iteration as a multiple of that of the experiment's first scenario with reserved
+    memory in the same repeat) and ``iteration_us`` (by batch; the least over the repeats). Of this
+    whole process: ``peak_rss_mb`` (the textbook simulations included) and
+    ``peak_rss_before_oracle_mb``. All times are seconds or microseconds of the processor.
     """
-    deployments = {
-        timed: deploy(experiment.scenarios[name], experiment.sources[name])
-        for timed, name in _timed_scenarios(experiment).items()
-    }
+    deployments, reserved = _deployed(experiments)
     # The first pass fills the predictor's tables, and counts the work.
-    executions, trace_s = {}, {}
-    for policy, deployment in deployments.items():
+    iterations, executions, trace_s = {}, {}, {}
+    for name, deployment in deployments.items():
         records = _fast(deployment)
-        executions[policy] = sum(r.num_iterations * r.num_stages for r in records.replicas)
-        trace_s[policy] = _trace_s(records)
+        iterations[name] = sum(r.num_iterations for r in records.replicas)
+        executions[name] = sum(r.num_iterations * r.num_stages for r in records.replicas)
+        trace_s[name] = _trace_s(records)
         del records
-    iteration_us = {policy: _by_batch(d, progress) for policy, d in deployments.items()}
+    iteration_us = _by_batch(deployments, repeats, progress)
     lean_mb = _peak_rss_mb()
 
-    loop: dict[str, list[float]] = {policy: [] for policy in deployments}
-    oracle: dict[str, list[float]] = {policy: [] for policy in deployments}
+    loop: dict[str, list[float]] = {name: [] for name in deployments}
+    oracle: dict[str, list[float]] = {name: [] for name in deployments}
     total = repeats * len(deployments)
     for repeat in range(repeats):
-        for number, (policy, deployment) in enumerate(deployments.items()):
+        # The loops one after the other, so that they are compared at one time of the machine.
+        for name, deployment in deployments.items():
+            loop[name].append(_timed(_fast, deployment))
+        for number, (name, deployment) in enumerate(deployments.items()):
             progress("against textbook SimPy", repeat * len(deployments) + number, total)
-            loop[policy].append(_timed(_fast, deployment))
-            oracle[policy].append(_timed(_textbook, deployment))
-    loop_s = {policy: median(times) for policy, times in loop.items()}
-    oracle_s = {policy: median(times) for policy, times in oracle.items()}
+            oracle[name].append(_timed(_textbook, deployment))
+    loop_s = {name: median(times) for name, times in loop.items()}
+    oracle_s = {name: median(times) for name, times in oracle.items()}
+    each_us = {name: [1e6 * t / iterations[name] for t in times] for name, times in loop.items()}
+    over = {name: _ratios(each_us[name], each_us[other]) for name, other in reserved.items()}
     return {
         "loop_s": loop_s,
         "oracle_s": oracle_s,
-        "speedup_vs_oracle": {policy: oracle_s[policy] / loop_s[policy] for policy in loop_s},
-        "speedup_range": {p: _range(oracle[p], loop[p]) for p in loop_s},
-        "trace_share": {p: trace_s[p] / loop_s[p] for p in loop_s},
-        "stage_executions_per_s": {p: executions[p] / loop_s[p] for p in loop_s},
+        "speedup_vs_oracle": {name: oracle_s[name] / loop_s[name] for name in loop_s},
+        "speedup_range": {name: _range(_ratios(oracle[name], loop[name])) for name in loop_s},
+        "trace_share": {name: trace_s[name] / loop_s[name] for name in loop_s},
+        "stage_executions_per_s": {name: executions[name] / loop_s[name] for name in loop_s},
+        "loop_iteration_us": {name: median(times) for name, times in each_us.items()},
+        "over_reserved": {name: median(ratios) for name, ratios in over.items()},
+        "over_reserved_range": {name: _range(ratios) for name, ratios in over.items()},
         "iteration_us": iteration_us,
         "peak_rss_mb": _peak_rss_mb(),
         "peak_rss_before_oracle_mb": lean_mb,
         "repeats": repeats,
     }
+
+
+def _deployed(experiments: Sequence[Experiment]) -> tuple[dict[str, Deployment], dict[str, str]]:
+    """What is timed, by its name in the numbers; and for each scenario with paged memory the one
+    with reserved memory that it is compared with."""
+    deployments: dict[str, Deployment] = {}
+    compared: dict[str, str] = {}
+    for experiment in experiments:
+        timed = {
+            name: deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+            for name, scenario in _timed_scenarios(experiment).items()
+        }
+        reserved = [name for name, each in timed.items() if each.scenario.kv_cache is None]
+        if reserved:
+            compared |= {name: reserved[0] for name in timed if name not in reserved}
+        deployments |= timed
+    return deployments, compared
 
 
 def _timed_scenarios(experiment: Experiment) -> dict[str, str]:
@@ -87,19 +115,22 @@ def _timed_scenarios(experiment: Experiment) -> dict[str, str]:
     return {name: name for name in experiment.scenarios}
 
 
-def _range(oracle: list[float], loop: list[float]) -> list[float]:
-    ratios = [slow / fast for slow, fast in zip(oracle, loop, strict=True)]
-    return [min(ratios), max(ratios)]
+def _ratios(above: list[float], below: list[float]) -> list[float]:
+    return [one / other for one, other in zip(above, below, strict=True)]
+
+
+def _range(values: list[float]) -> list[float]:
+    return [min(values), max(values)]
 
 
 def _trace_s(records: Records) -> float:
     """Seconds to recover the time of every micro-batch on every stage; median of three."""
     taken = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         for log in records.replicas:
             stage_times(log)
-        taken.append(time.perf_counter() - began)
+        taken.append(time.process_time() - began)
     return median(taken)
 
 
@@ -141,54 +172,66 @@ def _textbook(deployment: Deployment) -> list[TextbookPipeline]:
     )
 
 
-def _by_batch(deployment: Deployment, progress: Progress) -> dict[str, float]:
+def _by_batch(
+    deployments: Mapping[str, Deployment], repeats: int, progress: Progress
+) -> dict[str, dict[str, float]]:
     """Microseconds per iteration with micro-batches of each size in :data:`BATCHES`.
 
-    Prompts are short and outputs long, so that the micro-batches are full nearly all the time;
-    memory is not what limits them here. Sizes that a policy does not allow are left out.
+    The least over the repeats, in each of which all deployments take their turn.
     """
-    prompt, output = 16, 4096
-    length = prompt + output
-    groups = deployment.scenario.cluster.pp
-    policy = deployment.scenario.policy.build()
-    found = {}
+    found: dict[str, dict[str, float]] = {name: {} for name in deployments}
     for number, batch in enumerate(BATCHES):
-        progress(f"{deployment.scenario.policy.name} by batch", number, len(BATCHES))
-        count = batch * groups
-        if is_pooled(policy) and policy.max_num_seqs < count:
-            continue
-        requests = make_requests(
-            at_once(count), np.full(count, prompt), np.full(count, output), max_length=length
-        )
-        scenario = deployment.scenario
-        room = {"max_batch": batch, "micro_batches": "bound", "kv_reservation": "max_length"}
-        changes = {
-            "batching": scenario.batching.model_copy(update=room),
-            "cluster": scenario.cluster.model_copy(update={"max_length": length, "replicas": 1}),
-        }
-        if scenario.kv_cache is not None:
-            blocks = count * (length // scenario.kv_cache.block_size + 2)
-            changes["kv_cache"] = scenario.kv_cache.model_copy(update={"num_blocks": blocks})
-        wide = replace(
-            deployment,
-            scenario=scenario.model_copy(update=changes),
-            requests=requests,
-            kv_capacity=count * length,
-        )
-        predict, schedulers = wide.predictor, wide.schedulers()
-        gc.collect()
-        began = time.perf_counter()
-        records = simulate(requests, schedulers, predict, deployment.layers)
-        took = time.perf_counter() - began
-        found[str(batch)] = 1e6 * took / records.replicas[0].num_iterations
+        progress("by batch", number, len(BATCHES))
+        full = {name: wide for name, each in deployments.items() if (wide := _full(each, batch))}
+        iterations = {name: _served(wide).replicas[0].num_iterations for name, wide in full.items()}
+        for _ in range(repeats):
+            for name, wide in full.items():
+                took = 1e6 * _timed(_served, wide) / iterations[name]
+                found[name][str(batch)] = min(took, found[name].get(str(batch), math.inf))
     return found
 
 
+def _full(deployment: Deployment, batch: int) -> Deployment | None:
+    """The deployment with micro-batches of a size that are full nearly all the time: prompts are
+    short, outputs long, and memory does not limit them. None if its policy does not allow them."""
+    prompt, output = 16, 4096
+    length = prompt + output
+    scenario = deployment.scenario
+    count = batch * scenario.cluster.pp
+    policy = scenario.policy.build()
+    if is_pooled(policy) and policy.max_num_seqs < count:
+        return None
+    requests = make_requests(
+        at_once(count), np.full(count, prompt), np.full(count, output), max_length=length
+    )
+    room = {"max_batch": batch, "micro_batches": "bound", "kv_reservation": "max_length"}
+    changes = {
+        "batching": scenario.batching.model_copy(update=room),
+        "cluster": scenario.cluster.model_copy(update={"max_length": length, "replicas": 1}),
+    }
+    if scenario.kv_cache is not None:
+        blocks = count * (length // scenario.kv_cache.block_size + 2)
+        changes["kv_cache"] = scenario.kv_cache.model_copy(update={"num_blocks": blocks})
+    return replace(
+        deployment,
+        scenario=scenario.model_copy(update=changes),
+        requests=requests,
+        kv_capacity=count * length,
+    )
+
+
+def _served(deployment: Deployment) -> Records:
+    """Its requests, without the switches of the engine."""
+    schedulers = deployment.schedulers()
+    return simulate(deployment.requests, schedulers, deployment.predictor, deployment.layers)
+
+
 def _timed(work: Callable[[Deployment], object], deployment: Deployment) -> float:
+    """Seconds of the processor."""
     gc.collect()
-    began = time.perf_counter()
+    began = time.process_time()
     result = work(deployment)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     del result
     return took
 

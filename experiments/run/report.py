@@ -208,9 +208,14 @@ def bench_table(numbers: Mapping[str, Any]) -> Table:
         "times faster": ("speedup_vs_oracle", "{:.1f}"),
         "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
         "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
+        "us an iteration": ("loop_iteration_us", "{:.2f}"),
+        "that, times reserved memory": ("over_reserved", "{:.2f}"),
     }
     rows = [
-        [label, *(form.format(numbers[key][policy]) for policy in policies)]
+        [
+            label,
+            *(form.format(numbers[key][p]) if p in numbers[key] else "-" for p in policies),
+        ]
         for label, (key, form) in simple.items()
     ]
     by_batch = numbers["iteration_us"]

@@ -19,21 +19,23 @@ class OutputLengths:
     def __init__(self, output_tokens: Mapping[int, int]) -> None:
         self._output_tokens = output_tokens
         self._due: dict[tuple[int, int], list[Sequence]] = {}
-        self._last: dict[Sequence, tuple[int, int]] = {}
+
+    def _last(self, sequence: Sequence) -> int:
+        """The iteration of its cohort in which a sequence ends."""
+        # The one with context C yields token C + 2 - prompt.
+        return self._output_tokens[sequence.id] + sequence.prompt_tokens - 2 - sequence.offset
 
     def joined(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes from the cohort's next iteration on."""
-        # The one with context C yields token C + 2 - prompt.
-        last = self._output_tokens[sequence.id] + sequence.prompt_tokens - 2 - sequence.offset
+        last = self._last(sequence)
         if last >= cohort.iteration:
-            end = self._last[sequence] = (cohort.index, last)
-            self._due.setdefault(end, []).append(sequence)
+            self._due.setdefault((cohort.index, last), []).append(sequence)
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes no longer in iterations that are not formed yet."""
-        end = self._last.pop(sequence, None)
-        if end is not None and end[1] >= cohort.iteration:
-            self._due[end].remove(sequence)
+        last = self._last(sequence)
+        if last >= cohort.iteration:
+            self._due[cohort.index, last].remove(sequence)
 
     def ended(self, batch: Batch) -> list[Sequence]:
         """Those whose last token came with this batch."""

@@ -1,7 +1,9 @@
-"""Time and memory by the number of requests: online, Poisson, four replicas of four stages.
+"""Time and memory by the number of requests, online, Poisson: Sarathi on four replicas of four
+stages, and vLLM with paged memory on one GPU.
 
 python -m pytest tests/benchmarks/bench_scale.py -s             # 10,000 and 100,000
 python -m pytest tests/benchmarks/bench_scale.py -s -k 1000000  # minutes, and 1.5 GB
+python -m pytest tests/benchmarks/bench_scale.py -s -k vllm
 """
 
 from __future__ import annotations
@@ -19,21 +21,30 @@ from experiments.config.deployment import deploy
 from experiments.config.loading import load_experiment
 from simulator.views.metrics import Analysis
 
-count = int(sys.argv[1])
-experiment = load_experiment("gpt3_pp", [
-    "model=llama-2-70b",
-    "cluster={tp: 4, pp: 4, replicas: 4, max_length: 2048, router: least_tokens}",
-    "batching.max_batch=32",
-    "workload.lengths={kind: uniform, min: 256, max: 1024}",
-    "workload.arrivals={kind: poisson, rate: 60}",
-    f"workload.requests={count}",
-])
-deployment = deploy(experiment.scenarios["sarathi_pp"], experiment.sources["sarathi_pp"])
-began = time.perf_counter()
+policy, count = sys.argv[1], int(sys.argv[2])
+experiment = load_experiment(*{
+    "sarathi": ("gpt3_pp", [
+        "model=llama-2-70b",
+        "cluster={tp: 4, pp: 4, replicas: 4, max_length: 2048, router: least_tokens}",
+        "batching.max_batch=32",
+        "workload.lengths={kind: uniform, min: 256, max: 1024}",
+        "workload.arrivals={kind: poisson, rate: 60}",
+        f"workload.requests={count}",
+    ]),
+    "vllm": ("bench_paged", [
+        "workload.arrivals={kind: poisson, rate: 8}",
+        f"workload.requests={count}",
+    ]),
+}[policy])
+scenario = {"sarathi": "sarathi_pp"}.get(policy, policy)
+deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+deployment.predictor
+began = time.process_time()
 records = deployment.simulate()
-simulated = time.perf_counter()
-summary = Analysis(records).summary(deployment.model, deployment.device, 4)
-summed = time.perf_counter()
+simulated = time.process_time()
+tp = deployment.scenario.cluster.tp
+summary = Analysis(records).summary(deployment.model, deployment.device, tp)
+summed = time.process_time()
 assert summary["finished"] == count and summary["steady"]["state"] == "steady"
 tokens = sum(r.iterations["prefill_tokens"].sum() + r.iterations["decodes"].sum()
              for r in records.replicas)
@@ -41,11 +52,13 @@ assert tokens == (records.prompt_tokens + records.output_tokens - 1).sum()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # units of 2**20 bytes
 print(f"{count:,} requests, {summary['iterations']:,} iterations: loop {simulated - began:.1f} s, "
       f"summary {summed - simulated:.1f} s, {1e6 * (simulated - began) / count:.1f} us a request, "
+      f"{1e6 * (simulated - began) / summary['iterations']:.2f} us an iteration, "
       f"peak {peak:.0f} MB")
 sys.exit(peak * 2**20 > 1.5e9)
 """
 
 
+@pytest.mark.parametrize("policy", ["sarathi", "vllm"])
 @pytest.mark.parametrize(
     "count",
     [
@@ -59,8 +72,8 @@ sys.exit(peak * 2**20 > 1.5e9)
         ),
     ],
 )
-def test_scale(count: int) -> None:
+def test_scale(policy: str, count: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(count)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", CODE, policy, str(count)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr or "more than 1.5 GB"

@@ -39,7 +39,24 @@ def test_paged_memory_on_both_sides() -> None:
 
 def test_any_experiment_may_be_timed() -> None:
     changes = ("workload.requests=5", "workload.lengths.max=300")
-    numbers = benchmark(load_experiment("vllm_llama3_8b", changes), 1, lambda *_: None)
+    numbers = benchmark([load_experiment("vllm_llama3_8b", changes)], 1, lambda *_: None)
     assert set(numbers["loop_s"]) == {"vllm", "vllm_few_blocks"}
     assert list(numbers["iteration_us"]["vllm"]) == ["8", "32", "128"]
     assert all(factor > 0 for factor in numbers["speedup_vs_oracle"].values())
+
+
+def test_paged_memory_is_compared_with_reserved_memory() -> None:
+    """By default, beside the demo: with room for all, with preemption and with prefix caching."""
+    changes = ("workload.requests=24", "scenarios.vllm_preempting.kv_cache.num_blocks=200")
+    experiment = load_experiment("bench_paged", changes)
+    few = deploy(experiment.scenarios["vllm_preempting"], experiment.sources["vllm_preempting"])
+    pool = _fast(few).replicas[0].pool
+    assert pool is not None and len(pool.events), "nobody is preempted"
+    numbers = benchmark([experiment], 1, lambda *_: None)
+    paged = ["vllm", "vllm_preempting", "vllm_caching"]
+    assert list(numbers["oracle_s"]) == ["sarathi_reserved", *paged]
+    assert list(numbers["over_reserved"]) == paged
+    for name in paged:
+        least, most = numbers["over_reserved_range"][name]
+        assert 0 < least <= numbers["over_reserved"][name] <= most
+        assert list(numbers["iteration_us"][name]) == ["8", "32", "128"]

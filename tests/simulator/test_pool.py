@@ -156,3 +156,49 @@ def test_what_could_never_be_held_is_rejected(tokens: int, blocks: int) -> None:
         assert reason is not None and "max_length is 100" in reason
     else:
         assert reason == f"needs {(tokens + 1) // 2} KV blocks, but the replica holds 29"
+
+
+class Asked(Vllm):
+    """Counts how often it is asked to plan."""
+
+    times = 0
+
+    def plan(self, pool: Pool) -> bool:
+        self.times += 1
+        return super().plan(pool)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("seqs", [2, 9])
+def test_a_policy_is_asked_again_only_when_something_has_happened(depth: int, seqs: int) -> None:
+    """At 0 the first two are admitted. What changes then: the third arrives (once there is room for
+    it it is admitted); two end. With two slots it waits, and is admitted at the first end."""
+    requests = [Request(i, 10.5 * (i == 2), 4, output, 60) for i, output in enumerate((30, 50, 20))]
+    policy = Asked(8, seqs, async_scheduling=depth == 2)
+    records = simulate(requests, [pool(requests, policy, Blocks(90, 2), depth)], a_second, (1,))
+    assert records.replicas[0].num_iterations >= 50
+    assert policy.times <= 6
+
+
+def test_nobody_waits_longer_because_a_policy_is_not_asked() -> None:
+    """The third prompt needs 4 blocks of 4 tokens; the cache has 7. 0 and 1 hold 2 each and grow.
+    When 0 ends, in iteration 2, it is admitted in the next one; not before, and not later."""
+    requests = [Request(0, 0.0, 5, 3, 9), Request(1, 0.0, 5, 6, 9), Request(2, 0.0, 15, 2, 4)]
+    scheduler = pool(requests, Vllm(64, 8), Blocks(8, 4))
+    records = simulate(requests, [scheduler], a_second, (1,))
+    prefills = records.replicas[0].iterations["prefill_tokens"].tolist()
+    assert prefills == [10, 0, 0, 15, 0, 0]
+
+
+def test_what_is_generated_ahead_is_found_as_soon_as_it_is_there() -> None:
+    """Blocks of one token; request 0's tokens are looked for. Two iterations are under way.
+
+    By 3 its prompt and two decodes have returned: 3 + 3 tokens are there. The iteration formed then
+    schedules its seventh, and enters the sixth before request 1, which came at 2.5, is looked at.
+    """
+    session = ((("session", 0), 12),)
+    requests = [Request(0, 0.0, 3, 9, 9, 0, session), Request(1, 2.5, 9, 1, 1, 0, session)]
+    scheduler = pool(requests, Vllm(64, 8, async_scheduling=True), CachedBlocks(60, 1), 2)
+    records = simulate(requests, [scheduler], a_second, (1,))
+    paged = records.replicas[0].pool
+    assert paged is not None and paged.events.tolist() == [[1, HIT, 6]]

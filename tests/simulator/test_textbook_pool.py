@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from policies.request import Request
 from policies.vllm import Vllm
 from simulator.loop.pipeline import stage_times
 from simulator.loop.records import Records
@@ -123,3 +124,29 @@ def test_with_room_for_all_nobody_is_preempted() -> None:
     pool = compare(system).replicas[0].pool
     assert pool is not None and not len(pool.events)
     compare(replace(system, replicas=2, router="least_tokens"))
+
+
+def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admission() -> None:
+    """Two sequences of one session fill a block in one iteration: whose block is found later does
+    not depend on where the sequences lie in memory."""
+    rows = [(4, 20, 24, 25, 1, 2, 19), (33, 15, 19, 15, 2, 0, 0), (43, 7, 7, 26, 0, 3, 27)]
+    rows += [(5, 19, 22, 27, 1, 1, 20), (3, 7, 9, 25, 0, 1, 9), (4, 20, 24, 25, 1, 2, 19)]
+    rows += [(30, 3, 6, 12, 0, 2, 11)]
+    requests = []
+    for i, (prompt, output, most, at, priority, session, until) in enumerate(rows):
+        prefix = ((session, until),) if until else ()
+        requests.append(Request(i, at * 2.0**-7, prompt, output, most, priority, prefix))
+    system = PoolSystem(
+        Vllm(9, 3, scheduling_policy="priority", async_scheduling=True),
+        (1, 1, 2),
+        num_blocks=40,
+        block_size=1,
+        caching=True,
+        lazy=True,
+        blocking_send=True,
+        jitter=0.3,
+        replicas=2,
+        requests=requests,
+    )
+    for _ in range(8):
+        compare(system)
