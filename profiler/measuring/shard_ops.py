@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import LAYER_GEMMS
+from profiler.facts.ops import LAYER_GEMMS, OPS
 from profiler.measuring.fused import fused_layer, slots_of
 from profiler.planning.designed import skewed_contexts
 from profiler.planning.grid import Key
@@ -152,6 +152,8 @@ class ShardOps:
             positions = torch.arange(tokens, device=self.device)
             positions = positions % model.max_position_embeddings
             return lambda i: self._embed(rows[i % 2], positions)
+        if not OPS[op].rest:
+            raise ValueError(f"nothing here measures the op {op}")
         x = layer.random(tokens, model.hidden_size)
         ffn = layer.random(tokens, layer.shapes["ffn_ln1"].n)
         q = layer.random(tokens, layer.heads, model.head_dim)
