@@ -125,6 +125,9 @@ class Pool(Books):
         self._in_flight -= 1
         cohort = self.cohorts[batch.slot]
         cohort.outstanding -= 1
+        if self.policy.ahead:
+            del self._formed_as[batch.slot, batch.iteration]
+            self._returns.append((self._num_formed, batch))
         ended = self.endings.ended(batch)
         if batch.chunks:
             self._book_chunks(batch, cohort)
@@ -258,11 +261,12 @@ class Pool(Books):
         if sequence.cohort is not None:
             given += self._take_back(sequence)
             out = self._out(sequence)
+            known = self._returned(sequence)
+            # A decode takes down what is known when it is scheduled: the token before it, too.
+            known += bool(given) or self._scheduled_last(sequence)
             lost = context = self._leave(sequence)
-            known = context
-            if self.policy.ahead:
-                known = max(sequence.target, context - len(out) - sequence.yielding)
-            self.blocks.release(sequence, context + given, known + given, again=True)
+            known = max(sequence.target, known) if self.policy.ahead else context + given
+            self.blocks.release(sequence, context + given, known, again=True)
             for slot, iteration in out:
                 self._stale.setdefault((slot, iteration), []).append(sequence)
             sequence.stale = len(out) + sequence.awaited

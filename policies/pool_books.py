@@ -47,11 +47,11 @@ class Books:
     """The state of the requests of one replica with paged memory, and its changes."""
 
     __slots__ = (
-        "_abroad", "_chunks", "_decodes", "_draining", "_empty", "_in_flight", "_orders",
-        "_ready", "_settled", "_stale", "_unfinished", "blocks", "cohorts", "decode_blocks",
-        "emptied", "endings", "events", "kv_capacity", "kv_log", "max_batch", "max_in_flight",
-        "max_length", "num_decodes", "partials", "policy", "running", "spans", "stages", "state",
-        "step", "waiting",
+        "_abroad", "_chunks", "_decodes", "_draining", "_empty", "_formed_as", "_in_flight",
+        "_num_formed", "_orders", "_ready", "_returns", "_settled", "_stale", "_unfinished",
+        "blocks", "cohorts", "decode_blocks", "emptied", "endings", "events", "kv_capacity",
+        "kv_log", "max_batch", "max_in_flight", "max_length", "num_decodes", "partials", "policy",
+        "running", "spans", "stages", "state", "step", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +97,11 @@ class Books:
         self._abroad: dict[Sequence, list[tuple[int, int]]] = {}
         # Preempted while decoding in iterations that are out, by slot and iteration.
         self._stale: dict[tuple[int, int], list[Sequence]] = {}
+        # With iterations formed ahead: the number of each one that is out, by slot and iteration;
+        # and those that returned last, with the number of iterations formed by then.
+        self._num_formed = 0
+        self._formed_as: dict[tuple[int, int], int] = {}
+        self._returns: deque[tuple[int, Batch]] = deque(maxlen=max_in_flight)
         # What the policy said last, if nothing has happened since: nobody could be admitted.
         self._settled = False
         # The iteration that is being put together.
@@ -217,6 +222,25 @@ class Books:
         _, stop = self._draining.get(sequence, (0, cohort.iteration))
         return sequence.offset + stop - len(self._out(sequence)) - sequence.yielding
 
+    def _scheduled_last(self, sequence: Sequence) -> bool:
+        """Whether a decode of a sequence was scheduled after its last token returned."""
+        cohort = sequence.cohort
+        assert cohort is not None
+        first, stop = self._draining.get(sequence, (cohort.members.get(sequence, 0), 0))
+        stop = stop or cohort.iteration
+        abroad = self._abroad.get(sequence, [])
+        last = (cohort.index, stop - 1) if stop > first else ((-1, -1), *abroad)[-1]
+        number = self._formed_as.get(last)
+        if number is None:
+            return False
+
+        def took_part(batch: Batch) -> bool:
+            here = batch.slot == cohort.index and first <= batch.iteration < stop
+            return here or (batch.slot, batch.iteration) in abroad or sequence in batch.yields
+
+        later = (batch for formed, batch in self._returns if formed >= number)
+        return not any(map(took_part, later))
+
     def _take_back(self, sequence: Sequence) -> int:
         """Undo :meth:`_decode_one` where it was done; returns the tokens."""
         if self._decodes is None:
@@ -271,6 +295,8 @@ class Books:
         self.kv_log.append(self.blocks.capacity - self.blocks.free)
         members: Callable[[], Iterable[Sequence]] = home.members.keys
         if self.policy.ahead:
+            self._num_formed += 1
+            self._formed_as[home.index, iteration] = self._num_formed
             home.opens = self.step + self.stages
             for sequence in yields:
                 self._join(sequence, home, sequence.target)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from policies.request import Request
 from policies.vllm import Vllm
 from simulator.loop.pipeline import stage_times
+from simulator.loop.quantum import quantize
 from simulator.loop.records import Records
 from simulator.loop.textbook_pool import TextbookPoolReplica
 from simulator.views.metrics import Analysis
@@ -102,6 +103,29 @@ def test_every_variant(variant: str, stages: int, caching: bool) -> None:
         if caching:
             assert (pool.events[:, 1] == 0).any(), "nobody hits the prefix cache"
     assert lost, "nobody is preempted"
+
+
+@pytest.mark.parametrize("seed", [9, 29])
+def test_what_is_known_of_decodes_that_are_out(seed: int) -> None:
+    """A sequence is preempted after a decode was scheduled and before a token of it returned: the
+    block that this decode took down is found again."""
+    rng = np.random.default_rng(seed)
+    requests, now = [], 0.0
+    for i in range(25):
+        now = float(quantize(now + rng.exponential(0.004)))
+        prompt, output = int(rng.integers(3, 30)), int(rng.integers(1, 40))
+        requests.append(Request(i, now, prompt, output, output))
+    system = PoolSystem(
+        policy=Vllm(40, 8, async_scheduling=True),
+        layers=(1, 1),
+        num_blocks=30,
+        block_size=4,
+        caching=True,
+        lazy=True,
+        jitter=0.5,
+        requests=requests,
+    )
+    compare(system)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
