@@ -52,8 +52,13 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     return device
 
 
-def _profiles(scenario: Scenario) -> Path:
-    return user_path(scenario.profiles) if scenario.profiles else data_dir() / "profiles"
+def _profiles(scenario: Scenario, source: Source) -> Path:
+    if not scenario.profiles:
+        return data_dir() / "profiles"
+    try:
+        return user_path(scenario.profiles)
+    except ConfigError as error:
+        raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
 
 
 def number_bytes_of(
@@ -72,7 +77,9 @@ def number_bytes_of(
     if scenario.kernels is not None:
         return scenario.kernels.number_bytes
     try:
-        path = bundle_path(_profiles(scenario), device.name, model.name, scenario.cluster.tp)
+        path = bundle_path(
+            _profiles(scenario, source), device.name, model.name, scenario.cluster.tp
+        )
         return _load(path, bundle_digest(path))[0].number_bytes if path.is_dir() else TWO_BYTES
     except ConfigError:
         return TWO_BYTES
@@ -86,14 +93,15 @@ def op_times_of(
     Of a stack's kernels the bundle is made here, unless ``profiles`` holds it.
     """
     kernels, tp = scenario.kernels, scenario.cluster.tp
-    path = bundle_path(_profiles(scenario), device.name, model.name, tp, kernels)
+    profiles = _profiles(scenario, source)
+    path = bundle_path(profiles, device.name, model.name, tp, kernels)
     if kernels is not None and not (path / "meta.yaml").is_file():
         try:
             return _made(device.name, model, tp, kernels)
         except ValueError as error:
             raise ConfigError(f"{source.name(('stack',))}: {error}") from None
     try:
-        path = find_bundle(_profiles(scenario), device.name, model.name, tp, kernels)
+        path = find_bundle(profiles, device.name, model.name, tp, kernels)
         digest = bundle_digest(path)
         ops, longest = _load(path, digest)
     except ConfigError as error:

@@ -114,7 +114,7 @@ def test_no_tag_is_executed(tmp_path: Path, tag: str) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     (bundle / "meta.yaml").write_text(path.read_text())
-    with pytest.raises(BundleError, match="not valid YAML"):
+    with pytest.raises(SpecError, match="not valid YAML"):
         load_bundle(bundle)
     assert not proof.exists()
 

@@ -309,7 +309,7 @@ def test_what_a_killed_sweep_was_writing_is_no_obstacle(tmp_path: Path) -> None:
         partial(store.folder / name).write_bytes(b"half")
     store.open(True)
     partial(store.folder / "thesis.tex").write_bytes(b"half")
-    with pytest.raises(ConfigError, match=r"is not the sweep's \(not ours: \.thesis\.tex"):
+    with pytest.raises(ConfigError, match=r"are not the sweep's \(not ours: \.thesis\.tex"):
         store.open(True)
 
 

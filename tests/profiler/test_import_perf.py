@@ -119,8 +119,8 @@ def test_the_repository_keeps_each_degree_in_a_folder(perf: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("meta.yaml", "RTX4090\n", "RTXPRO6000\n",
-         r"hardware RTXPRO6000: no shipped device is called so .*rtx-4090.*--device"),
+        ("meta.yaml", "RTX4090\n", "ABACUS9\n",
+         r"hardware ABACUS9: no shipped device is called so .*rtx-4090.*--device"),
         ("meta.yaml", "bf16", "fp8", r"variant 'fp8' is not modelled: must be one of bf16, fp16"),
         ("meta.yaml", "tp_degrees: [1]", "tp_degrees: [2]", r"tp_degrees \[2\]: --tp 1 was not"),
         ("meta.yaml", "14336", "28672",

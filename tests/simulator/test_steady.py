@@ -112,7 +112,9 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     notes = load_notes(outcome.summary()["scenarios"], Path("runs/mine"))
     assert len(notes) == 2
     assert "orca is overloaded: its queue grows" in notes[0]
-    assert "over all of its 300 requests are in runs/mine/summary.json (scenarios.orca:" in notes[0]
+    assert (
+        "Those over all its 300 requests are in runs/mine/summary.json (scenarios.orca:" in notes[0]
+    )
     table = results_table(outcome)
     rows = list(table.columns[0].cells)
     assert "latency, median" not in rows
