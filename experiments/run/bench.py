@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from experiments.config.deployment import Deployment, deploy
+from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
 from experiments.config.requests import build_clients
 from policies.policy import is_pooled
@@ -46,7 +47,8 @@ def benchmark(
     the time of an iteration as a multiple of that of the experiment's first scenario with reserved
     memory in the same repeat) and ``iteration_us`` (by batch; the least over the repeats). Of this
     whole process: ``peak_rss_mb`` (the textbook simulations included) and
-    ``peak_rss_before_oracle_mb``. All times are seconds or microseconds of the processor.
+    ``peak_rss_before_oracle_mb``. All times are seconds or microseconds of the processor. Raises
+    ConfigError for a scenario that serves no request.
     """
     deployments, reserved = _deployed(experiments)
     # The first pass fills the predictor's tables, and counts the work.
@@ -54,6 +56,8 @@ def benchmark(
     for name, deployment in deployments.items():
         records = _fast(deployment)
         iterations[name] = sum(r.num_iterations for r in records.replicas)
+        if not iterations[name]:
+            raise ConfigError(f"{name}: serves none of its requests, so nothing can be timed")
         executions[name] = sum(r.num_iterations * r.num_stages for r in records.replicas)
         trace_s[name] = _trace_s(records)
         del records

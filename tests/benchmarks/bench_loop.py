@@ -18,7 +18,6 @@ from experiments.config.loading import load_experiment
 from experiments.run.bench import _fast, _textbook
 from simulator.loop.pipeline import stage_times
 from simulator.loop.records import Records
-from simulator.op_times.predictor import BundlePredictor
 from simulator.views.metrics import Analysis
 
 REQUESTS = 2000
@@ -27,12 +26,11 @@ ITERATIONS = {"orca_pp": 16445, "sarathi_pp": 20901, "orca_tp": 37870}
 
 
 @lru_cache
-def deployed(scenario: str) -> tuple[Deployment, BundlePredictor]:
+def deployed(scenario: str) -> Deployment:
     experiment = load_experiment("gpt3_pp", [f"workload.requests={REQUESTS}"])
     deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
-    predict = deployment.predictor
-    _fast(deployment, predict)  # tabulates what the run asks for
-    return deployment, predict
+    _fast(deployment)  # tabulates what the run asks for
+    return deployment
 
 
 def check(records: Records, scenario: str) -> None:
@@ -46,31 +44,29 @@ def check(records: Records, scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])
 def test_loop_against_textbook(benchmark: Any, scenario: str) -> None:
-    deployment, predict = deployed(scenario)
-    records = benchmark(_fast, deployment, predict)
+    deployment = deployed(scenario)
+    records = benchmark(_fast, deployment)
     check(records, scenario)
     began = time.perf_counter()
-    check(_textbook(deployment, predict), scenario)
+    check(_textbook(deployment), scenario)
     ratio = (time.perf_counter() - began) / benchmark.stats.stats.median
     benchmark.extra_info["times_faster_than_textbook"] = ratio
 
 
 def test_loop_without_a_pipeline(benchmark: Any) -> None:
-    check(benchmark(_fast, *deployed("orca_tp")), "orca_tp")
+    check(benchmark(_fast, deployed("orca_tp")), "orca_tp")
 
 
 @pytest.mark.parametrize("scenario", ["orca_pp", "sarathi_pp"])
 def test_stage_traces(benchmark: Any, scenario: str) -> None:
-    deployment, predict = deployed(scenario)
-    began = time.perf_counter()
-    records = _fast(deployment, predict)
-    time.perf_counter() - began
+    deployment = deployed(scenario)
+    records = _fast(deployment)
     times = benchmark(stage_times, records.replicas[0])
     assert times.start.shape == (ITERATIONS[scenario], 8)
 
 
 def test_summary(benchmark: Any) -> None:
-    deployment, predict = deployed("sarathi_pp")
-    records = _fast(deployment, predict)
+    deployment = deployed("sarathi_pp")
+    records = _fast(deployment)
     summary = benchmark(lambda: Analysis(records).summary(deployment.model, deployment.device, 8))
     assert summary["iterations"] == ITERATIONS["sarathi_pp"]

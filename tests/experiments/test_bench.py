@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.run.bench import _fast, _textbook, benchmark
 from tests.simulator import test_textbook_pool
@@ -43,6 +46,13 @@ def test_any_experiment_may_be_timed() -> None:
     assert set(numbers["loop_s"]) == {"vllm", "vllm_few_blocks"}
     assert list(numbers["iteration_us"]["vllm"]) == ["8", "32", "128"]
     assert all(factor > 0 for factor in numbers["speedup_vs_oracle"].values())
+
+
+def test_what_serves_nobody_cannot_be_timed() -> None:
+    changes = ("workload.requests=5", "workload.too_long=reject", "cluster.max_length=20")
+    experiment = load_experiment("gpt3_pp", changes)
+    with pytest.raises(ConfigError, match="orca: serves none of its requests"):
+        benchmark([experiment], 1, lambda *_: None)
 
 
 def test_paged_memory_is_compared_with_reserved_memory() -> None:
