@@ -24,7 +24,7 @@ DATASETS = os.environ.get("SARATHI_SIM_DATASETS")
 # Fewer requests than the reader has.
 QUICK = {
     "run": ["--set", "workload.requests=20"],
-    "bench": ["--set", "workload.requests=200", "--repeats", "1"],
+    "bench": ["--set", "workload.requests=40", "--repeats", "1"],
 }
 
 
@@ -112,6 +112,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 @pytest.mark.parametrize("command", COMMANDS, ids=[command.text for command in COMMANDS])
 def test_a_command(command: Command, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader.folder)
+    monkeypatch.setattr("experiments.run.bench.BATCHES", (8,))  # bench's other sizes take longer
     if "torch" in command.needs:
         pytest.skip(f"needs {command.needs}: see tests/profiler_torch")
     if command.needs and not DATASETS:
