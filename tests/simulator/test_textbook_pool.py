@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -85,8 +84,9 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant(variant: str, stages: int, caching: bool) -> None:
     lost = 0
-    for rate, (lazy, blocking) in itertools.product(
-        [None, 40.0], [(False, False), (True, False), (False, True)]
+    for rate, lazy, blocking in (
+        *((None, False, False), (40.0, False, False)),
+        *((40.0, True, False), (None, False, True)),
     ):
         system = PoolSystem(
             policy=VARIANTS[variant],
