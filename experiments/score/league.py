@@ -50,9 +50,9 @@ def league(
 
     ``peers`` holds for each other predictor its errors and ours on the rows that both answer.
     """
-    groups = grouped(rows)
+    groups, known = grouped(rows), {row.id for row in rows}
     content: dict[str, Any] = {
-        "rows": len(rows) + sum(name not in {row.id for row in rows} for name in refused),
+        "rows": len(rows) + sum(name not in known for name in refused),
         "answered": len(predictions),
         "groups": {
             name: {"n": sum(row.id in predictions for row in group), **of_group(group, predictions)}
