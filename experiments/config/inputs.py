@@ -19,7 +19,7 @@ from profiler.bundle.schema import Bundle, bundle_path, find_bundle
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
 from profiler.facts.model import ModelSpec, load_model
-from profiler.facts.ops import ALL_REDUCE, LOCAL, SENDS
+from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, SENDS
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import stacks_on
 from profiler.storage.paths import data_dir, user_path
@@ -127,7 +127,7 @@ def op_times_of(
 def provenance(bundle: Bundle) -> str:
     """Where the times of every op come from, ops of one origin together."""
     origins: dict[str, list[str]] = {}
-    for op in (*LOCAL, ALL_REDUCE, *SENDS):
+    for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
         if op in bundle.meta.environment:
             origins.setdefault(str(bundle.meta.environment[op]), []).append(op)
     return "; ".join(f"{', '.join(ops)}: {mark}" for mark, ops in origins.items())

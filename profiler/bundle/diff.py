@@ -9,7 +9,7 @@ import pandas as pd
 
 from profiler.bundle.schema import TABLES, Bundle, BundleError
 from profiler.bundle.tables import OVERHEADS, UNLABELLED
-from profiler.facts.ops import ROW_OPS, SCOPES
+from profiler.facts.ops import ALL_ROW_OPS, SCOPES
 from profiler.facts.roofline import Array
 
 #: With fewer common sizes than this, times are interpolated between the sizes of each bundle.
@@ -42,7 +42,7 @@ def diff_bundles(first: Bundle, second: Bundle) -> tuple[list[OpDiff], list[str]
     _check_same(first, second)
     found: list[OpDiff] = []
     left_out: list[str] = []
-    for op in (*ROW_OPS, *UNLABELLED, *_SENDS, *_OVERHEADS):
+    for op in (*ALL_ROW_OPS, *UNLABELLED, *_SENDS, *_OVERHEADS):
         rows = _rows(first, op), _rows(second, op)
         if rows[0].empty and rows[1].empty:
             continue

@@ -24,7 +24,6 @@ from profiler.bundle.tables import TABLES, BundleError, empty_table
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ROW_OPS
 from profiler.storage.files import make_folders, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.storage.paths import data_dir
@@ -254,6 +253,8 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMe
         fields = dataclasses.asdict(meta)
         if meta.kernels is None:
             del fields["kernels"]
+        if meta.model_spec.experts is None:
+            del fields["model_spec"]["experts"]
         text = dump_yaml(fields)
         (scratch / "meta.yaml").write_text(text, encoding="utf-8")
         load_bundle(scratch)
@@ -280,7 +281,7 @@ def _content_sha256(path: Path) -> str:
 
 def _check_complete(bundle: Bundle, path: Path) -> None:
     present = set(bundle.linear["op"])
-    for op in ROW_OPS:
+    for op in bundle.meta.model_spec.row_ops:
         if op not in present:
             raise BundleError(f"{path / 'linear.csv'}: op {op!r} has no rows")
     if bundle.meta.tp > 1 and bundle.all_reduce.empty:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from profiler.facts.ops import ROW_OPS, SCOPES
+from profiler.facts.ops import ALL_ROW_OPS, SCOPES
 from profiler.storage.strict import UserError
 
 #: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
@@ -57,7 +57,7 @@ TABLES: dict[str, Table] = {
     "linear": Table(
         columns=("op", "num_tokens", "time_us"),
         key=("op", "num_tokens"),
-        labels={"op": ROW_OPS},
+        labels={"op": ALL_ROW_OPS},
     ),
     # One sequence's chunk; context_tokens are cached before the chunk.
     "attn_prefill": Table(

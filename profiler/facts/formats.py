@@ -32,11 +32,18 @@ SPEEDUP: dict[WeightDtype, float] = {
 
 @dataclass(frozen=True)
 class NumberBytes:
-    """Bytes of a number: of an activation or embedding, a layer's weight, the KV cache."""
+    """Bytes of a number: of an activation or embedding, a layer's weight, the KV cache, and an
+    expert's weight (None: as a layer's)."""
 
     activation: int = 2
     weight: float = 2.0
     kv: int = 2
+    expert: float | None = None
+
+    @property
+    def expert_weight(self) -> float:
+        """Bytes of a weight of a routed expert."""
+        return self.weight if self.expert is None else self.expert
 
 
 #: All of them bf16 or fp16.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from profiler.facts.hf_config import model_fields, read_json
 from profiler.facts.hf_keys import short
-from profiler.facts.ops import GEMMS, LAYER_GEMMS, OPS, GemmShape, Shard
+from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
@@ -28,13 +28,49 @@ LARGEST = {
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the place of a layer's feed-forward network.
+
+    A router chooses ``top_k`` of ``num_experts`` for each token; all tokens pass the shared ones,
+    which have ``shared_intermediate_size`` together (0: none). The layers ``dense_layers`` (from 0)
+    have a dense network of the model's ``ffn_hidden_size`` instead. ``bias``: experts and router
+    have one (as in gpt-oss). Raises ValueError for sizes that do not fit each other.
+    """
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    dense_layers: tuple[int, ...] = ()
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        for key, least in (("num_experts", 1), ("intermediate_size", 1),
+                           ("shared_intermediate_size", 0)):  # fmt: skip
+            value, most = getattr(self, key), LARGEST["ffn_hidden_size"]
+            if not least <= value <= most:
+                raise ValueError(f"{key} must be from {least} to {most}, got {short(value)}")
+        if not 1 <= self.top_k <= self.num_experts:
+            raise ValueError(
+                f"top_k must be from 1 to num_experts ({self.num_experts}), got {short(self.top_k)}"
+            )
+        if list(self.dense_layers) != sorted(set(self.dense_layers)):
+            raise ValueError(
+                f"dense_layers must rise, got {short(list(self.dense_layers))}"
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """The architecture of a decoder-only transformer.
 
     ``attention_bias`` says which attention projections carry a bias (``qkv`` as in Qwen, ``all`` as
     in GPT-3). ``gated_ffn`` means gate and up projections (SwiGLU). ``learned_positions`` adds a
     trained position table of ``max_position_embeddings`` rows. ``qk_norm`` norms each head of
-    queries and keys (as in Qwen 3). Raises ValueError for sizes that are not positive, too large
+    queries and keys (as in Qwen 3). ``experts`` makes layers mixtures; ``ffn_hidden_size`` is 0
+    where that leaves no dense one. Raises ValueError for sizes that are not positive, too large
     (``LARGEST``) or do not divide.
     """
 
@@ -56,11 +92,15 @@ class ModelSpec:
     ffn_bias: bool = False
     norm_bias: bool = False
     qk_norm: bool = False
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for key, most in LARGEST.items():
             value = getattr(self, key)
-            if value <= 0:
+            if key == "ffn_hidden_size" and not self.num_dense_layers:
+                if value != 0:
+                    raise ValueError(f"{key} must be 0 without dense layers, got {short(value)}")
+            elif value <= 0:
                 raise ValueError(f"{key} must be positive, got {short(value)}")
             if value > most:
                 raise ValueError(f"{key} must be at most {most}, got {short(value)}")
@@ -69,23 +109,49 @@ class ModelSpec:
                 f"num_heads ({self.num_heads}) must be a multiple of "
                 f"num_kv_heads ({self.num_kv_heads})"
             )
+        dense = self.experts.dense_layers if self.experts else ()
+        if any(not 0 <= layer < self.num_layers for layer in dense):
+            raise ValueError(f"dense_layers must be below num_layers ({self.num_layers})")
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers with a dense feed-forward network."""
+        return self.num_layers if self.experts is None else len(self.experts.dense_layers)
 
     # Parameters -----------------------------------------------------------------------------
 
-    @cached_property
-    def layer_parameters(self) -> int:
-        """Parameters of one decoder layer: projections, biases and norms."""
-        gemms = self.gemms(tp=1)
-        biases = sum(gemms[op].n for op in self.biased_gemms)
+    def parameters_in(self, layers: range | None = None) -> tuple[int, int]:
+        """Parameters of these layers (default all): of routed experts, and all others.
+
+        The others are projections, shared experts, routers, biases and norms.
+        """
+        chosen = range(self.num_layers) if layers is None else layers
+        dense = [at for at in self.experts.dense_layers if at in chosen] if self.experts else chosen
+        counts = {"all": len(chosen), "dense": len(dense), "sparse": len(chosen) - len(dense)}
         norms = 2 * self.hidden_size * (2 if self.norm_bias else 1)
         norms += 2 * self.head_dim if self.qk_norm else 0
-        return self.layer_weights(tp=1) + biases + norms
+        others = counts["all"] * norms
+        for op, shape in self.gemms(tp=1).items():
+            if OPS[op].part == "layer":
+                bias = shape.n if op in self.biased_gemms else 0
+                others += counts[OPS[op].layers] * (shape.n * shape.k + bias)
+        routed = self.experts.num_experts * self.expert_parameters if self.experts else 0
+        return counts["sparse"] * routed, others
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert of one layer; 0 without."""
+        if self.experts is None:
+            return 0
+        wide = self.experts.intermediate_size * (2 if self.gated_ffn else 1)
+        biases = wide + self.hidden_size if self.experts.bias else 0
+        return self.hidden_size * (wide + self.experts.intermediate_size) + biases
 
     @property
     def biased_gemms(self) -> frozenset[str]:
         """The GEMMs that add a bias."""
         shard = self.shard(1)
-        return frozenset(op for op in GEMMS if OPS[op].biased(shard))
+        return frozenset(op for op, known in OPS.items() if known.biased(shard))
 
     @property
     def num_parameters(self) -> int:
@@ -94,7 +160,16 @@ class ModelSpec:
         if self.learned_positions:
             tables += self.max_position_embeddings * self.hidden_size
         final_norm = self.hidden_size * (2 if self.norm_bias else 1)
-        return self.num_layers * self.layer_parameters + tables + final_norm
+        return sum(self.parameters_in()) + tables + final_norm
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token meets: all but those of experts not chosen for it."""
+        if self.experts is None:
+            return self.num_parameters
+        unused = self.experts.num_experts - self.experts.top_k
+        sparse = self.num_layers - self.num_dense_layers
+        return self.num_parameters - sparse * unused * self.expert_parameters
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
         """Bytes of KV cache one token takes in the whole model (all layers, all heads)."""
@@ -116,6 +191,18 @@ class ModelSpec:
                 f"{self.name}: tp {tp} neither divides num_kv_heads ({kv_heads}) "
                 "nor is a multiple of it"
             )
+        if self.experts is not None:
+            mix = self.experts
+            if mix.shared_intermediate_size % tp:
+                raise ValueError(
+                    f"{self.name}: tp {tp} does not divide shared_intermediate_size "
+                    f"({mix.shared_intermediate_size})"
+                )
+            if mix.intermediate_size % tp and mix.num_experts % tp:
+                raise ValueError(
+                    f"{self.name}: tp {tp} divides neither the experts' intermediate_size "
+                    f"({mix.intermediate_size}) nor num_experts ({mix.num_experts})"
+                )
 
     def heads_per_rank(self, tp: int) -> tuple[int, int]:
         """(query heads, KV heads) on one rank; beyond one KV head a rank, they are replicated."""
@@ -129,7 +216,22 @@ class ModelSpec:
         engines do to stay on fast kernels. Raises ValueError where ``tp`` does not fit the model.
         """
         shard = self.shard(tp)
-        return {name: op.shape(shard) for name, op in OPS.items() if op.shape is not None}
+        return {
+            name: op.shape(shard)
+            for name, op in OPS.items()
+            if op.shape is not None and op.present(shard)
+        }
+
+    @cached_property
+    def row_ops(self) -> tuple[str, ...]:
+        """The ops of ``linear.csv`` that this model has, in the registry's order."""
+        shard = self.shard(1)
+        return tuple(op for op in ALL_ROW_OPS if OPS[op].present(shard))
+
+    def share(self, op: str) -> float:
+        """The share of the layers that run a layer's op."""
+        sparse = 1 - self.num_dense_layers / self.num_layers
+        return {"all": 1.0, "dense": 1 - sparse, "sparse": sparse}[OPS[op].layers]
 
     def shard(self, tp: int) -> Shard:
         """What one of ``tp`` ranks holds. Raises ValueError where ``tp`` does not fit the model."""
@@ -147,12 +249,23 @@ class ModelSpec:
             norm_bias=self.norm_bias,
             qk_norm=self.qk_norm,
             learned_positions=self.learned_positions,
+            experts=self.experts.num_experts if self.experts else 0,
+            shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
+            expert_bias=self.experts is not None and self.experts.bias,
+            sparse_share=1 - self.num_dense_layers / self.num_layers,
         )
 
     def layer_weights(self, tp: int) -> int:
-        """Numbers in the matrices of one layer on one of ``tp`` ranks."""
-        gemms = self.gemms(tp)
-        return sum(gemms[op].n * gemms[op].k for op in LAYER_GEMMS)
+        """Numbers in the matrices that a token meets in a mean layer on one of ``tp`` ranks."""
+        found = sum(
+            self.share(op) * shape.n * shape.k
+            for op, shape in self.gemms(tp).items()
+            if OPS[op].part == "layer"
+        )
+        if self.experts is None:
+            return round(found)
+        matrices = (3 if self.gated_ffn else 2) * self.hidden_size * self.experts.intermediate_size
+        return round(found + self.share(MOE) * self.experts.top_k * matrices / tp)
 
     # Floating-point operations, for utilisation -----------------------------------------------
 

@@ -29,7 +29,12 @@ class GemmShape:
 
 @dataclass(frozen=True)
 class Shard:
-    """The shard of one tensor-parallel rank; ``vocab_columns`` are those of its padded LM head."""
+    """The shard of one tensor-parallel rank; ``vocab_columns`` are those of its padded LM head.
+
+    ``ffn`` is 0 without dense layers. ``experts`` are all that the router chooses from (0: no
+    mixture), ``shared_ffn`` the rank's part of the shared ones. ``sparse_share`` of the layers are
+    mixtures.
+    """
 
     hidden: int
     heads: int
@@ -43,6 +48,10 @@ class Shard:
     norm_bias: bool
     qk_norm: bool
     learned_positions: bool
+    experts: int = 0
+    shared_ffn: int = 0
+    expert_bias: bool = False
+    sparse_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class Stream:
 
     kernel: str
     numbers: int
-    times: int = 1
+    times: float = 1
 
 
 @dataclass(frozen=True)
@@ -77,8 +86,16 @@ CONTEXT = Size("context_tokens", "context", "context")
 Family = Literal["gemm", "piecewise", "prefill", "decode"]
 
 
+#: The layers that run an op: all, or those with a dense feed-forward network, or with a mixture.
+Layers = Literal["all", "dense", "sparse"]
+
+
 def _never(shard: Shard) -> bool:
     return False
+
+
+def _always(shard: Shard) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -95,10 +112,12 @@ class Op:
     ``calls``     how often a layer runs it
     ``rest``      it is whatever of its part is not another op
     ``shape``     of a GEMM
-    ``split``     which side of a layer's GEMM is divided among the ranks
+    ``split``     which side of a layer's GEMM is divided among the ranks; None: every rank has all
     ``biased``    whether the GEMM has a bias
     ``streams``   of elementwise ops: what they move
     ``fitted``    the fits of a device file behind it, ``{tp}`` being the ranks; empty: its name
+    ``layers``    of a layer's op: in which layers it runs
+    ``present``   whether a model has it
     """
 
     name: str
@@ -115,6 +134,8 @@ class Op:
     biased: Callable[[Shard], bool] = _never
     streams: Callable[[Shard], tuple[Stream, ...]] | None = None
     fitted: tuple[str, ...] = ()
+    layers: Layers = "all"
+    present: Callable[[Shard], bool] = _always
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -122,11 +143,21 @@ class Op:
         return tuple(size.column for size in self.sizes)
 
 
+def _activation(shard: Shard, ffn: int, layers: float) -> Stream:
+    """In a share ``layers`` of the layers."""
+    kernel, numbers = ("act", 3 * ffn) if shard.gated_ffn else ("act_plain", 2 * ffn)
+    return Stream(kernel, numbers, times=layers)
+
+
 def _elementwise(shard: Shard) -> tuple[Stream, ...]:
     """Norms, residual additions, activation and rotary of one layer."""
     norm = Stream("layer_norm" if shard.norm_bias else "norm", 2 * shard.hidden, times=2)
-    act = Stream("act", 3 * shard.ffn) if shard.gated_ffn else Stream("act_plain", 2 * shard.ffn)
-    found = [norm, Stream("add", 3 * shard.hidden, times=2), act]
+    found = [norm, Stream("add", 3 * shard.hidden, times=2)]
+    if shard.ffn:
+        found.append(_activation(shard, shard.ffn, 1 - shard.sparse_share))
+    if shard.shared_ffn:  # and their output is added to that of the routed experts
+        found.append(_activation(shard, shard.shared_ffn, shard.sparse_share))
+        found.append(Stream("add", 3 * shard.hidden, times=shard.sparse_share))
     queries_and_keys = 2 * (shard.heads + shard.kv_heads) * shard.head_dim
     if shard.qk_norm:
         found.append(Stream("norm", queries_and_keys))
@@ -143,14 +174,28 @@ def _embedding(shard: Shard) -> tuple[Stream, ...]:
 def _gemm(
     name: str,
     shape: Callable[[Shard], GemmShape],
-    split: Literal["columns", "rows"],
-    biased: Callable[[Shard], bool],
+    split: Literal["columns", "rows"] | None,
+    biased: Callable[[Shard], bool] = _never,
+    layers: Layers = "all",
+    present: Callable[[Shard], bool] = _always,
 ) -> Op:
     """One of a layer's."""
     return Op(
-        name, "layer", (TOKENS,), "gemm", "linear",
-        shape=shape, split=split, biased=biased, fitted=("gemm",),
+        name, "layer", (TOKENS,), "gemm", "linear", shape=shape, split=split, biased=biased,
+        fitted=("gemm",), layers=layers, present=present,
     )  # fmt: skip
+
+
+def _dense(shard: Shard) -> bool:
+    return shard.ffn > 0
+
+
+def _mixture(shard: Shard) -> bool:
+    return shard.experts > 0
+
+
+def _sharing(shard: Shard) -> bool:
+    return shard.shared_ffn > 0
 
 
 _LIST = (
@@ -180,8 +225,40 @@ _LIST = (
         lambda s: GemmShape(n=s.ffn * (2 if s.gated_ffn else 1), k=s.hidden),
         "columns",
         lambda s: s.ffn_bias,
+        "dense",
+        _dense,
     ),
-    _gemm("ffn_ln2", lambda s: GemmShape(n=s.hidden, k=s.ffn), "rows", lambda s: s.ffn_bias),
+    _gemm(
+        "ffn_ln2",
+        lambda s: GemmShape(n=s.hidden, k=s.ffn),
+        "rows",
+        lambda s: s.ffn_bias,
+        "dense",
+        _dense,
+    ),
+    # A mixture in its place: the router, the chosen experts, and those that all tokens share.
+    _gemm(
+        "moe_router",
+        lambda s: GemmShape(n=s.experts, k=s.hidden),
+        None,
+        lambda s: s.expert_bias,
+        "sparse",
+        _mixture,
+    ),
+    Op(
+        "moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture,
+    ),
+    _gemm(
+        "shared_ln1",
+        lambda s: GemmShape(n=s.shared_ffn * (2 if s.gated_ffn else 1), k=s.hidden),
+        "columns",
+        layers="sparse",
+        present=_sharing,
+    ),
+    _gemm(
+        "shared_ln2", lambda s: GemmShape(n=s.hidden, k=s.shared_ffn), "rows", layers="sparse",
+        present=_sharing,
+    ),
     # All norms, activation, residual additions and rotary together; with several ranks, no more.
     Op(
         "others", "layer", (TOKENS,), "piecewise", "linear",
@@ -211,18 +288,21 @@ def names(where: Callable[[Op], bool]) -> tuple[str, ...]:
     return tuple(op.name for op in _LIST if where(op))
 
 
-#: The ops of ``linear.csv``: those of one layer, then whole ones.
-LAYER_OPS = names(lambda op: op.table == "linear" and op.part == "layer")
+#: The ops of ``linear.csv`` of any model, and of a dense one: those of one layer, then whole ones.
+ALL_ROW_OPS = names(lambda op: op.table == "linear")
+LAYER_OPS = names(lambda op: op.table == "linear" and op.part == "layer" and op.layers != "sparse")
 EDGE_OPS = names(lambda op: op.table == "linear" and op.part != "layer")
 ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
-#: The GEMMs of one layer in the order they run, and all of a model.
-LAYER_GEMMS = names(lambda op: op.shape is not None and op.part == "layer")
-GEMMS = names(lambda op: op.shape is not None)
+#: Of a dense model: the GEMMs of one layer in the order they run, and all.
+LAYER_GEMMS = tuple(name for name in LAYER_OPS if OPS[name].shape is not None)
+GEMMS = tuple(name for name in ROW_OPS if OPS[name].shape is not None)
 ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
 PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
 ALL_REDUCE, SEND_RECV = MESSAGES
-#: What one rank computes alone.
+#: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
+(MOE,) = names(lambda op: op.layers == "sparse" and op.shape is None)
+#: What one rank of a dense model computes alone.
 LOCAL = (*ROW_OPS, *ATTENTION)
 #: Transfers between two stages as ops of their own, and whom they reach.
 SENDS = {f"{SEND_RECV}_{scope}": scope for scope in SCOPES}  # fmt: skip

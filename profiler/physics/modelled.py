@@ -12,7 +12,7 @@ import pandas as pd
 from profiler.bundle.schema import Bundle, BundleMeta
 from profiler.facts.device import device_sha256
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import OPS, ROW_OPS, SCOPES
+from profiler.facts.ops import OPS, SCOPES
 from profiler.facts.roofline import Array
 from profiler.physics.op_times import DeviceModel
 
@@ -130,7 +130,7 @@ def rounded_us(times_us: Array) -> Array:
 
 def _linear(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
     parts = []
-    for op in sorted(ROW_OPS):
+    for op in sorted(model.row_ops):
         rows = token_grid(min(most, _MAX_LOGIT_ROWS) if OPS[op].outputs else most)
         time_us = rounded_us(times.by_rows(op, rows, model, tp))
         parts.append(pd.DataFrame({"op": op, "num_tokens": rows.astype(int), "time_us": time_us}))

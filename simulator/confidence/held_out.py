@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.bundle.schema import Bundle
-from profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, GEMMS, LOCAL, OPS, GemmShape
+from profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, LOCAL, OPS, GemmShape
 from profiler.physics.hold_out import Bools, Folds, Rows, leave_one_group_out, median_p95_worst
 from simulator.loop.records import Floats
 from simulator.op_times.linear import PiecewiseLinear
@@ -68,7 +68,7 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
     tile = bundle.meta.tile
     shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
     by_op = {str(op): _columns(rows, "num_tokens") for op, rows in bundle.linear.groupby("op")}
-    gemms = {op: shapes[op] for op in GEMMS}
+    gemms = {op: shapes[op] for op in by_op if op in shapes}
     found = []
     for op, (points, time) in by_op.items():
         far: Fit = linear_fit

@@ -42,7 +42,9 @@ def stage_weight_bytes(
             parameters += model.max_position_embeddings * model.hidden_size
     if stage == last and not (model.tied_embeddings and last == 0):
         parameters += table
-    in_layers = layers[stage] * model.layer_parameters * numbers.weight
+    first = sum(layers[:stage])
+    routed, others = model.parameters_in(range(first, first + layers[stage]))
+    in_layers = others * numbers.weight + routed * numbers.expert_weight
     return int(in_layers + parameters * numbers.activation)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.facts.ops import ALL_REDUCE, DECODE, LAYER_OPS, PREFILL, SEND_RECV
+from profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL, SEND_RECV
 from simulator.loop.records import Floats, Ints, ReplicaLog
 from simulator.op_times.iteration import FIRST, LAST, IterationCost
 from simulator.op_times.predictor import BundlePredictor
@@ -44,7 +44,7 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
             np.where(distinct > 0, time_s, 0.0)[which], num_bytes if op == ALL_REDUCE else rows
         )
         for op, time_s in cost.layer_parts(distinct).items()
-        if op in (*LAYER_OPS, ALL_REDUCE)
+        if op in (*cost.ops.linear, ALL_REDUCE)
     }
     mean_context = columns["decode_context"] / np.maximum(decodes, 1)
     attention = predict.decode_s(decodes, mean_context)

@@ -24,7 +24,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from profiler.bundle.schema import Bundle
-from profiler.facts.ops import LAYER_OPS
 from profiler.physics.hold_out import Bools, Rows, leave_one_group_out
 from simulator.loop.records import Floats
 from simulator.op_times.iteration import SUM, IterationCost, WholeLayer, counted_context
@@ -82,7 +81,7 @@ class _Layers:
         prefill = np.where(chunk > 0, cost.prefill_s(np.maximum(chunk, 1), context), 0.0)
         decode = np.where(batch > 0, cost.decode_s(np.maximum(batch, 1), held), 0.0)
         parts = cost.layer_parts(chunk + batch)  # whole layers are timed without all-reduces
-        total = sum((parts[op] for op in LAYER_OPS), np.zeros(len(mixed)))
+        total = sum((parts[op] for op in ops.linear), np.zeros(len(mixed)))
         time = mixed["time_us"].to_numpy(np.float64) * _MICRO
         both = (chunk > 0) & (batch > 0)
         return cls(chunk + batch, time, total + prefill + decode, decode, both)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.ops import ALL_REDUCE, DECODE, LAYER_OPS, OPS, PREFILL, names
+from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
 from simulator.loop.records import Floats
 
 if TYPE_CHECKING:
@@ -101,18 +101,21 @@ class IterationCost:
         decode_s: npt.ArrayLike = 0.0,
         mixed: npt.ArrayLike = False,
     ) -> dict[str, Floats]:
-        """One layer of ``tokens`` rows, by op and :data:`MIXING`; they add up to the layer.
+        """A mean layer of ``tokens`` rows, by op and :data:`MIXING`; they add up to the layer.
 
         ``prefill_s`` and ``decode_s`` are its attention (:meth:`prefill_s`, :meth:`decode_s`), and
         ``mixed`` says where there are both.
         """
         rows = np.asarray(tokens)
-        found = {op: self.layer.scale * self.ops.by_rows[op](rows) for op in LAYER_OPS}
+        share = self.ops.model.share
+        found = {
+            op: self.layer.scale * share(op) * time(rows) for op, time in self.ops.linear.items()
+        }
         prefill, decode = np.asarray(prefill_s, np.float64), np.asarray(decode_s, np.float64)
         if self.layer.mixes:
             ops_s = sum(found.values(), prefill + decode)
             found[MIXING] = np.where(mixed, self.layer.mixing_s(ops_s, decode), 0.0)
-        for op in LAYER_OPS:
+        for op in self.ops.linear:
             if OPS[op].rest:
                 found[op] = found[op] + self.layer.extra_s
         found |= {PREFILL: prefill, DECODE: decode}

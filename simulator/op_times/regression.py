@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.formats import NumberBytes
-from profiler.facts.ops import GEMMS, LAYER_OPS, GemmShape
+from profiler.facts.ops import OPS, GemmShape
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import fit_skew, fit_whole_layer
@@ -62,7 +62,7 @@ class OpTimes:
             for op, rows in bundle.linear.groupby("op")
         }
         shapes = self.model.gemms(self.tp)
-        self._gemms = gemms = {op: (shapes[op], *points[op]) for op in GEMMS}
+        self._gemms = gemms = {op: (shapes[op], *points[op]) for op in shapes}
         self.by_rows: dict[str, TimeBySize] = {
             op: PiecewiseLinear(*xy) for op, xy in points.items()
         }
@@ -81,7 +81,7 @@ class OpTimes:
     @property
     def linear(self) -> dict[str, TimeBySize]:
         """The ops of one layer by token rows."""
-        return {op: self.by_rows[op] for op in LAYER_OPS}
+        return {op: self.by_rows[op] for op in self.model.row_ops if OPS[op].part == "layer"}
 
     @cached_property
     def key(self) -> str:

@@ -48,7 +48,7 @@ def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
     runs = deployed(config)
     model = load_model("llama-3.1-8b")
     usable = 0.9 * 80e9
-    matrices = model.num_layers * model.layer_parameters
+    matrices = sum(model.parameters_in())
     tables = 2 * 2 * model.vocab_size * model.hidden_size
     for name, weight, cache in (("bf16", 2, 2), ("fp8", 1, 2), ("fp8_cache", 1, 1)):
         left = usable - weight * matrices - tables

@@ -109,7 +109,7 @@ def test_shapes_are_those_of_the_model_spec(model: ModelSpec, tp: int) -> None:
         norms = 2 * model.hidden_size * (2 if model.norm_bias else 1)
         if model.qk_norm:  # its gains of 1 are not stored
             norms += 2 * model.head_dim
-        assert weights + biases + norms == model.layer_parameters
+        assert weights + biases + norms == sum(model.parameters_in(range(1)))
 
 
 @MODELS
