@@ -43,6 +43,10 @@ ROUNDS = 10
 THINK_S = 0.003
 """Seconds in the mean until a client's next request reaches the engine: assumed."""
 
+SGLANG_MEMORY = 0.8
+"""SGLang's share of the memory: inferred from one GPU of 80 GB that holds 66 GB of weights. Its own
+default would leave room for twice as many requests."""
+
 
 def scenario_of(row: Measured) -> dict[str, Any]:
     """The row's scenario as a configuration would have it. Raises ConfigError for what is not
@@ -65,7 +69,7 @@ def scenario_of(row: Measured) -> dict[str, Any]:
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
         "stack": row.backend,
-        "dtype": DTYPES[row.precision],
+        "dtype": _weights(row),
         "kv_cache_dtype": _kv_cache_dtype(row),
         "cluster": {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl},
         "workload": {
@@ -84,8 +88,17 @@ def scenario_of(row: Measured) -> dict[str, Any]:
             "declared": "exact",
         },
         "policy": _policy(row),
-        "kv_cache": {"prefix_caching": False},
+        "kv_cache": {
+            "prefix_caching": False,
+            **({"mem_fraction_static": SGLANG_MEMORY} if row.backend == "sglang" else {}),
+        },
     }
+
+
+def _weights(row: Measured) -> str:
+    """Qwen3's published fp8 checkpoints (``Qwen/Qwen3-32B-FP8``) are quantised in blocks."""
+    dtype = DTYPES[row.precision]
+    return "fp8_block" if dtype == "fp8" and row.model.startswith("Qwen/Qwen3-") else dtype
 
 
 def _kv_cache_dtype(row: Measured) -> str:

@@ -19,7 +19,7 @@ from profiler.facts.roofline import HALF, HBM_SHARE, KEY_BLOCK, Array, attended
 from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
-from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack
+from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack, stacks_on
 from profiler.storage.strict import SpecError
 
 #: Seconds until a message of one byte arrives: AIConfigurator's assumption for all systems.
@@ -30,6 +30,10 @@ _MOST_OF_HBM = 0.9
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.
 _ASSUMED_PCT = 25.0
+#: Formats whose table holds one kernel, though the stack's autotuner chooses among several at its
+#: start: TensorRT-LLM's nvfp4 rows grow with k whatever n and m are, and are up to twice as slow as
+#: those of the same kind in the other stacks' tables. The fastest counts.
+_AUTOTUNED = {("trtllm", "nvfp4")}
 #: Of chunks after a prefix: measured on an RTX 4090 (vLLM 0.19.0), chunks of 256 tokens and more.
 _COMPOSED_PCT = 15.0
 #: What the same chip with other memory adds to a half-width, percent. Assumed.
@@ -85,7 +89,8 @@ class StackTimes:
         found, shard = OPS[op], model.shard(tp)
         if found.shape is not None:
             shape = found.shape(shard)
-            time = self._gemm(op).time_us(tokens, shape.n, shape.k)
+            kernels = (lattice.time_us(tokens, shape.n, shape.k) for lattice in self._choices(op))
+            time = np.minimum.reduce([*kernels])
             weight = self.kernels.number_bytes.weight if found.part == "layer" else HALF
             moved = weight * (shape.n * shape.k + tokens * shape.k) + HALF * tokens * shape.n
             return self._as_on(time, moved)
@@ -161,7 +166,8 @@ class StackTimes:
             kind, how = "between", "between token counts"
         else:
             kind, how = "shapes", "between (n, k)"
-        mark = f"interpolated: {dtype} GEMM of {self._name(fit)}, {how}"
+        others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
+        mark = f"interpolated: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
 
     def _of_attention(self, op: str) -> Provenance:
@@ -210,12 +216,7 @@ class StackTimes:
             )
 
     def _stored(self, table: str) -> dict[str, np.ndarray]:
-        start = f"{table}."
-        return {
-            name.removeprefix(start): array
-            for name, array in self._arrays.items()
-            if name.startswith(start)
-        }
+        return _of_table(self._arrays, table)
 
     @cached_property
     def _lattices(self) -> dict[str, GemmLattice]:
@@ -224,6 +225,23 @@ class StackTimes:
 
     def _gemm(self, op: str) -> GemmLattice:
         return self._lattices[self._dtype(op)]
+
+    def _tuned(self, op: str) -> bool:
+        return (self.kernels.stack, self._dtype(op)) in _AUTOTUNED and bool(self._others)
+
+    def _choices(self, op: str) -> list[GemmLattice]:
+        """The kernels among which the stack chooses."""
+        return [self._gemm(op), *(self._others.values() if self._tuned(op) else ())]
+
+    @cached_property
+    def _others(self) -> dict[str, GemmLattice]:
+        """The other stacks' GEMMs of this dtype on this device."""
+        table, found = f"gemm.{self.kernels.dtype}", {}
+        for stack in stacks_on(self.device.name):
+            arrays = load_stack(self.device.name, stack)[1] if stack != self.kernels.stack else {}
+            if stored := _of_table(arrays, table):
+                found[stack] = GemmLattice.from_arrays(stored)
+        return found
 
     def _grid(self, kind: str) -> HeadGrid:
         name = f"{kind}.{self.kernels.kv_cache_dtype}.{self.model.head_dim}"
@@ -249,6 +267,11 @@ class StackTimes:
 
     def _curve(self, kernel: str, gpus: int) -> ReduceCurve:
         return ReduceCurve.from_arrays(self._stored(f"{ALL_REDUCE}.{kernel}.{gpus}"))
+
+
+def _of_table(arrays: Arrays, table: str) -> dict[str, np.ndarray]:
+    start = f"{table}."
+    return {n.removeprefix(start): array for n, array in arrays.items() if n.startswith(start)}
 
 
 def _half_width(fit: KernelFit, kind: str) -> float:

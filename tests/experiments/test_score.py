@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
+from experiments.score.deployments import scenario_of
 from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.league import league, predictions_table, read_peer
 from experiments.score.measured import Measured, read_measured
@@ -173,6 +174,14 @@ def test_a_closed_loop_is_what_a_row_describes() -> None:
     assert workload.lengths.kind == "random" and workload.lengths.range_ratio == 0.8
     assert runs["a"].scenario.kv_cache is not None
     assert runs["a"].scenario.kv_cache.prefix_caching is False
+
+
+def test_what_a_row_does_not_say_is_inferred() -> None:
+    qwen = {"model": "Qwen/Qwen3-32B", "tp": 4, "precision": "fp8"}
+    blocks = scenario_of(measured("a", 1.0, 1.0, **qwen, backend="sglang"))
+    assert blocks["dtype"] == "fp8_block" and blocks["kv_cache"]["mem_fraction_static"] == 0.8
+    llama = scenario_of(measured("a", 1.0, 1.0, **{**qwen, "model": "meta-llama/Llama-3.1-70B"}))
+    assert llama["dtype"] == "fp8" and "mem_fraction_static" not in llama["kv_cache"]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

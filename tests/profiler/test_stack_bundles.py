@@ -215,3 +215,21 @@ def test_an_import_of_parquet_tables_asks_for_the_stack(tmp_path: Path) -> None:
     (tmp_path / "aiconfigurator").mkdir()
     with pytest.raises(BundleError, match=r"holds the parquet tables .*name --device and --stack"):
         import_bundle("aiconfigurator", tmp_path, "llama-3.1-8b", 1)
+
+
+def test_an_autotuned_format_takes_the_fastest_of_the_published_kernels() -> None:
+    """TensorRT-LLM's nvfp4 table holds one kernel; its server chooses among several."""
+    tokens = np.array([1.0, 64.0, 4096.0])
+    shape = {"tokens": tokens, "model": LLAMA_70B, "tp": 4}
+    alone = {
+        stack: StackTimes("b200-sxm", Kernels(stack, "nvfp4", "fp8"), LLAMA_70B, 4)  # type: ignore[arg-type]
+        for stack in STACKS
+    }
+    times = {stack: one.by_rows("ffn_ln2", **shape) for stack, one in alone.items()}
+    assert np.array_equal(times["trtllm"], np.minimum(times["trtllm"], times["vllm"]))
+    assert (
+        times["trtllm"][0] < 0.8 * alone["trtllm"]._gemm("ffn_ln2").time_us(tokens, 8192, 7168)[0]
+    )
+    assert "sglang or vllm's where faster" in alone["trtllm"].provenance()["ffn_ln2"].mark
+    assert "where faster" not in alone["vllm"].provenance()["ffn_ln2"].mark
+    assert "where faster" not in alone["trtllm"].provenance()["lm_head"].mark
