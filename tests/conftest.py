@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -22,7 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither read nor fill the cache of whoever runs them."""
+    """Tests neither read nor fill the cache of whoever runs them. xdist's workers share theirs."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SARATHI_SIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SARATHI_SIM_CACHE", str(folder / "cache"))
         yield

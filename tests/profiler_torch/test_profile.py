@@ -153,8 +153,8 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
 def test_what_cannot_be_measured_is_refused(
     tmp_path: Path, arguments: tuple[str, ...], text: str
 ) -> None:
-    done = sarathi_sim(*profile(tmp_path, *arguments))
-    assert done.returncode == 2
+    done = CliRunner().invoke(app, profile(tmp_path, *arguments))
+    assert done.exit_code == 2
     assert text in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -175,8 +175,8 @@ def test_cuda_without_cuda(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = sarathi_sim("profile", "--model", "tiny-llama-40m", "--out", str(tmp_path))
-    assert done.returncode == 2
+    done = CliRunner().invoke(app, ["profile", "--model", "tiny-llama-40m", "--out", str(tmp_path)])
+    assert done.exit_code == 2
     assert "sees no CUDA device" in done.stderr
 
 
