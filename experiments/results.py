@@ -41,6 +41,7 @@ BENCH_FORMAT = "sarathi-sim bench 1"
 ACCURACY_FORMAT = "sarathi-sim accuracy 1"
 PAPER_FORMAT = "sarathi-sim paper 1"
 SCORE_FORMAT = "sarathi-sim score 1"
+WORKLOAD_FORMAT = "sarathi-sim workload 1"
 ITERATIONS = "iterations.parquet"
 TOKEN_GAPS = "token_gaps.parquet"
 # What figures need of the tables.

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Scenario
+from policies.request import Request
+from simulator.load.describe import describe_workload, peak_rate, shared_tokens
 from simulator.load.trace import read_trace
+from simulator.load.trace_columns import Reading
+from simulator.load.trace_file import Trace
 from simulator.load.workload import (
     WorkloadError,
     at_once,
@@ -23,9 +32,13 @@ from simulator.load.workload import (
     split_lengths,
     stream,
     uniform_lengths,
+    varying_arrivals,
     zipf_lengths,
     zipf_probabilities,
 )
+
+SOURCE = Source("here.yaml", "one", {}, ())
+SCENARIO = {"model": "m", "device": "d", "policy": {"name": "orca"}}
 
 seeds = st.integers(0, 2**63 - 1)
 lengths = st.integers(1, 5000)
@@ -123,9 +136,8 @@ def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
     }
 
     def arrivals(seed: int) -> list[float]:
-        tree = {"seed": seed, "model": "m", "device": "d", "policy": {"name": "orca"}}
-        scenario = Scenario.model_validate(tree | {"workload": workload})
-        requests = build_requests(scenario, 64, Source("here.yaml", "one", {}, ()))
+        scenario = Scenario.model_validate(SCENARIO | {"seed": seed, "workload": workload})
+        requests = build_requests(scenario, 64, SOURCE)
         return [request.arrival_s for request in requests]
 
     assert arrivals(3) == arrivals(3)
@@ -186,7 +198,6 @@ def test_trace_formats(tmp_path: Path, text: str, arrival: list[float] | None) -
         ("0,10,5\nsoon,10,5\n", "row 3: arrival is 'soon': must be a number"),
         ("0,10,5\nnan,10,5\n", "row 3: arrival is 'nan': must be a number"),
         ("0,10,5\ninf,10,5\n", "row 3: arrival is 'inf': must be a number"),
-        ("1,10,5\n0,10,5\n", "row 3: arrival is earlier than in the row before"),
         ('0,10,"5\n', "row 2 is not readable CSV"),
         ("", "expected a header and at least one request"),
     ],
@@ -256,3 +267,233 @@ def test_a_trace_may_name_users(tmp_path: Path) -> None:
     path.write_text("prompt,decode,user\n374,44,7\n396,109,Ada\n")
     with pytest.raises(WorkloadError, match="row 3: user is 'Ada': must be a whole number from 0"):
         read_trace(path)
+
+
+SECOND = 1_715_299_200  # 2024-05-10, in seconds since 1970
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arrival"),
+    [
+        ("t.csv", "timestamp,input_tokens,output_length\n7.5,396,109\n5,374,44\n", [0, 2.5]),
+        (  # Azure 2024
+            "t.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,374,44\n"
+            "2024-05-10 00:00:02.509930+00:00,396,109\n",
+            [0, 2.5],
+        ),
+        (  # BurstGPT
+            "t.csv",
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "5,ChatGPT,374,44,418,Conversation log\n7.5,GPT-4,396,109,505,API log\n",
+            [0, 2.5],
+        ),
+        ("t.csv", f"timestamp,prompt,decode\n{SECOND}000,374,44\n{SECOND}500,396,109", [0, 0.5]),
+        ("t.csv", "arrival_time_ms,prompt,decode\n0,374,44\n2500,396,109\n", [0, 2.5]),
+        (
+            "t.jsonl",
+            '{"arrival_time": "2024-05-10T00:00:00Z", "prompt_tokens": 374, '
+            '"completion_tokens": 44}\n{"arrival_time": "2024-05-10T00:00:02.5Z", '
+            '"prompt_tokens": 396, "completion_tokens": 109.0}\n',
+            [0, 2.5],
+        ),
+        (  # AIPerf's profile_export.jsonl
+            "t.jsonl",
+            "".join(
+                f'{{"metadata": {{"request_start_ns": {SECOND}{ns:09d}}}, "metrics": '
+                f'{{"input_sequence_length": {{"value": {prompt}, "unit": "tokens"}}, '
+                f'"output_sequence_length": {{"value": {output}, "unit": "tokens"}}}}}}\n'
+                for ns, prompt, output in ((0, 374, 44), (500_000_000, 396, 109))
+            ),
+            [0, 0.5],
+        ),
+        (  # vLLM's bench serve --save-result --save-detailed
+            "t.json",
+            '{"backend": "vllm", "input_lens": [374, 396], "output_lens": [44, 109], '
+            '"start_times": [900.5, 903.0], "ttfts": [0.1, 0.1]}',
+            [0, 2.5],
+        ),
+        ("t.json", '{"input_lens": [374, 396], "output_lens": [44, 109]}', None),
+    ],
+)
+def test_forms_of_tools_and_logs(
+    tmp_path: Path, name: str, text: str, arrival: list[float] | None
+) -> None:
+    """Rows that are not in order are put in order; times are seconds, dates or since 1970."""
+    (tmp_path / name).write_text(text)
+    trace = read_trace(tmp_path / name)
+    assert trace.prompt.tolist() == [374, 396]
+    assert trace.output.tolist() == [44, 109]
+    found = None if trace.arrival_s is None else trace.arrival_s.tolist()
+    assert found == (None if arrival is None else pytest.approx(arrival, abs=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("t.jsonl", '{"prompt": 1, "decode": 2}\n{"prompt": 1}\n', "line 2: the key decode is mis"),
+        ("t.jsonl", '{"prompt": 1, "decode": 2}\n[1]\n', "line 2: must be a JSON object, not [1]"),
+        ("t.jsonl", '{"prompt": 1, "decode": true}\n', "line 1: decode is 'true': must be a whole"),
+        ("t.jsonl", '{"prompt": 1, "decode": 2}\n{"pro', "line 2 is not readable JSON"),
+        ("t.jsonl", "", "expected at least one request"),
+        ("t.jsonl", '{"a": 1}\n', "none of the columns prompt_tokens"),
+        ("t.json", '{"ttfts": []}', "expected a detailed result of vLLM's benchmark"),
+        ("t.json", '{"input_lens": [1], "output_lens": [1, 2]}', "input_lens 1, output_lens 2"),
+        ("t.json", '{"input_lens": [0], "output_lens": [1]}', "request 0: input_lens is '0'"),
+        ("t.json", "[" * 100_000, "is not readable JSON"),
+    ],
+)
+def test_json_errors_name_file_and_line(
+    tmp_path: Path, name: str, text: str, expected: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(WorkloadError) as caught:
+        read_trace(tmp_path / name)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert expected in str(caught.value)
+
+
+def test_columns_with_names_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("in,out,ms\n8,0,0\n30,3,1000\n20,2,500\n")
+    columns = {"prompt": "in", "output": "out", "arrival": "ms"}
+    trace = read_trace(path, None, Reading(columns, time_unit="ms", skip_empty=True))
+    assert trace.prompt.tolist() == [20, 30]
+    assert trace.arrival_s is not None
+    assert trace.arrival_s.tolist() == [0, 0.5]
+    with pytest.raises(WorkloadError, match="row 2: out is '0': must be a whole number from 1"):
+        read_trace(path, None, Reading(columns, time_unit="ms"))
+    with pytest.raises(WorkloadError, match=r"no column no \(prompt\); the file has in, out, ms"):
+        read_trace(path, None, Reading({"prompt": "no"}))
+    path.write_text("prompt,decode\n0,1\n")
+    with pytest.raises(WorkloadError, match="no request has both"):
+        read_trace(path, None, Reading(skip_empty=True))
+
+
+def test_turns_of_a_session_share_what_came_before(tmp_path: Path) -> None:
+    """Turn 2 begins with turn 1's 20 + 13 tokens, of which the last is never in the cache."""
+    path = tmp_path / "trace.csv"
+    rows = ["a,0,1,20,13", "b,0,1,50,5", "a,9,2,53,13", ",9,1,60,1", "a,9,3,86,2"]
+    path.write_text("session_id,arrival,turn,prompt,decode\n" + "\n".join(rows))
+    trace = read_trace(path)
+    assert trace.session is not None
+    assert trace.prompt.tolist() == [20, 50, 60, 53, 86]  # at 9 s by turn
+    requests = make_requests(
+        at_once(5), trace.prompt, trace.output, max_length=200, prefix=trace.prefix
+    )
+    assert [request.prefix[0][1] for request in requests] == [32, 54, 60, 65, 87]
+    assert shared_tokens(requests) == 32 + 64
+    picked = trace.sampled(0.3, np.random.default_rng(4))
+    assert picked.session is not None
+    kept = set(picked.session.tolist())
+    assert len(picked) == sum(session in kept for session in trace.session.tolist()) < 5
+    short = trace.clipped(40, 5)
+    assert short.prefix is not None
+    assert short.prompt.max() == 40
+    assert [prefix[0][1] for prefix in short.prefix] == [24, 44, 40, 44, 41]
+
+
+def test_a_sample_holds_about_its_share_and_at_least_one() -> None:
+    trace = read_trace_of(4000)
+    few = trace.sampled(0.1, stream(3, "sample"))
+    assert 320 < len(few) < 480
+    assert few.arrival_s is not None
+    assert few.arrival_s[0] == 0
+    assert len(trace.sampled(1e-9, stream(3, "sample"))) == 1
+
+
+def read_trace_of(count: int) -> Trace:
+    ones = np.ones(count, np.int64)
+    return Trace(ones, ones, np.arange(count) * 0.5)
+
+
+def test_a_workload_draws_scales_and_clips_its_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,prompt,decode\n" + "".join(f"{i},{100 + i},9\n" for i in range(50)))
+
+    def requests(**changes: Any) -> list[Request]:
+        lengths = {"kind": "trace", "path": str(path), **changes.pop("lengths", {})}
+        arrivals = {"kind": "trace", **changes.pop("arrivals", {})}
+        scenario = SCENARIO | {"workload": {"lengths": lengths, "arrivals": arrivals, **changes}}
+        return build_requests(Scenario.model_validate(scenario), 1000, SOURCE)
+
+    assert [r.arrival_s for r in requests(arrivals={"scale": 2.0}, requests=3)] == [0, 0.5, 1]
+    assert max(r.prompt_tokens for r in requests(lengths={"clip": {"prompt": 120}})) == 120
+    some = requests(lengths={"sample": 0.5}, requests=10)
+    assert len(some) == 10
+    assert some[-1].prompt_tokens > 109, "drawn from all of the trace"
+    assert some == requests(lengths={"sample": 0.5}, requests=10)
+
+
+@pytest.mark.parametrize(
+    ("points", "repeat", "counts"),
+    [
+        ([(0, 2), (100, 2)], False, [200, 200, 200, 200]),
+        ([(0, 0), (200, 4)], False, [100, 300, 400, 400]),  # a ramp, then its end
+        ([(0, 1), (50, 1), (50, 3), (100, 3)], True, [200, 200, 200, 200]),  # bursts
+        ([(100, 1), (100, 5)], False, [100, 500, 500, 500]),
+    ],
+)
+def test_a_varying_rate_has_its_integral(
+    points: list[tuple[float, float]], repeat: bool, counts: list[int]
+) -> None:
+    """Arrivals in each 100 s within 5 standard deviations of the rate's integral."""
+    at_s, rate = np.array(points, float).T
+    arrival_s = varying_arrivals(3000, at_s, rate, repeat, stream(5, "arrivals"))
+    assert (np.diff(arrival_s) >= 0).all()
+    found = np.histogram(arrival_s, np.arange(5) * 100.0)[0]
+    assert np.abs(found - counts).max() < 5 * np.sqrt(max(counts))
+    if repeat:  # three quarters of a period's arrivals fall in its second half
+        assert np.mean(arrival_s % 100 > 50) == pytest.approx(0.75, abs=0.04)
+
+
+def test_rates_that_make_no_sense_are_refused() -> None:
+    def refused(*rates: tuple[float, float], repeat: bool = False) -> str:
+        points = [{"at_s": at, "rate": rate} for at, rate in rates]
+        arrivals = {"kind": "varying", "rates": points, "repeat": repeat}
+        lengths = {"kind": "fixed", "prompt": 8, "decode": 8}
+        workload = {"requests": 3, "lengths": lengths, "arrivals": arrivals}
+        scenario = Scenario.model_validate(SCENARIO | {"workload": workload})
+        with pytest.raises(ConfigError) as caught:
+            build_requests(scenario, 1000, SOURCE)
+        return str(caught.value)
+
+    assert "workload.arrivals.rates" in refused((5, 1), (0, 1))
+    assert "at_s must not fall" in refused((5, 1), (0, 1))
+    assert "must not end with rate 0" in refused((0, 1), (9, 0))
+    assert "must not be 0 all the time" in refused((0, 1), repeat=True)
+
+
+def test_a_workload_in_numbers() -> None:
+    arrival_s = np.array([0.0, 10, 20, 130])
+    requests = make_requests(
+        arrival_s, np.array([10, 20, 30, 40]), np.array([5, 5, 5, 5]), max_length=100
+    )
+    found = describe_workload(requests)
+    assert found["prompt_tokens"] == {
+        "mean": 25, "p50": 25, "p90": 37, "p99": pytest.approx(39.7), "max": 40, "sum": 100,
+    }  # fmt: skip
+    assert found["rate"] == pytest.approx(3 / 130)
+    assert found["peak_rate"] == 3 / 60 == peak_rate(arrival_s)
+    assert found["gap_cv"] == pytest.approx(np.std([10, 10, 110]) / np.mean([10, 10, 110]))
+    assert (found["pd_ratio"], found["shared"], found["users"]) == (5, 0, 1)
+    none = describe_workload(make_requests(at_once(1), *np.ones((2, 1), int), max_length=9))
+    assert none["rate"] is none["gap_cv"] is none["peak_rate"] is None
+
+
+def test_the_command_prints_and_draws(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n25,9,4\n")
+    words = ["workload", str(tmp_path / "log.csv"), "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(app, [*words, "--column", "prompt=tokens_in"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["log"]["prompt_tokens"]["mean"] == 25
+    assert "3 requests, P:D 5.36, 0.5 a second over 4 s" in done.stderr
+    assert (tmp_path / "out" / "figures" / "log.png").stat().st_size > 10_000
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert "name the one with the prompt tokens in lengths.columns.prompt" in refused.stderr
+    refused = CliRunner().invoke(app, [*words, "--column", "size=4"])
+    assert "--column size=4: must be arrival or prompt or" in refused.stderr
+    done = CliRunner().invoke(app, ["workload", "shared_prefixes"])
+    assert done.exit_code == 0, done.output
+    assert "of prompt tokens shared" in done.stdout

@@ -37,6 +37,7 @@ from experiments.cli.results import compare, plot
 from experiments.cli.score import score
 from experiments.cli.sweep import plan, sweep
 from experiments.cli.validate import validate
+from experiments.cli.workload import workload
 from profiler.storage.threads import default_to_one_thread
 
 app = typer.Typer(
@@ -238,7 +239,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "accuracy": accuracy,
         "calibrate": calibrate,
     },
-    "Data": {"models": models, "devices": devices, "policies": policies},
+    "Data": {"models": models, "devices": devices, "policies": policies, "workload": workload},
     "Paper": {"reproduce": reproduce, "advise": advise},
 }
 """Every command, by what it is about, in the order of ``--help``."""

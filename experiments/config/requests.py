@@ -14,6 +14,7 @@ from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
     AtOnce,
+    Clip,
     Closed,
     FixedLengths,
     Gamma,
@@ -22,6 +23,7 @@ from experiments.config.workload import (
     Sessions,
     TraceLengths,
     UniformLengths,
+    Varying,
     Workload,
     ZipfLengths,
 )
@@ -35,6 +37,7 @@ from simulator.load.prefixes import (
     with_turns_before,
 )
 from simulator.load.trace import read_trace
+from simulator.load.trace_columns import Reading
 from simulator.load.trace_file import Trace
 from simulator.load.workload import (
     WorkloadError,
@@ -45,6 +48,7 @@ from simulator.load.workload import (
     split_lengths,
     stream,
     uniform_lengths,
+    varying_arrivals,
     zipf_lengths,
 )
 from simulator.loop.closed_loop import Clients, ClosedLoop, Conversations
@@ -79,7 +83,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     the key at fault.
     """
     workload = scenario.workload
-    trace = _trace(workload, source)
+    trace = _trace(scenario, source)
     prompt, output = _lengths(scenario, trace, source)
     if workload.sessions is None and not workload.system_prompts:
         arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
@@ -109,8 +113,9 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     )
 
 
-def _trace(workload: Workload, source: Source) -> Trace | None:
+def _trace(scenario: Scenario, source: Source) -> Trace | None:
     """What the trace holds; None where lengths are drawn."""
+    workload = scenario.workload
     lengths = workload.lengths
     if not isinstance(lengths, TraceLengths):
         return None
@@ -121,12 +126,20 @@ def _trace(workload: Workload, source: Source) -> Trace | None:
             shown = workload.model_dump()[key]
             raise source.error(f"workload.{key}", shown, problem)
     path = trace_path(lengths, source)
+    columns = lengths.columns.model_dump(exclude_none=True)
+    reading = Reading(columns, lengths.time_unit, lengths.skip_empty)
+    some = lengths.sample < 1
     try:
-        trace = read_trace(path, workload.requests)
+        trace = read_trace(path, None if some else workload.requests, reading)
     except WorkloadError as error:
         raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
-    if workload.requests is not None and workload.requests > len(trace.prompt):
-        problem = f"must be at most {len(trace.prompt)}, the requests of {lengths.path}"
+    if some:
+        trace = trace.sampled(lengths.sample, stream(scenario.seed, "sample"))
+        trace = trace.pick(np.arange(min(workload.requests or len(trace), len(trace))))
+    if lengths.clip != Clip():
+        trace = trace.clipped(lengths.clip.prompt, lengths.clip.output)
+    if workload.requests is not None and workload.requests > len(trace):
+        problem = f"must be at most {len(trace)}, the requests of {lengths.path}"
         raise source.error("workload.requests", workload.requests, problem)
     return trace
 
@@ -268,9 +281,24 @@ def _arrivals(
         raise _beyond_horizon(workload, 1 / arrivals.rate, source)
     if isinstance(arrivals, Poisson):
         return poisson_arrivals(count, arrivals.rate, stream(seed, "arrivals"))
+    if isinstance(arrivals, Varying):
+        return _varying(arrivals, count, stream(seed, "arrivals"), source)
     if isinstance(arrivals, Gamma):
         return gamma_arrivals(count, arrivals.rate, arrivals.cv, stream(seed, "arrivals"))
     if trace is None or trace.arrival_s is None:
         reason = "lengths must be a trace" if trace is None else "the trace records no arrivals"
         raise source.error("workload.arrivals.kind", "trace", reason)
-    return trace.arrival_s
+    return trace.arrival_s if arrivals.scale == 1 else trace.arrival_s / arrivals.scale
+
+
+def _varying(arrivals: Varying, count: int, rng: np.random.Generator, source: Source) -> Floats:
+    """Arrivals at a rate that varies. Raises ConfigError for rates that do not make sense."""
+    at_s, rate = (np.array([getattr(r, key) for r in arrivals.rates]) for key in ("at_s", "rate"))
+    shown = [each.model_dump() for each in arrivals.rates]
+    if (np.diff(at_s) < 0).any():
+        raise source.error("workload.arrivals.rates", shown, "at_s must not fall")
+    endless = np.trapezoid(rate, at_s) > 0 if arrivals.repeat else rate[-1] > 0
+    if not endless:
+        problem = "must not be 0 all the time" if arrivals.repeat else "must not end with rate 0"
+        raise source.error("workload.arrivals.rates", shown, problem)
+    return varying_arrivals(count, at_s, arrivals.scale * rate, arrivals.repeat, rng)

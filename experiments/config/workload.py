@@ -46,12 +46,39 @@ class RandomLengths(Strict):
     range_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+class TraceColumns(Strict):
+    """Columns of a trace that go by names of their own."""
+
+    arrival: Text | None = None
+    prompt: Text | None = None
+    output: Text | None = None
+    user: Text | None = None
+    session: Text | None = None
+    turn: Text | None = None
+
+
+class Clip(Strict):
+    """The most tokens of a prompt, and of an output; longer ones are cut to it."""
+
+    prompt: Tokens | None = None
+    output: Tokens | None = None
+
+
 class TraceLengths(Strict):
     """Prompt and output tokens (and arrivals and shared prefixes, where it has them) from a file:
-    CSV, or with the name ``*.jsonl`` Mooncake's form."""
+    CSV, a request a line of JSON (``*.jsonl``), or a result of vLLM's benchmark (``*.json``).
+
+    ``sample`` keeps a random share of the requests (or sessions), ``clip`` cuts long ones, and
+    ``skip_empty`` leaves out those without prompt or output tokens.
+    """
 
     kind: Literal["trace"]
     path: Text
+    columns: TraceColumns = TraceColumns()
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    skip_empty: bool = False
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    clip: Clip = Clip()
 
 
 Lengths = ZipfLengths | UniformLengths | FixedLengths | RandomLengths | TraceLengths
@@ -82,9 +109,30 @@ class Gamma(Strict):
 
 
 class TraceArrivals(Strict):
-    """Arrivals as in the trace that ``lengths`` names."""
+    """Arrivals as in the trace that ``lengths`` names, at ``scale`` times its rate."""
 
     kind: Literal["trace"]
+    scale: Positive = 1.0
+
+
+class RateAt(Strict):
+    """``rate`` requests a second at ``at_s``."""
+
+    at_s: Annotated[float, Field(ge=0, le=1e7)]
+    rate: Annotated[float, Field(ge=0, le=1e9)]
+
+
+class Varying(Strict):
+    """Independent arrivals at a rate that varies: straight between ``rates``, and after the last as
+    at the last, or with ``repeat`` from the first again.
+
+    Two at the same time are a jump. ``scale`` multiplies all rates.
+    """
+
+    kind: Literal["varying"]
+    rates: Annotated[list[RateAt], Field(min_length=1, max_length=10_000)]
+    repeat: bool = False
+    scale: Positive = 1.0
 
 
 class Closed(Strict):
@@ -96,7 +144,7 @@ class Closed(Strict):
     think_s: Annotated[float, Field(ge=0, le=1e6)] = 0.0
 
 
-Arrivals = AtOnce | Poisson | Gamma | TraceArrivals | Closed
+Arrivals = AtOnce | Poisson | Gamma | Varying | TraceArrivals | Closed
 
 
 class SystemPrompt(Strict):

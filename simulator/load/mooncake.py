@@ -72,8 +72,8 @@ def read_mooncake(path: Path, limit: int | None = None) -> Trace:
     """The first ``limit`` requests of a file (all: None), in order of arrival.
 
     Raises WorkloadError, naming file and line, for a line that is not such an object, for numbers
-    out of range, for more or fewer ``hash_ids`` than the prompt has blocks (of the last one, if it
-    is not full, there may be none), and for a timestamp before that of the line above.
+    out of range, and for more or fewer ``hash_ids`` than the prompt has blocks (of the last one, if
+    it is not full, there may be none).
     """
     rows: list[_Row] = []
     tree, read = _Tree(), 0
@@ -82,10 +82,6 @@ def read_mooncake(path: Path, limit: int | None = None) -> Trace:
             if limit is not None and number > limit:
                 break
             line = _parsed(text, f"{path}: line {number}")
-            if rows and line.timestamp < rows[-1][0]:
-                raise WorkloadError(
-                    f"{path}: line {number}: timestamp is earlier than in the line before"
-                )
             prefix = tree.prefix(line.hash_ids, line.input_length)
             rows.append((line.timestamp, line.input_length, line.output_length, prefix))
             read += len(text)
@@ -95,6 +91,7 @@ def read_mooncake(path: Path, limit: int | None = None) -> Trace:
                 check_memory(path, number, read, size, limit)
     if not rows:
         raise WorkloadError(f"{path}: expected at least one request")
+    rows.sort(key=lambda row: row[0])
     arrival_ms = np.array([row[0] for row in rows], np.float64)
     prompt, output = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
     return Trace(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
 
 from policies.request import Prefix
 from simulator.load.memory import available_bytes, size_text
@@ -21,14 +23,53 @@ _LONGEST_LINE = 2**20
 
 @dataclass(frozen=True)
 class Trace:
-    """Prompt and output tokens, arrivals in seconds after the first, users by number, and what
-    prompts share with others (None: not recorded)."""
+    """Prompt and output tokens, arrivals in seconds after the first, users by number, what prompts
+    share with others, and sessions by number (None: not recorded)."""
 
     prompt: Ints
     output: Ints
     arrival_s: Floats | None
     user: Ints | None = None
     prefix: list[Prefix] | None = None
+    session: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def pick(self, kept: Ints) -> Trace:
+        """The requests at these places, in this order; the first of them arrives at 0."""
+        arrival_s = None if self.arrival_s is None else self.arrival_s[kept]
+        return Trace(
+            self.prompt[kept],
+            self.output[kept],
+            None if arrival_s is None else arrival_s - arrival_s[:1],
+            None if self.user is None else self.user[kept],
+            None if self.prefix is None else [self.prefix[i] for i in kept.tolist()],
+            None if self.session is None else self.session[kept],
+        )
+
+    def sampled(self, share: float, rng: np.random.Generator) -> Trace:
+        """A random share of the requests, or of the sessions; at least one is kept."""
+        unit = np.arange(len(self.prompt)) if self.session is None else self.session
+        drawn = rng.random(int(unit.max()) + 1)
+        kept = drawn[unit] < max(share, float(drawn[unit].min()) * (1 + 1e-12))
+        return self.pick(np.flatnonzero(kept))
+
+    def clipped(self, most_prompt: int | None, most_output: int | None) -> Trace:
+        """Longer prompts and outputs are cut to these (None: as they are)."""
+        prompt = self.prompt if most_prompt is None else np.minimum(self.prompt, most_prompt)
+        output = self.output if most_output is None else np.minimum(self.output, most_output)
+        prefix = self.prefix
+        if prefix is not None:
+            ends = (prompt if self.session is None else prompt + output - 1).tolist()
+            prefix = [_cut(each, end) for each, end in zip(prefix, ends, strict=True)]
+        return replace(self, prompt=prompt, output=output, prefix=prefix)
+
+
+def _cut(prefix: Prefix, end: int) -> Prefix:
+    """The prefix as far as token ``end``."""
+    kept = sum(until < end for _, until in prefix)
+    return (*prefix[:kept], *((name, end) for name, _ in prefix[kept : kept + 1]))
 
 
 @contextmanager

@@ -87,6 +87,34 @@ def poisson_arrivals(count: int, rate: float, rng: np.random.Generator) -> Float
     return np.cumsum(rng.exponential(1 / rate, count))
 
 
+def varying_arrivals(
+    count: int, at_s: Floats, rate: Floats, repeat: bool, rng: np.random.Generator
+) -> Floats:
+    """Arrival times in seconds of a Poisson process whose rate varies.
+
+    The rate is straight between ``rate`` at ``at_s`` (seconds, not falling; two alike are a jump),
+    before the first as at the first, after the last as at the last, or with ``repeat`` from the
+    first again. Arrivals of rate 1 are moved by the inverse of the rate's integral, which is exact.
+    """
+    if not repeat and at_s[0] > 0:
+        at_s, rate = np.array([0.0, *at_s]), np.array([rate[0], *rate])
+    spans = np.diff(at_s)
+    ends = np.concatenate([[0.0], np.cumsum(spans * (rate[:-1] + rate[1:]) / 2)])
+    events = np.cumsum(rng.exponential(1.0, count))
+    rounds = np.zeros(count)
+    if repeat:
+        rounds, events = np.floor(events / ends[-1]), events % ends[-1]
+    segment = np.minimum(np.searchsorted(ends, events, side="right") - 1, len(at_s) - 1)
+    slope = np.append(np.divide(np.diff(rate), spans, out=np.zeros_like(spans), where=spans > 0), 0)
+    left, low = events - ends[segment], rate[segment]
+    # The root of low t + slope t^2 / 2 = left, in the form that has no difference of equals.
+    root = np.sqrt(np.maximum(low**2 + 2 * slope[segment] * left, 0.0))
+    within = 2 * left / np.maximum(low + root, 1e-300)
+    start = at_s[segment] - (at_s[0] if repeat else 0.0)
+    period = at_s[-1] - at_s[0]
+    return np.asarray(rounds * period + start + within)
+
+
 # Requests ------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ def test_the_commands_work(
     monkeypatch.chdir(tmp_path)
     yaml_block, _ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert "requests: 300" in yaml_block
-    Path("my_sweep.yaml").write_text(yaml_block.replace("requests: 300", "requests: 30"))
+    Path("my_sweep.yaml").write_text(yaml_block.replace("requests: 300", "requests: 10"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         page = PAGE.replace("8786", str(free.getsockname()[1]))
@@ -55,7 +55,7 @@ def test_the_commands_work(
             else:
                 invoke(words)
         else:
-            invoke(words + (["--set", "workload.requests=30"] if words[0] == "run" else []))
+            invoke(words + (["--set", "workload.requests=10"] if words[0] == "run" else []))
     assert {"sarathi-sim plan", "sarathi-sim compare", "dask scheduler", "dask worker"} <= set(ran)
     local, remote = (
         {path.name for path in Path("runs", name, "runs").iterdir()}

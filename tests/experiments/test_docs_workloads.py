@@ -25,7 +25,7 @@ def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("small.jsonl").write_text(trace)
     Path("replay.yaml").write_text(YAML[-1])
     commands = re.findall(r"^    sarathi-sim (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         words = shlex.split(command)
         if "shared_prefixes" in words:
@@ -44,13 +44,29 @@ def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_example(example: str, tmp_path: Path) -> None:
     path = tmp_path / "example.yaml"
     rest = "name: x\nmodel: llama-3-8b\ndevice: a100-80g-sxm\npolicy: {name: vllm}\n"
-    path.write_text(rest + example)
+    path.write_text(rest + whole(example, tmp_path))
     (deployment,) = deploy_all(load_experiment(path)).values()
-    count = int(re.findall(r"requests: (\d+)", example)[0])
+    count = int((re.findall(r"requests: (\d+)", example) or ["50"])[0])
     assert len(deployment.requests) == count
     shared = sum(bool(request.prefix) for request in deployment.requests)
-    assert (
-        shared > 0.6 * count
-        if "system_prompts" in example or "sessions" in example
-        else shared == 0
-    )
+    if "system_prompts:" in example or "sessions:" in example:
+        assert shared > 0.6 * count
+    else:
+        assert shared == (count if "session:" in example else 0)
+
+
+def whole(example: str, folder: Path) -> str:
+    """A workload of 50 requests, where the page shows a part of one."""
+    lines = [f"  {line}\n" for line in example.splitlines()]
+    if example.startswith("arrivals:"):
+        lines.append("  lengths: {kind: fixed, prompt: 9, decode: 9}\n")
+        return "".join(["workload:\n  requests: 50\n", *lines])
+    if example.startswith("lengths:"):
+        log = [
+            {"received": 10 * i, "usage": {"prompt": 9, "completion": i % 9}} for i in range(999)
+        ]
+        text = "".join(json.dumps(line | {"chat": ""}) + "\n" for line in log)
+        (folder / "gateway.jsonl").write_text(text)
+        lines = [line.replace("gateway", f"{folder}/gateway") for line in lines]
+        return "".join(["workload:\n  requests: 50\n  arrivals: {kind: trace}\n", *lines])
+    return example

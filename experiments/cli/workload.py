@@ -1,0 +1,153 @@
+"""The command that says what is in a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.cli.common import (
+    JsonOption,
+    SetOption,
+    consoles,
+    print_json,
+    print_written,
+)
+
+if TYPE_CHECKING:
+    from policies.request import Request
+
+# A configuration without a limit takes its model's, which is not needed here.
+_ANY = 2**24
+
+
+def workload(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A trace (CSV, JSON), or a configuration."),
+    ],
+    assignments: SetOption = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MEANING=NAME",
+            help="A column of a trace with a name of its own: arrival, prompt, output, user, "
+            "session or turn. May be repeated.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the numbers and a figure to this folder.")
+    ] = None,
+) -> None:
+    """Say what is in a workload.
+
+    Prints lengths, rates, burstiness and how much of the prompts is shared. FILE is a trace as
+    `workload.lengths.path` takes it, or a configuration, of which the requests are drawn.
+
+    \b
+    Examples:
+      sarathi-sim workload trace.csv
+      sarathi-sim workload log.jsonl --column prompt=tokens_in --column output=tokens_out
+      sarathi-sim workload shared_prefixes --out runs/workload
+    """
+    from experiments.results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
+    from simulator.load.describe import describe_workload
+
+    if out is not None:
+        check_replaceable(out, WORKLOAD_FORMAT)
+    found = _requests(what, assignments or [], column or [])
+    described = {name: describe_workload(requests) for name, requests in found.items()}
+    if out is not None:
+        from experiments.figures.style import save, styled
+        from experiments.figures.workload_figure import workload_figure
+
+        with result_folder(out, WORKLOAD_FORMAT) as folder:
+            write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})
+            (folder / "figures").mkdir()
+            for name, requests in found.items():
+                with styled():
+                    save(workload_figure(requests, name), folder / "figures", name)
+    if json:
+        print_json(described)
+    for name, numbers in described.items():
+        _print(name, numbers, err=json)
+    print_written(out, err=json)
+
+
+def _requests(what: str, assignments: list[str], columns: list[str]) -> dict[str, list[Request]]:
+    """The requests of a trace, or of each scenario of a configuration that has its own."""
+    from experiments.config.errors import ConfigError
+    from experiments.config.loading import load_experiment
+    from experiments.config.requests import build_requests
+
+    if Path(what).suffix in (".csv", ".json", ".jsonl"):
+        if assignments:
+            raise ConfigError("--set: must be left out: a trace has no keys")
+        return {Path(what).stem: _of_trace(what, columns)}
+    if columns:
+        raise ConfigError("--column: must be left out: a configuration has lengths.columns")
+    experiment = load_experiment(what, assignments)
+    found: dict[str, list[Request]] = {}
+    seen: dict[str, str] = {}
+    for name, scenario in experiment.scenarios.items():
+        length = scenario.cluster.max_length or _ANY
+        key = f"{scenario.seed} {length} {scenario.workload.model_dump_json()}"
+        if key not in seen:
+            seen[key] = name
+            found[name] = build_requests(scenario, length, experiment.sources[name])
+    return found
+
+
+def _of_trace(path: str, columns: list[str]) -> list[Request]:
+    from experiments.config.errors import ConfigError
+    from profiler.storage.paths import user_path
+    from simulator.load.trace import read_trace
+    from simulator.load.trace_columns import NAMES, Reading
+    from simulator.load.workload import WorkloadError, at_once, make_requests
+
+    named = dict(text.partition("=")[::2] for text in columns)
+    for meaning, name in named.items():
+        if meaning not in NAMES or not name:
+            raise ConfigError(
+                f"--column {meaning}={name}: must be {' or '.join(NAMES)}, = and a name"
+            )
+    try:
+        trace = read_trace(user_path(path), None, Reading(named))
+    except WorkloadError as error:
+        raise ConfigError(str(error)) from None
+    arrival_s = at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s
+    return make_requests(
+        arrival_s,
+        trace.prompt,
+        trace.output,
+        max_length=1,
+        declare_exact=True,
+        user=trace.user,
+        prefix=trace.prefix,
+    )
+
+
+def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
+    from experiments.run.rich_table import rich_table
+
+    kinds = ("mean", "p50", "p90", "p99", "max", "sum")
+    rows = [
+        (what, *(f"{numbers[f'{what}_tokens'][kind]:,.0f}" for kind in kinds))
+        for what in ("prompt", "output", "total")
+    ]
+    said = [f"{numbers['requests']:,} requests", f"P:D {numbers['pd_ratio']:.3g}"]
+    if numbers["users"] > 1:
+        said.append(f"{numbers['users']:,} users")
+    if numbers["rate"] is None:
+        said.append("all arrive at once")
+    else:
+        said.append(f"{numbers['rate']:.3g} a second over {numbers['duration_s']:,.0f} s")
+        said.append(f"{numbers['peak_rate']:.3g} in the busiest minute")
+        said.append(f"variation of gaps {numbers['gap_cv']:.2f} (Poisson: 1)")
+    said.append(f"{numbers['shared']:.1%} of prompt tokens shared")
+    table = rich_table(("tokens",), kinds, rows)
+    console = consoles()[int(err)]
+    console.print(f"{name}: {', '.join(said)}", markup=False, highlight=False)
+    console.print(table)
