@@ -35,6 +35,7 @@ from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
 from experiments.cli.results import compare, plot
 from experiments.cli.score import score
+from experiments.cli.support import support
 from experiments.cli.sweep import plan, sweep
 from experiments.cli.validate import validate
 from experiments.cli.workload import workload
@@ -239,7 +240,13 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "accuracy": accuracy,
         "calibrate": calibrate,
     },
-    "Data": {"models": models, "devices": devices, "policies": policies, "workload": workload},
+    "Data": {
+        "models": models,
+        "devices": devices,
+        "support": support,
+        "policies": policies,
+        "workload": workload,
+    },
     "Paper": {"reproduce": reproduce, "advise": advise},
 }
 """Every command, by what it is about, in the order of ``--help``."""

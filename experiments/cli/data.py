@@ -135,8 +135,7 @@ def make_bundle(
     from profiler.facts.device import load_device
     from profiler.facts.formats import Kernels
     from profiler.facts.model import load_model
-    from profiler.kernels.stack_bundle import make_stack_bundle
-    from profiler.physics.modelled import make_bundle as make
+    from profiler.kernels.op_source import made_bundle
     from profiler.storage.strict import parse
 
     spec, gpu = load_model(model), load_device(device)
@@ -153,11 +152,7 @@ def make_bundle(
     path = bundle_path(out, gpu.name, spec.name, tp, kernels)
     check_replaceable(path, force=force)
     try:
-        if kernels is None:
-            bundle = make(gpu.name, spec, tp)
-        else:
-            bundle = make_stack_bundle(gpu.name, spec, tp, kernels)
-        write_bundle(bundle, path, force=force)
+        write_bundle(made_bundle(gpu.name, spec, tp, kernels), path, force=force)
     except ValueError as error:  # a tp that fits neither the model nor the node
         raise ConfigError(str(error)) from None
     typer.echo(f"written: {path}")

@@ -237,8 +237,7 @@ def deploy(
         for what, limit in limits.items()
         if max_length > limit
     )
-    if ops.bundle.meta.kernels is not None:
-        notes += (f"op times: {provenance(ops.bundle)}",)
+    notes += (f"op times: {provenance(ops.bundle)}",)
     if memory is not None and (scenario.kv_cache is None or scenario.kv_cache.num_blocks is None):
         notes += (f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}",)
     resolved = scenario.model_copy(

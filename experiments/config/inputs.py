@@ -15,12 +15,12 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from profiler.bundle.check import load_plausible
-from profiler.bundle.schema import Bundle, bundle_path, find_bundle
+from profiler.bundle.schema import Bundle, bundle_path
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
 from profiler.facts.model import ModelSpec, load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, SENDS
-from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.op_source import made_bundle, op_source
 from profiler.kernels.stack_file import stacks_on
 from profiler.storage.paths import data_dir, user_path
 from simulator.op_times.regression import OpTimes
@@ -43,7 +43,7 @@ def model_of(scenario: Scenario, source: Source) -> ModelSpec:
 def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     """The device. Raises ConfigError where it is unknown, or a node of it is too small for TP."""
     try:
-        device = _load_device(scenario.device, _changed(user_path(scenario.device)))
+        device = load_device(scenario.device)
     except ConfigError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
     if scenario.cluster.tp > device.gpus_per_node:
@@ -90,22 +90,19 @@ def op_times_of(
 ) -> tuple[OpTimes, int, str]:
     """The op times, the longest context among them, and the digest of their bundle.
 
-    Of a stack's kernels the bundle is made here, unless ``profiles`` holds it.
+    Where no profile holds the bundle it is made here (:func:`op_source`).
     """
     kernels, tp = scenario.kernels, scenario.cluster.tp
-    profiles = _profiles(scenario, source)
-    path = bundle_path(profiles, device.name, model.name, tp, kernels)
-    if kernels is not None and not (path / "meta.yaml").is_file():
-        try:
-            return _made(device.name, model, tp, kernels)
-        except ValueError as error:
-            raise ConfigError(f"{source.name(('stack',))}: {error}") from None
+    profiles = _profiles(scenario, source) if scenario.profiles else None
+    key = "profiles" if kernels is None else "stack"
     try:
-        path = find_bundle(profiles, device.name, model.name, tp, kernels)
-        digest = bundle_digest(path)
+        path = op_source(device, model, tp, kernels, profiles)
+        if not isinstance(path, Path):
+            return _made(device.name, model, tp, kernels)
+        key, digest = "profiles", bundle_digest(path)
         ops, longest = _load(path, digest)
-    except ConfigError as error:
-        raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{source.name((key,))}: {error}") from None
     meta = ops.bundle.meta
     if (meta.device, meta.tp) != (device.name, tp):
         problem = (
@@ -130,6 +127,8 @@ def provenance(bundle: Bundle) -> str:
     for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
         if op in bundle.meta.environment:
             origins.setdefault(str(bundle.meta.environment[op]), []).append(op)
+    if not origins:  # a measured bundle, or one of a calibrated device
+        return f"all {bundle.meta.source} on {bundle.meta.device}"
     return "; ".join(f"{', '.join(ops)}: {mark}" for mark, ops in origins.items())
 
 
@@ -154,12 +153,6 @@ def _changed(path: Path) -> int:
 
 
 @lru_cache(maxsize=8)
-def _load_device(name: str, changed: int) -> DeviceSpec:
-    """A device by name or path. Reading one takes 80 ms, and a sweep needs it for every run."""
-    return load_device(name)
-
-
-@lru_cache(maxsize=8)
 def _load_model(name: str, changed: int) -> ModelSpec:
     return load_model(name)
 
@@ -175,8 +168,10 @@ def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
 
 
 @lru_cache(maxsize=8)
-def _made(device: str, model: ModelSpec, tp: int, kernels: Kernels) -> tuple[OpTimes, int, str]:
-    """The regressions of a bundle of a stack's kernels, as :func:`op_times_of` gives them."""
-    bundle = make_stack_bundle(device, model, tp, kernels)
+def _made(
+    device: str, model: ModelSpec, tp: int, kernels: Kernels | None
+) -> tuple[OpTimes, int, str]:
+    """The regressions of a bundle that no folder holds, as :func:`op_times_of` gives them."""
+    bundle = made_bundle(device, model, tp, kernels)
     longest = int(bundle.attn_decode["context_tokens"].max())
     return OpTimes(bundle), longest, bundle.meta.content_sha256

@@ -47,6 +47,7 @@ def paged_cache(
         policy.max_num_seqs,
         cache.activation_bytes,
         cache.non_torch_bytes,
+        cache.cuda_graph_bytes,
     )
     try:
         memory = engine_memory(

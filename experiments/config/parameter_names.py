@@ -108,6 +108,7 @@ PARAMETERS = {
     "kv_cache.free_gpu_memory_fraction": Parameter("share of the free GPU memory"),
     "kv_cache.activation_bytes": Parameter("peak of activations", "bytes"),
     "kv_cache.non_torch_bytes": Parameter("memory outside of torch", "bytes"),
+    "kv_cache.cuda_graph_bytes": Parameter("memory of CUDA graphs", "bytes"),
     "kv_cache.prefix_caching": Parameter("prefix caching"),
     "engine": Parameter("engine"),
     "engine.turnaround_s": Parameter("scheduler turn-around", "s", "turn-around"),

@@ -58,7 +58,8 @@ class KvCache(Strict):
     the engine's own formula makes of the memory). That takes ``gpu_memory_utilization`` (vLLM,
     Sarathi-Serve), ``mem_fraction_static`` (SGLang) or ``free_gpu_memory_fraction`` (TensorRT-LLM;
     default of each: ``cluster.usable_memory``), and what an engine prints when it starts: the peak
-    of its activations and what lies outside of torch, of a GPU (default: assumed).
+    of its activations and what lies outside of torch, of a GPU (default: assumed), and its CUDA
+    graphs (vLLM from 0.21 on; before that they are not counted).
     ``prefix_caching`` keeps full blocks to be found again by their content.
     """
 
@@ -69,6 +70,7 @@ class KvCache(Strict):
     free_gpu_memory_fraction: MemoryShare | None = None
     activation_bytes: Bytes | None = None
     non_torch_bytes: Bytes | None = None
+    cuda_graph_bytes: Bytes = 0.0
     prefix_caching: bool = True
 
 

@@ -125,12 +125,13 @@ class Bundle:
         """The frames by table name, in the order of TABLES."""
         return {name: getattr(self, name) for name in TABLES}
 
-    def digest(self) -> str:
-        """Hash of the tables' content, of a bundle that no folder holds."""
+    def identified(self) -> Bundle:
+        """A bundle that no folder holds, with the hash of its tables' content."""
         digest = hashlib.sha256()
         for name, frame in self.tables().items():
             digest.update(f"{name}\n{frame.to_csv(index=False)}".encode())
-        return digest.hexdigest()
+        meta = dataclasses.replace(self.meta, content_sha256=digest.hexdigest())
+        return dataclasses.replace(self, meta=meta)
 
 
 def bundle_path(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from profiler.facts.ops import op_of
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,11 @@ class DeviceSpec:
             raise SpecError(f"device {self.name}: op {name!r} has no fit")
         return self.fitted[name]
 
+    def behind(self, op: str, tp: int) -> list[FittedOp]:
+        """The fits that predict an op of a bundle on ``tp`` ranks; empty without any."""
+        fits, names = self.fitted or {}, op_of(op).fitted or (op,)
+        return [fits[name] for name in (name.format(tp=tp) for name in names) if name in fits]
+
 
 def device_files(name: str) -> list[Path]:
     """The files that define a shipped device: its YAML, and its learned residual if it has one."""
@@ -136,12 +146,19 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
     path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)
-        if name not in list_devices():
+        path = data_dir() / "devices" / f"{name}.yaml"
+        if not (_NAME.fullmatch(name) and path.is_file()):
             raise SpecError(
                 f"unknown device {name!r}{did_you_mean(name, list_devices())}; "
                 f"shipped: {', '.join(list_devices())}; or the path of a device YAML"
             )
-        path = data_dir() / "devices" / f"{name}.yaml"
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path, changed: int) -> DeviceSpec:
+    """A device file, read once unless it was ``changed``: it takes 3 to 80 ms, and runs need it
+    again and again."""
     return parse(DeviceSpec, read_mapping(path), path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
 from profiler.facts.device import device_sha256
 from profiler.facts.formats import Kernels
@@ -62,7 +60,4 @@ def make_stack_bundle(
     grid = SampledSizes(
         max_tokens, longest, contexts=_CONTEXTS, messages=frozenset({edge, edge + 1024})
     )
-    bundle = Bundle(meta=meta, **sampled(times, model, tp, grid))
-    return dataclasses.replace(
-        bundle, meta=dataclasses.replace(meta, content_sha256=bundle.digest())
-    )
+    return Bundle(meta=meta, **sampled(times, model, tp, grid)).identified()

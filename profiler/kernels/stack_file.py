@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiler.facts.device import list_devices, load_device
+from profiler.facts.formats import STACKS, Stack
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
@@ -100,9 +101,9 @@ def stack_files(device: str, stack: str) -> list[Path]:
     return [path for path in (folder / f"{stack}.yaml", folder / f"{stack}.npz") if path.is_file()]
 
 
-def stacks_on(device: str) -> list[str]:
+def stacks_on(device: str) -> list[Stack]:
     """The stacks with fitted kernels on a device."""
-    return sorted(path.stem for path in _folder(device).glob("*.yaml"))
+    return sorted(stack for stack in STACKS if len(stack_files(device, stack)) == 2)
 
 
 @lru_cache(maxsize=4)

@@ -6,7 +6,6 @@ in blocks of keys, and no less than one decode at that context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,6 +19,7 @@ from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack, stacks_on
+from profiler.physics.op_times import Provenance
 from profiler.storage.strict import SpecError
 
 #: Seconds until a message of one byte arrives: AIConfigurator's assumption for all systems.
@@ -47,14 +47,6 @@ def alike(chunk: Array, context: Array) -> Array:
     """
     pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
     return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """The origin of an op's times, and the half-width of their 90 % band in percent."""
-
-    mark: str
-    half_width_pct: float
 
 
 class StackTimes:
@@ -148,7 +140,7 @@ class StackTimes:
         if self.tp > 1:
             fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self.tp}"]
             both = " and eager" if "eager" in self._reduces else ""
-            mark = f"interpolated: {self._captured}{both} kernel of {self._name(fit)}"
+            mark = f"measured: {self._captured}{both} kernel of {self._name(fit)}"
             found[ALL_REDUCE] = self._measured_on(mark, _half_width(fit, "sizes"))
         for op, scope in SENDS.items():
             link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
@@ -166,15 +158,17 @@ class StackTimes:
             kind, how = "between", "between token counts"
         else:
             kind, how = "shapes", "between (n, k)"
+        origin = "measured" if kind == "between" else "interpolated"
         others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
-        mark = f"interpolated: {dtype} GEMM of {self._name(fit)}{others}, {how}"
+        mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
 
     def _of_attention(self, op: str) -> Provenance:
         kind, grid = ("prefill", self._prefill) if op == PREFILL else ("decode", self._decode)
         fit = self.spec.kernels[f"{kind}.{self.kernels.kv_cache_dtype}.{self.model.head_dim}"]
         alone = grid.measured(self.heads, self.kv_heads)
-        mark = f"interpolated: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
+        origin = "measured" if alone else "interpolated"
+        mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
         mark += "" if alone else ", between head counts"
         mark += "; chunks after a prefix composed" if op == PREFILL else ""
         width = _half_width(fit, "sizes")
@@ -236,7 +230,7 @@ class StackTimes:
     @cached_property
     def _others(self) -> dict[str, GemmLattice]:
         """The other stacks' GEMMs of this dtype on this device."""
-        table, found = f"gemm.{self.kernels.dtype}", {}
+        table, found = f"gemm.{self.kernels.dtype}", dict[str, GemmLattice]()
         for stack in stacks_on(self.device.name):
             arrays = load_stack(self.device.name, stack)[1] if stack != self.kernels.stack else {}
             if stored := _of_table(arrays, table):

@@ -68,12 +68,7 @@ def make_bundle(
     sequence. The same device files give the same bundle, to the byte. Raises SpecError for a
     device without fits, ValueError for a tp that does not fit the model or the node.
     """
-    times = DeviceModel(device)
-    if tp > 1 and f"all_reduce_{tp}" not in (times.spec.fitted or {}):
-        raise ValueError(
-            f"device {device}: no all-reduce was fitted for tp {tp}; allowed: 1, 2, 4, 8"
-        )
-    model.check_tp(tp)
+    times = device_model(device, model, tp)
     fits = times.spec.fitted or {}
     meta = BundleMeta(
         device=times.spec.name,
@@ -89,6 +84,19 @@ def make_bundle(
         notes="predicted by the fitted device model; its held-out errors are in the device file",
     )
     return Bundle(meta=meta, **sampled(times, model, tp, SampledSizes(max_tokens, max_context)))
+
+
+def device_model(device: str, model: ModelSpec, tp: int) -> DeviceModel:
+    """The device's times, if it has those of ``tp`` ranks of ``model``; raises as
+    :func:`make_bundle` does."""
+    times = DeviceModel(device)
+    if tp > 1 and f"all_reduce_{tp}" not in (times.spec.fitted or {}):
+        raise ValueError(
+            f"device {device}: no all-reduce was fitted for tp {tp}; allowed: 1, 2, 4, 8"
+        )
+    model.check_tp(tp)
+    times.provenance(model, tp)
+    return times
 
 
 def sampled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from profiler.facts.device import DeviceSpec, device_files, load_device
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import OPS, GemmShape
+from profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SENDS, GemmShape
 from profiler.facts.roofline import Array
 from profiler.physics.fit import OpModel
 from profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, LINK, STREAM, Form, decode_form
@@ -31,6 +32,31 @@ def _form(op: str) -> Form:
     if op.startswith("attn_decode"):
         return _DECODE
     return _FORMS.get(op, LINK)
+
+
+#: The central 90 % of a normal over its central 95 %: device files state the latter.
+_NINETY = 1.645 / 1.96
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """The origin of an op's times, and the half-width of their 90 % band in percent.
+
+    ``mark`` begins with one of :data:`KINDS` and a colon.
+    """
+
+    mark: str
+    half_width_pct: float
+
+    @property
+    def kind(self) -> str:
+        """Its first word."""
+        return self.mark.partition(":")[0]
+
+
+#: From the most to the least direct: this very shape or head count; between those measured; the
+#: same chip with other memory; physics.
+KINDS = ("measured", "interpolated", "derived", "modelled")
 
 
 class DeviceModel:
@@ -91,6 +117,18 @@ class DeviceModel:
     def send_recv(self, num_bytes: Array, scope: str) -> Array:
         """One message to a GPU of the same node (``intra_node``) or of another (``inter_node``)."""
         return self._predict(f"send_recv_{scope}", num_bytes=num_bytes)
+
+    def provenance(self, model: ModelSpec, tp: int) -> dict[str, Provenance]:
+        """Of every op of a bundle. Raises SpecError for one without a fit."""
+        found = {}
+        for op in (*model.row_ops, *ATTENTION, *((ALL_REDUCE,) if tp > 1 else ()), *SENDS):
+            behind = self.spec.behind(op, tp)
+            if not behind:
+                raise SpecError(f"device {self.spec.name}: op {op!r} has no fit")
+            p95 = float(np.mean([fit.held_out.p95_pct for fit in behind]))
+            mark = f"modelled: physics fitted to {' and '.join(f.origin for f in behind[:1])}"
+            found[op] = Provenance(mark, round(_NINETY * p95, 2))
+        return found
 
     # ------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from profiler.storage.strict import SpecError
@@ -10,6 +11,7 @@ from profiler.storage.strict import SpecError
 DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
 
 
+@lru_cache(maxsize=1)
 def data_dir() -> Path:
     """The folder that holds ``models/``, ``devices/`` and ``profiles/``.
 

@@ -23,8 +23,7 @@ from dataclasses import astuple, dataclass
 import numpy as np
 
 from profiler.bundle.schema import Bundle
-from profiler.facts.device import FittedOp, load_device
-from profiler.facts.ops import op_of
+from profiler.facts.device import DeviceSpec, load_device
 from profiler.storage.strict import SpecError
 from simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
 from simulator.confidence.held_out import OpTable, op_tables
@@ -93,16 +92,16 @@ def op_errors(ops: OpTimes) -> dict[str, OpError]:
     tables = op_tables(bundle)
     widths = ops.kept("bands", lambda: np.array([astuple(fit_band(table)) for table in tables]))
     try:
-        fits = load_device(bundle.meta.device).fitted or {}
+        device = load_device(bundle.meta.device)
     except SpecError:  # a device of the user's own: nothing was fitted for it
-        fits = {}
+        device = None
     return {
-        table.op: OpError(table, Band(*map(float, width)), *_model_error(bundle, table.op, fits))
+        table.op: OpError(table, Band(*map(float, width)), *_model_error(bundle, table.op, device))
         for table, width in zip(tables, widths, strict=True)
     }
 
 
-def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[float, float]:
+def _model_error(bundle: Bundle, op: str, device: DeviceSpec | None) -> tuple[float, float]:
     """(common, local) standard deviations of the device model behind an op, else zeros."""
     if bundle.meta.kernels is not None:
         half_width = bundle.meta.kernels.half_width_pct.get(op, 100 * UNKNOWN)
@@ -110,8 +109,7 @@ def _model_error(bundle: Bundle, op: str, fits: dict[str, FittedOp]) -> tuple[fl
     mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
     if mark not in ("modelled", "scaled", "interpolated"):
         return 0.0, 0.0
-    names = [name.format(tp=bundle.meta.tp) for name in op_of(op).fitted or (op,)]
-    behind = [fits[name] for name in names if name in fits]
+    behind = device.behind(op, bundle.meta.tp) if device is not None else []
     if not behind:
         return _split(UNKNOWN / NORMAL_90)
     # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import TWO_BYTES, NumberBytes
+from profiler.facts.formats import STACKS, TWO_BYTES, NumberBytes, Stack
 from profiler.facts.model import ModelSpec
 from simulator.load.capacity import CapacityError, stage_weight_bytes
 
@@ -48,6 +48,8 @@ SHARES = {
     "mem_fraction_static": Share(keeps_peak=True),  # SGLang
     "free_gpu_memory_fraction": Share(of_rest=True),  # TensorRT-LLM
 }
+#: The setting of each stack's engine.
+STACK_SHARES: dict[Stack, str] = dict(zip(STACKS, SHARES, strict=True))
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class EngineMemory:
     """One GPU of the stage that holds the fewest KV blocks; bytes.
 
     ``share`` of ``total_bytes`` is taken by the rule of ``setting``. ``assumed`` names the parts
-    that were neither given nor measured.
+    that were neither given nor measured. ``cuda_graph_bytes`` count in vLLM from 0.21 on; other
+    engines capture their graphs in what the share leaves.
     """
 
     setting: str
@@ -66,17 +69,18 @@ class EngineMemory:
     non_torch_bytes: float
     block_bytes: float
     assumed: tuple[str, ...]
+    cuda_graph_bytes: float = 0.0
 
     @property
     def kv_bytes(self) -> float:
         """The bytes that the engine's formula leaves for the KV cache."""
         rule = SHARES[self.setting]
-        if rule.of_rest:
-            taken = self.weight_bytes + self.activation_bytes + self.non_torch_bytes
-            return self.share * (self.total_bytes - taken)
         if rule.keeps_peak:
             return self.share * (self.total_bytes - self.non_torch_bytes) - self.weight_bytes
         taken = self.weight_bytes + self.activation_bytes + self.non_torch_bytes
+        taken += self.cuda_graph_bytes
+        if rule.of_rest:
+            return self.share * (self.total_bytes - taken)
         return self.share * self.total_bytes - taken
 
     @property
@@ -91,23 +95,50 @@ class EngineMemory:
 
     def as_json(self) -> dict[str, Any]:
         """The parts, the assumed ones, and the resulting blocks."""
-        return {**asdict(self), "formula_blocks": self.num_blocks}
+        parts = {name: {"bytes": size, "how": how} for name, size, how in self.parts()}
+        return {**asdict(self), "formula_blocks": self.num_blocks, "parts": parts}
+
+    def parts(self) -> list[tuple[str, float, str]]:
+        """Name, bytes and origin of everything in a GPU's memory; the origin begins with computed,
+        measured, given or assumed."""
+        memory = (
+            "assumed: the data sheet's" if "memory" in self.assumed else "measured: the driver's"
+        )
+        found = [
+            ("memory", self.total_bytes, memory),
+            ("weights", self.weight_bytes, "computed from the model"),
+            (
+                "activations",
+                self.activation_bytes,
+                "assumed: a layer's widest tensors, or logits and their sorting"
+                if "activations" in self.assumed
+                else "given",
+            ),
+        ]
+        if "outside of torch" in self.assumed:
+            nccl = self.non_torch_bytes - NON_TORCH_ALONE
+            found.append(("CUDA context", NON_TORCH_ALONE, "assumed: engines' logs"))
+            if nccl > 0:
+                found.append(("NCCL buffers", nccl, "assumed: engines' logs"))
+        else:
+            found.append(("outside of torch", self.non_torch_bytes, "given"))
+        if self.cuda_graph_bytes:
+            found.append(("CUDA graphs", self.cuda_graph_bytes, "given"))
+        cache = self.num_blocks * self.block_bytes
+        rest = self.total_bytes - sum(size for _, size, _ in found[1:]) - cache
+        blocks = f"computed: {self.num_blocks:,} blocks by {self.setting} {self.share:g}"
+        left = "computed: " + ("" if self.cuda_graph_bytes else "CUDA graphs and ") + "fragments"
+        return [*found, ("KV cache", cache, blocks), ("left over for", rest, left)]
 
     def text(self) -> str:
-        """The parts as text, with the assumed ones marked."""
-        parts = {
-            "weights": self.weight_bytes,
-            "activations": self.activation_bytes,
-            "outside of torch": self.non_torch_bytes,
-        }
+        """The parts as text, each with its origin's first word."""
+        (_, total, how), *parts = self.parts()
         listed = ", ".join(
-            f"{name} {size / 1e9:.2f} GB{' (assumed)' if name in self.assumed else ''}"
-            for name, size in parts.items()
+            f"{name} {size / 1e9:.2f} GB ({origin.split(':')[0].split()[0]})"
+            for name, size, origin in parts[:-2]
         )
-        total = f"{self.total_bytes / 1e9:.2f} GB"
-        if "memory" in self.assumed:
-            total += " (the data sheet's; assumed to be what the driver reports)"
-        return f"{self.setting} {self.share:g} of {total}; {listed}"
+        whole = f"{self.setting} {self.share:g} of {total / 1e9:.2f} GB ({how})"
+        return f"{whole}; {listed}; {parts[-1][1] / 1e9:.2f} GB left over"
 
 
 @dataclass(frozen=True)
@@ -118,6 +149,7 @@ class Step:
     sequences: int
     activation_bytes: float | None = None
     non_torch_bytes: float | None = None
+    cuda_graph_bytes: float = 0.0
 
 
 def engine_memory(
@@ -164,6 +196,7 @@ def engine_memory(
                 non_torch_bytes=non_torch,
                 block_bytes=2 * block_size * count * kv_heads * model.head_dim * numbers.kv,
                 assumed=tuple(assumed),
+                cuda_graph_bytes=step.cuda_graph_bytes,
             )
         )
     fullest = min(found, key=lambda memory: memory.num_blocks)

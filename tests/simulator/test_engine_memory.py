@@ -40,6 +40,23 @@ def test_what_the_engine_printed_leaves_nothing_to_assume() -> None:
     assert "activations 1.26 GB (assumed)" in memory().text()
 
 
+def test_every_part_of_the_memory_says_where_it_comes_from() -> None:
+    """The parts fill the GPU, and CUDA graphs count where an engine measures them beforehand."""
+    sharded = engine_memory(LLAMA_70B, A100_40G, 4, (40, 40), 16, VLLM, 0.9, ITERATION)
+    alone, graphs = memory(), memory(step=replace(ITERATION, cuda_graph_bytes=4e8))
+    for found in (alone, sharded, graphs, memory("mem_fraction_static", 0.85)):
+        (whole, total, _), *parts = found.parts()
+        assert whole == "memory" and sum(size for _, size, _ in parts) == pytest.approx(total)
+        hows = {name: how.split(":")[0].split()[0] for name, _, how in found.parts()}
+        assert (hows["weights"], hows["KV cache"]) == ("computed", "computed")
+        assert (hows["memory"], hows["CUDA context"]) == ("measured", "assumed")
+        assert ("NCCL buffers" in hows) == (found is sharded)
+    nccl = {name: size for name, size, _ in sharded.parts()}["NCCL buffers"]
+    assert nccl == pytest.approx((2.10 - 0.14) * 2**30)
+    assert alone.num_blocks - graphs.num_blocks in (190, 191), "0.4 GB less"
+    assert "CUDA graphs 0.40 GB (given)" in graphs.text() and "GB left over" in alone.text()
+
+
 def test_each_engine_takes_its_share_of_something_else() -> None:
     step = replace(ITERATION, activation_bytes=1e9, non_torch_bytes=2e8)
     total, weights = 25_250_627_584, stage_weight_bytes(LLAMA_8B, (32,), 0)
@@ -68,7 +85,7 @@ def test_memory_that_no_driver_reported_is_assumed() -> None:
     plain = replace(RTX_4090, reported_bytes=None)
     found = engine_memory(LLAMA_8B, plain, 1, (32,), 16, VLLM, 0.9, ITERATION)
     assert found.total_bytes == 24e9 and "memory" in found.assumed
-    assert "the data sheet's; assumed" in found.text()
+    assert "24.00 GB (assumed: the data sheet's)" in found.text()
 
 
 def test_what_does_not_fit_is_said() -> None:

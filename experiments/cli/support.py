@@ -1,0 +1,92 @@
+"""The command ``support``: which models run where, and how far off their op times are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from experiments.cli.common import JsonOption, consoles, print_json, print_table
+
+if TYPE_CHECKING:
+    from experiments.run.support import Cell
+    from experiments.run.support_text import Table
+
+
+def support(
+    model: Annotated[
+        str | None, typer.Option(help="A shipped model, or a Hugging Face config.json.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="A shipped device, or a device YAML.")] = None,
+    dtype: Annotated[str, typer.Option(help="Number format of the matrix' weights.")] = "bf16",
+    json: JsonOption = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print docs/support.md on stdout.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Time every op of every cell that is said to run.")
+    ] = False,
+) -> None:
+    """Say which model runs on which device.
+
+    For each stack and number format: from measured, interpolated or modelled op times, with their
+    error; the smallest layout that holds the model; what is refused, and why. With --model and
+    --device, also the origin of every op, and the parts of a GPU's memory.
+
+    \b
+    Examples:
+      sarathi-sim support
+      sarathi-sim support --dtype fp8
+      sarathi-sim support --model llama-3.3-70b --device h100-80g-sxm
+      sarathi-sim support --device l40s --json | jq '.cells[] | select(.runs)'
+    """
+    from experiments.config.errors import ConfigError
+    from experiments.run import support_text as text
+    from experiments.run.support import build, cells
+    from profiler.facts.device import list_devices, load_device
+    from profiler.facts.formats import WEIGHT_DTYPES
+    from profiler.facts.model import list_models, load_model
+
+    if dtype not in WEIGHT_DTYPES:
+        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(WEIGHT_DTYPES)}")
+    models = [load_model(name) for name in ([model] if model else list_models())]
+    devices = [load_device(name) for name in ([device] if device else list_devices())]
+    found = list(cells(models, devices))
+    runs = [cell for cell in found if cell.memory is not None]
+    if check:
+        for cell in runs:
+            build(cell)
+        typer.echo(f"built: {len(runs)} cells, every op at every TP degree", err=True)
+    if json:
+        print_json({"cells": [cell.as_json() for cell in found]})
+    elif markdown:
+        typer.echo(text.page(found), nl=False)
+    elif model is None and device is None:
+        _print(text.by_device(found))
+        headings, rows = text.matrix(found, dtype)
+        _print((tuple(name.replace("-", "\n") for name in headings), rows))
+        consoles()[0].print(text.LEGEND, markup=False, highlight=False)
+    else:
+        _print(text.details(runs))
+        if model and device:
+            for cell in runs:
+                _print_cell(cell)
+        _print(text.refusals(found))
+
+
+def _print(table: Table) -> None:
+    headings, rows = table
+    if rows:
+        print_table(headings, (), rows)
+
+
+def _print_cell(cell: Cell) -> None:
+    """Every op's origin, and the memory of a GPU in the smallest layout."""
+    assert cell.memory is not None
+    (tp, pp), memory = cell.memory
+    kernels = cell.kernels.name if cell.kernels else "calibrated device"
+    rows = [(op, f"{o.half_width_pct:.1f}", o.mark) for op, o in cell.origins.items()]
+    title = f"{kernels}, tp {tp}, pp {pp}"
+    print_table(("op", "±%", "from"), (), rows, title=title)
+    parts = [(name, f"{size / 1e9:.2f}", how) for name, size, how in memory.parts()]
+    print_table(("a GPU's", "GB", "origin"), (), parts, title=title)

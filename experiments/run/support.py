@@ -1,0 +1,190 @@
+"""What runs where: each model on each device, by stack and number format, and how far off it is.
+
+Every answer is :func:`op_source`'s, which ``run`` asks too, and the engine's memory formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiler.facts.device import DeviceSpec
+from profiler.facts.formats import KV_DTYPES, TWO_BYTES, WEIGHT_DTYPES, Kernels, Stack, WeightDtype
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, OPS, SENDS
+from profiler.kernels.op_source import op_source
+from profiler.kernels.stack_file import stacks_on
+from profiler.kernels.stack_times import StackTimes
+from profiler.physics.modelled import device_model
+from profiler.physics.op_times import KINDS, DeviceModel, Provenance
+from simulator.load.capacity import CapacityError, stage_layers
+from simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
+
+#: What a layout must hold: a sequence of so many tokens, in iterations of this size.
+SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16
+_MOST_STAGES = 16
+FAMILIES = {
+    "GEMM": tuple(op for op in ALL_ROW_OPS if OPS[op].part == "layer" and not OPS[op].rest),
+    "attention": ATTENTION,
+    "all-reduce": (ALL_REDUCE,),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model on a device with a stack's kernels in a number format (stack None: physics).
+
+    ``refused`` says why, and at which TP degrees.
+    """
+
+    model: ModelSpec
+    device: DeviceSpec
+    stack: Stack | None
+    dtype: WeightDtype
+    sources: dict[int, StackTimes | DeviceModel]
+    refused: dict[str, tuple[int, ...]]
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """As a configuration names them."""
+        return None if self.stack is None else Kernels(self.stack, self.dtype)
+
+    @cached_property
+    def memory(self) -> tuple[tuple[int, int], EngineMemory] | None:
+        """The TP and PP of the smallest layout that holds the model, and a GPU's memory there."""
+        longest = max(self.sources, default=1)
+        layouts = [(tp, 1) for tp in sorted(self.sources)]
+        layouts += [(longest, pp) for pp in range(2, _MOST_STAGES + 1) if self.sources]
+        for tp, pp in layouts:
+            try:
+                found = self._memory(tp, pp)
+            except CapacityError:
+                continue
+            if found.num_blocks * BLOCK >= min(SEQUENCE, self.model.max_position_embeddings):
+                return (tp, pp), found
+        return None
+
+    def _memory(self, tp: int, pp: int) -> EngineMemory:
+        layers = stage_layers(self.model.num_layers, pp)
+        numbers = self.kernels.number_bytes if self.kernels else TWO_BYTES
+        setting = STACK_SHARES[self.stack or "vllm"]
+        return engine_memory(
+            self.model, self.device, tp, layers, BLOCK, setting, SHARE, ITERATION, numbers
+        )
+
+    @cached_property
+    def origins(self) -> dict[str, Provenance]:
+        """Of every op in the smallest layout; empty where nothing runs."""
+        if self.memory is None:
+            return {}
+        tp = self.memory[0][0]
+        source = self.sources[tp]
+        return (
+            source.provenance()
+            if isinstance(source, StackTimes)
+            else source.provenance(self.model, tp)
+        )
+
+    @property
+    def kind(self) -> str:
+        """The least direct origin of the layer's GEMMs, experts and attention."""
+        wanted = (*FAMILIES["GEMM"], *FAMILIES["attention"])
+        kinds = [self.origins[op].kind for op in wanted if op in self.origins]
+        return max(kinds, key=KINDS.index)
+
+    @property
+    def off_pct(self) -> dict[str, float]:
+        """The widest half-width of the 90 % bands in percent, by family of ops."""
+        return {
+            family: max(self.origins[op].half_width_pct for op in ops if op in self.origins)
+            for family, ops in FAMILIES.items()
+            if any(op in self.origins for op in ops)
+        }
+
+    @property
+    def caches(self) -> list[str]:
+        """The number formats of the KV cache."""
+        if self.stack is None:
+            return ["bf16"]
+        tp = min(self.sources)
+        found: list[str] = []
+        for cache in KV_DTYPES:
+            kernels = Kernels(self.stack, self.dtype, cache)
+            try:
+                op_source(self.device, self.model, tp, kernels)
+            except ValueError:
+                continue
+            found.append(cache)
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything of it as plain values."""
+        about = {"model": self.model.name, "device": self.device.name, "stack": self.stack}
+        common = {**about, "dtype": self.dtype, "tp": sorted(self.sources), "refused": self.refused}
+        if self.memory is None:
+            return {**common, "runs": False}
+        (tp, pp), memory = self.memory
+        return {
+            **common,
+            "runs": True,
+            "kind": self.kind,
+            "kv_cache_dtypes": self.caches,
+            "smallest": {"tp": tp, "pp": pp},
+            "ops": {op: asdict(origin) for op, origin in self.origins.items()},
+            "memory": memory.as_json(),
+        }
+
+
+def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterator[Cell]:
+    """Every cell, device by device and stack by stack."""
+    for device in devices:
+        stacks: list[Stack | None] = [*stacks_on(device.name)]
+        if device.fitted is not None or not stacks:
+            stacks.append(None)
+        for stack in stacks:
+            for dtype in WEIGHT_DTYPES if stack else WEIGHT_DTYPES[:1]:
+                for model in models:
+                    yield _cell(model, device, stack, dtype)
+
+
+def _cell(model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: WeightDtype) -> Cell:
+    kernels = Kernels(stack, dtype) if stack else None
+    sources: dict[int, StackTimes | DeviceModel] = {}
+    refused: dict[str, tuple[int, ...]] = {}
+    for tp in (2**i for i in range(device.gpus_per_node.bit_length())):
+        try:
+            found = op_source(device, model, tp, kernels)
+            # The shipped bundles are made of the device model, which a test compares.
+            if isinstance(found, Path):
+                found = device_model(device.name, model, tp)
+            sources[tp] = found
+        except ValueError as error:
+            refused[str(error)] = (*refused.get(str(error), ()), tp)
+    cell = Cell(model, device, stack, dtype, sources, refused)
+    if sources and cell.memory is None:
+        refused[f"does not fit {max(sources)} x {_MOST_STAGES} GPUs"] = tuple(sources)
+    return cell
+
+
+def build(cell: Cell) -> None:
+    """Time every op at a small and a large size, at every TP degree of the cell.
+
+    Raises ValueError for a time that is not positive and finite.
+    """
+    one, many, model = np.array([1.0, 64.0]), np.array([512.0, 4096.0]), cell.model
+    for tp, source in cell.sources.items():
+        times = {op: source.by_rows(op, many, model, tp) for op in model.row_ops}
+        times[ATTENTION[0]] = source.attn_prefill(many, many, model, tp)
+        times[ATTENTION[1]] = source.attn_decode(one, many, model, tp)
+        times |= {op: source.send_recv(1024 * many, scope) for op, scope in SENDS.items()}
+        if tp > 1:
+            times[ALL_REDUCE] = source.all_reduce(1024 * many, tp)
+        for op, found in times.items():
+            if not (np.isfinite(found) & (found > 0)).all():
+                where = f"{model.name} on {cell.device.name}, tp {tp}, {cell.kernels}"
+                raise ValueError(f"{where}: {op} takes {found} us")

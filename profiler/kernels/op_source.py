@@ -1,0 +1,53 @@
+"""Where the op times of a model's shard on a device come from. One answer for all who ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiler.bundle.schema import Bundle, bundle_path, find_bundle
+from profiler.facts.device import DeviceSpec, list_devices
+from profiler.facts.formats import Kernels
+from profiler.facts.model import ModelSpec
+from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.stack_times import StackTimes
+from profiler.physics.modelled import device_model, make_bundle
+from profiler.physics.op_times import DeviceModel
+from profiler.storage.paths import data_dir
+from profiler.storage.strict import SpecError
+
+
+def op_source(
+    device: DeviceSpec,
+    model: ModelSpec,
+    tp: int,
+    kernels: Kernels | None = None,
+    profiles: Path | None = None,
+) -> Path | StackTimes | DeviceModel:
+    """The folder of the bundle, or what a bundle is to be made of (:func:`made_bundle`).
+
+    A bundle under ``profiles`` (None: the shipped ones) goes first. Without one a stack's kernels
+    are taken, and without a stack the calibrated device, unless ``profiles`` are the user's own.
+    Raises UserError for what was not measured, ValueError for a tp that does not fit the model.
+    """
+    root = data_dir() / "profiles" if profiles is None else profiles
+    path = bundle_path(root, device.name, model.name, tp, kernels)
+    if (path / "meta.yaml").is_file():
+        return path
+    if kernels is not None:
+        times = StackTimes(device.name, kernels, model, tp)
+        missing = set(model.row_ops) - set(times.provenance()) if model.experts else ()
+        if missing:
+            raise SpecError(
+                f"no {', '.join(sorted(missing))} of {kernels.stack} was measured on {device.name}"
+            )
+        return times
+    if profiles is None and device.name in list_devices():
+        return device_model(device.name, model, tp)
+    return find_bundle(root, device.name, model.name, tp)
+
+
+def made_bundle(device: str, model: ModelSpec, tp: int, kernels: Kernels | None) -> Bundle:
+    """The bundle of a stack's kernels, or without a stack of the calibrated device."""
+    if kernels is not None:
+        return make_stack_bundle(device, model, tp, kernels)
+    return make_bundle(device, model, tp).identified()

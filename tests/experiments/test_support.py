@@ -1,0 +1,102 @@
+"""What runs where: the whole matrix is resolved, and what it calls supported gives op times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.config.loading import load_experiment
+from experiments.run.experiment import deploy_all
+from experiments.run.support import Cell, build, cells
+from experiments.run.support_text import LEGEND, page
+from profiler.facts.device import list_devices, load_device
+from profiler.facts.model import list_models, load_model
+from profiler.physics.op_times import KINDS
+
+Write = Callable[[str], Path]
+ROOT = Path(__file__).resolve().parents[2]
+BUILT_OF = 60  # every so many cells are timed here; `sarathi-sim support --check` times them all
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Cell]:
+    models, devices = map(load_model, list_models()), map(load_device, list_devices())
+    return list(cells(list(models), devices))
+
+
+def say(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["support", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_cell_runs_or_says_why_not(every: list[Cell]) -> None:
+    assert {cell.device.name for cell in every} == set(list_devices())
+    assert {cell.model.name for cell in every} == set(list_models())
+    for cell in every:
+        degrees = {tp for tps in cell.refused.values() for tp in tps}
+        assert degrees.isdisjoint(cell.sources) or cell.memory is None
+        assert cell.memory is not None or cell.refused
+        if cell.memory is not None:
+            assert cell.kind in KINDS and 0 < cell.off_pct["GEMM"] < 150
+            assert 0 < cell.off_pct["attention"] < 60
+
+
+def test_what_it_calls_supported_has_op_times(every: list[Cell]) -> None:
+    for cell in [cell for cell in every if cell.memory is not None][::BUILT_OF]:
+        build(cell)
+
+
+def test_the_page_has_every_model_and_device(every: list[Cell]) -> None:
+    """Whoever adds one makes it again with the command that it names."""
+    made, shipped = page(every), (ROOT / "docs/support.md").read_text(encoding="utf-8")
+    for name in (*list_models(), *list_devices()):
+        assert f"| {name} |" in made
+    assert made.splitlines()[:3] == shipped.splitlines()[:3] and LEGEND in shipped
+
+
+def test_details_are_those_of_a_run(write_config: Write) -> None:
+    """Origins, half-widths and memory are what ``run`` finds for the same layout."""
+    text = say("--model", "llama-3.3-70b", "--device", "h100-80g-sxm", "--json")
+    found = {(c["stack"], c["dtype"]): c for c in json.loads(text)["cells"]}
+    fp8 = found["vllm", "fp8"]
+    assert fp8["runs"] and fp8["smallest"] == {"tp": 2, "pp": 1}
+    assert "nvfp4" in next(iter(found["vllm", "nvfp4"]["refused"]))
+    config = "name: s\nmodel: llama-3.3-70b\ndevice: h100-80g-sxm\nstack: vllm\ndtype: fp8\n"
+    config += "workload: {requests: 1, lengths: {kind: uniform, min: 9, max: 9}, pd_ratio: 2}\n"
+    config += "cluster: {tp: 2}\npolicy: {name: vllm}\nscenarios: {a: {}}\n"
+    run = deploy_all(load_experiment(write_config(config)))["a"]
+    meta = run.ops.bundle.meta
+    assert meta.kernels is not None and run.memory is not None
+    for op, origin in fp8["ops"].items():
+        assert meta.environment[op] == origin["mark"]
+        assert meta.kernels.half_width_pct[op] == origin["half_width_pct"]
+    assert fp8["memory"]["weight_bytes"] == run.memory.weight_bytes
+
+
+def test_a_calibrated_device_needs_no_bundle(write_config: Write) -> None:
+    """Without profiles of the user's own a run makes the bundle that make-bundle would write."""
+    config = "name: s\nmodel: llama-3.1-8b\ndevice: a40\n"
+    config += "workload: {requests: 3, lengths: {kind: uniform, min: 9, max: 99}, pd_ratio: 2}\n"
+    config += "cluster: {max_length: 256}\npolicy: {name: sarathi}\nscenarios: {a: {}}\n"
+    run = deploy_all(load_experiment(write_config(config)))["a"]
+    assert run.ops.bundle.meta.source == "modelled" and len(run.bundle_sha256) == 64
+    assert any(note.startswith("op times: all modelled") for note in run.notes)
+    assert np.all(run.simulate().replicas[0].stage_durations() > 0)
+
+
+def test_the_text() -> None:
+    both = say("--model", "llama-2-70b", "--device", "a100-40g-sxm")
+    for part in ("derived: from a100-80g-sxm", "NCCL buffers", "assumed: engines' logs", "weights"):
+        assert part in both
+    assert "head_dim bf16.64" in say("--model", "tiny-llama-40m", "--device", "a100-40g-sxm")
+    wrong = CliRunner().invoke(app, ["support", "--dtype", "fp7"])
+    assert wrong.exit_code == 2 and wrong.output == (
+        "error: --dtype fp7: must be one of bf16, fp8, fp8_block, nvfp4, int4_wo\n"
+    )
