@@ -9,7 +9,7 @@ import typer
 from experiments.cli.common import JsonOption, consoles, print_json, print_table
 
 if TYPE_CHECKING:
-    from experiments.run.support import Cell
+    from experiments.run.support import Combination
     from experiments.run.support_text import Table
 
 
@@ -80,7 +80,7 @@ def _print(table: Table) -> None:
         print_table(headings, (), rows)
 
 
-def _print_cell(cell: Cell) -> None:
+def _print_cell(cell: Combination) -> None:
     """Every op's origin, and the memory of a GPU in the smallest layout."""
     assert cell.memory is not None
     (tp, pp), memory = cell.memory

@@ -36,7 +36,7 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class Combination:
     """A model on a device with a stack's kernels in a number format (stack None: physics).
 
     ``refused`` says why, and at which TP degrees.
@@ -140,7 +140,7 @@ class Cell:
         }
 
 
-def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterator[Cell]:
+def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterator[Combination]:
     """Every cell, device by device and stack by stack."""
     for device in devices:
         stacks: list[Stack | None] = [*stacks_on(device.name)]
@@ -152,7 +152,9 @@ def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterato
                     yield _cell(model, device, stack, dtype)
 
 
-def _cell(model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: WeightDtype) -> Cell:
+def _cell(
+    model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: WeightDtype
+) -> Combination:
     kernels = Kernels(stack, dtype) if stack else None
     sources: dict[int, StackTimes | DeviceModel] = {}
     refused: dict[str, tuple[int, ...]] = {}
@@ -165,13 +167,13 @@ def _cell(model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: Weig
             sources[tp] = found
         except ValueError as error:
             refused[str(error)] = (*refused.get(str(error), ()), tp)
-    cell = Cell(model, device, stack, dtype, sources, refused)
+    cell = Combination(model, device, stack, dtype, sources, refused)
     if sources and cell.memory is None:
         refused[f"does not fit {max(sources)} x {_MOST_STAGES} GPUs"] = tuple(sources)
     return cell
 
 
-def build(cell: Cell) -> None:
+def build(cell: Combination) -> None:
     """Time every op at a small and a large size, at every TP degree of the cell.
 
     Raises ValueError for a time that is not positive and finite.

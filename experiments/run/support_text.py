@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from experiments.run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Cell
+from experiments.run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Combination
 from profiler.facts.formats import WEIGHT_DTYPES
 from profiler.kernels.stack_file import load_stack
 from profiler.physics.op_times import KINDS
@@ -26,10 +26,10 @@ Table = tuple[tuple[str, ...], Rows]
 """Headings and rows."""
 
 
-def matrix(found: Sequence[Cell], dtype: str) -> Table:
+def matrix(found: Sequence[Combination], dtype: str) -> Table:
     """Models by devices in one number format of the weights."""
     devices = list(dict.fromkeys(cell.device.name for cell in found))
-    best: dict[tuple[str, str], Cell] = {}
+    best: dict[tuple[str, str], Combination] = {}
     for cell in found:
         key = cell.model.name, cell.device.name
         if cell.dtype == dtype and cell.memory is not None:
@@ -40,25 +40,25 @@ def matrix(found: Sequence[Cell], dtype: str) -> Table:
     return ("model", *used), rows
 
 
-def _rank(cell: Cell) -> tuple[int, int, float]:
+def _rank(cell: Combination) -> tuple[int, int, float]:
     assert cell.memory is not None
     tp, pp = cell.memory[0]
     return tp * pp, KINDS.index(cell.kind), cell.off_pct["GEMM"]
 
 
-def _short(cell: Cell | None) -> str:
+def _short(cell: Combination | None) -> str:
     if cell is None or cell.memory is None:
         return "-"
     return f"{_layout(cell)}{LETTERS[cell.kind]} {cell.off_pct['GEMM']:.0f}"
 
 
-def _layout(cell: Cell) -> str:
+def _layout(cell: Combination) -> str:
     assert cell.memory is not None
     tp, pp = cell.memory[0]
     return f"{tp}" if pp == 1 else f"{tp}x{pp}"
 
 
-def by_device(found: Sequence[Cell]) -> Table:
+def by_device(found: Sequence[Combination]) -> Table:
     """What was measured on each device: stacks, versions, number formats."""
     rows: Rows = []
     for device, stack in dict.fromkeys((cell.device.name, cell.stack) for cell in found):
@@ -80,7 +80,7 @@ def by_device(found: Sequence[Cell]) -> Table:
     return ("device", "kernels of", "versions", "dtypes", "TP", "models"), rows
 
 
-def details(found: Iterable[Cell]) -> Table:
+def details(found: Iterable[Combination]) -> Table:
     """A row for every cell that runs."""
     rows: Rows = []
     for cell in found:
@@ -95,7 +95,7 @@ def details(found: Iterable[Cell]) -> Table:
     return (*about, *half_widths), rows
 
 
-def refusals(found: Iterable[Cell]) -> Table:
+def refusals(found: Iterable[Combination]) -> Table:
     """Reasons, each with the TP degrees that it keeps out and the models that it is about."""
     models: dict[tuple[str, str], dict[str, None]] = {}
     for cell in found:
@@ -106,7 +106,7 @@ def refusals(found: Iterable[Cell]) -> Table:
     return ("refused because", "TP", "models"), rows
 
 
-def page(found: Sequence[Cell]) -> str:
+def page(found: Sequence[Combination]) -> str:
     """docs/support.md."""
     parts = [
         "# What runs where",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all
-from experiments.run.support import Cell, build, cells
+from experiments.run.support import Combination, build, cells
 from experiments.run.support_text import LEGEND, page
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.model import list_models, load_model
@@ -25,7 +25,7 @@ BUILT_OF = 60  # every so many cells are timed here; `sarathi-sim support --chec
 
 
 @pytest.fixture(scope="module")
-def every() -> list[Cell]:
+def every() -> list[Combination]:
     models, devices = map(load_model, list_models()), map(load_device, list_devices())
     return list(cells(list(models), devices))
 
@@ -36,7 +36,7 @@ def say(*arguments: str) -> str:
     return done.stdout
 
 
-def test_every_cell_runs_or_says_why_not(every: list[Cell]) -> None:
+def test_every_cell_runs_or_says_why_not(every: list[Combination]) -> None:
     assert {cell.device.name for cell in every} == set(list_devices())
     assert {cell.model.name for cell in every} == set(list_models())
     for cell in every:
@@ -48,12 +48,12 @@ def test_every_cell_runs_or_says_why_not(every: list[Cell]) -> None:
             assert 0 < cell.off_pct["attention"] < 60
 
 
-def test_what_it_calls_supported_has_op_times(every: list[Cell]) -> None:
+def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
     for cell in [cell for cell in every if cell.memory is not None][::BUILT_OF]:
         build(cell)
 
 
-def test_the_page_has_every_model_and_device(every: list[Cell]) -> None:
+def test_the_page_has_every_model_and_device(every: list[Combination]) -> None:
     """Whoever adds one makes it again with the command that it names."""
     made, shipped = page(every), (ROOT / "docs/support.md").read_text(encoding="utf-8")
     for name in (*list_models(), *list_devices()):
