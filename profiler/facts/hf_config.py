@@ -1,158 +1,32 @@
 """A Hugging Face ``config.json`` read as the fields of a ModelSpec: modelled completely or refused.
 
-Every key that changes the cost is used here or refused by name (``hf_keys.py``). A warning names
-unknown keys.
+Every key that changes the cost is used (``hf_families.py``, ``hf_quantization.py``) or refused by
+name (``hf_keys.py``). A warning names unknown keys. Of a model that reads images only the text part
+is read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from profiler.facts import hf_families, hf_mixtures
+from profiler.facts.hf_families import Fields
 from profiler.facts.hf_keys import NOT_MODELLED, problems, short, unknown
+from profiler.facts.hf_quantization import formats
+from profiler.facts.hf_reader import HfConfig
 from profiler.storage.plain_yaml import read_bounded
 from profiler.storage.strict import SpecError
 
-Fields = dict[str, Any]
-
-_MOST = 2**24
-"""No size of a model is larger; ModelSpec's own bounds are narrower."""
-
-
-class _Config:
-    """Typed access to the keys of one config.json; errors name the file and the key."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
-        self.used: set[str] = set()
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        self.used.add(key)
-        value = self.config.get(key)
-        if value is None:
-            if default is None:
-                raise SpecError(f"{self.where}: key '{key}' is missing")
-            return default
-        if type(value) is not int or not 0 < value <= _MOST:
-            raise SpecError(
-                f"{self.where}: {key} must be a positive integer, got {short(value)}"
-                if type(value) is not int or value <= 0
-                else f"{self.where}: {key} must be at most {_MOST}, got {short(value)}"
-            )
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        self.used.add(key)
-        value = self.config.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise SpecError(f"{self.where}: {key} must be true or false, got {short(value)}")
-        return value
-
-    def share(self, whole: str, parts: str) -> int:
-        """``whole`` over ``parts``. Raises SpecError where that leaves a remainder."""
-        size, count = self.integer(whole), self.integer(parts)
-        if size % count:
-            raise SpecError(
-                f"{self.where}: {whole} ({size}) must be a multiple of {parts} ({count})"
-            )
-        return size // count
-
-
-def _llama_like(config: _Config, bias: str | None = None, longest: int = 2048) -> Fields:
-    """``bias``: where attention has one whatever the file says; ``longest``: the type's default."""
-    heads = config.integer("num_attention_heads")
-    given = "all" if config.flag("attention_bias", False) else "none"
-    kind = config.config["model_type"]
-    # Other types do not default to as many KV heads as heads.
-    kv_heads = heads if kind in ("llama", "phi3", "qwen") else None
-    head_dim = config.config.get("head_dim")
-    return {
-        "num_layers": config.integer("num_hidden_layers"),
-        "hidden_size": config.integer("hidden_size"),
-        "num_heads": heads,
-        "num_kv_heads": config.integer("num_key_value_heads", kv_heads),
-        "head_dim": config.share("hidden_size", "num_attention_heads")
-        if head_dim is None
-        else config.integer("head_dim"),
-        "ffn_hidden_size": config.integer("intermediate_size"),
-        "gated_ffn": True,
-        "ffn_bias": config.flag("mlp_bias", False),
-        "vocab_size": config.integer("vocab_size"),
-        "tied_embeddings": config.flag("tie_word_embeddings", False),
-        "max_position_embeddings": config.integer("max_position_embeddings", longest),
-        "attention_bias": bias or given,
-    }
-
-
-def _mistral(config: _Config) -> Fields:
-    if "sliding_window" not in config.config:
-        raise SpecError(
-            f"{config.where}: key 'sliding_window' is missing, which for this model_type means a "
-            "window of 4096; attention is modelled over the whole context: set it to null"
-        )
-    return _llama_like(config, longest=131072)
-
-
-def _qwen2(config: _Config) -> Fields:
-    return _llama_like(config, "qkv", 32768)
-
-
-def _qwen3(config: _Config) -> Fields:
-    head_dim = config.integer("head_dim", 128)
-    fields = _llama_like(config, longest=32768)
-    return {**fields, "head_dim": head_dim, "qk_norm": True}
-
-
-def _phi3(config: _Config) -> Fields:
-    return _llama_like(config, longest=4096)
-
-
-def _qwen(config: _Config) -> Fields:
-    """Qwen 1: ``intermediate_size`` counts gate and up together."""
-    fields = _llama_like(config, "qkv")
-    if fields["ffn_hidden_size"] % 2:
-        raise SpecError(f"{config.where}: intermediate_size must be even: it counts gate and up")
-    fields["ffn_hidden_size"] //= 2
-    fields["head_dim"] = config.integer("kv_channels", fields["head_dim"])
-    fields["max_position_embeddings"] = config.integer("seq_length", 2048)
-    return fields
-
-
-def _gpt2(config: _Config) -> Fields:
-    hidden, heads = config.integer("n_embd"), config.integer("n_head")
-    return {
-        "num_layers": config.integer("n_layer"),
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": config.share("n_embd", "n_head"),
-        "ffn_hidden_size": config.integer("n_inner", 4 * hidden),
-        "gated_ffn": False,
-        "vocab_size": config.integer("vocab_size"),
-        "tied_embeddings": config.flag("tie_word_embeddings", True),
-        "max_position_embeddings": config.integer("n_positions", 1024),
-        "learned_positions": True,
-        "attention_bias": "all",
-        "norm_bias": True,
-        "ffn_bias": True,
-    }
-
-
-_READERS: dict[str, Callable[[_Config], Fields]] = {
-    "llama": _llama_like,
-    "mistral": _mistral,
-    "phi3": _phi3,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen": _qwen,
-    "gpt2": _gpt2,
-}
+READERS = {**hf_families.READERS, **hf_mixtures.READERS}
+#: Types that read images, too: the type of their text part, which is in ``text_config``.
+NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
+#: Keys beside ``text_config`` that concern the text.
+_OF_THE_TEXT = ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")
 
 
 def model_fields(config: Mapping[str, Any], where: str) -> Fields:
@@ -162,23 +36,43 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     key that is missing or not a positive integer, and, a line each, for every key that asks for
     something that is not modelled. Unknown keys are logged as a warning.
     """
+    config = _text_part(config, where)
     kind = config.get("model_type")
-    found = [f"{where}: {line}" for line in problems(config)]
-    if not isinstance(kind, str) or kind not in _READERS:
+    reader = HfConfig(config, where)
+    if not isinstance(kind, str) or kind not in READERS:
         why = f": {NOT_MODELLED[kind]}" if isinstance(kind, str) and kind in NOT_MODELLED else ""
-        allowed = ", ".join(sorted(_READERS))
-        found.insert(
-            0, f"{where}: model_type {short(kind)} is not supported{why}; allowed: {allowed}"
-        )
-    if found:
-        raise SpecError("\n".join(found))
-    reader = _Config(config, where)
-    fields = _READERS[str(kind)](reader)
+        allowed = ", ".join(sorted({*READERS, *NESTED}))
+        wrong = [f"{where}: model_type {short(kind)} is not supported{why}; allowed: {allowed}"]
+        raise SpecError("\n".join(wrong + [f"{where}: {line}" for line in problems(config)]))
+    found, error = {}, None
+    try:
+        found = READERS[kind](reader) | formats(config, where)
+    except SpecError as problem:
+        error = problem
+    reader.free("quantization_config")
+    if wrong := [f"{where}: {line}" for line in problems(config, reader.used)]:
+        raise SpecError("\n".join(wrong))
+    if error is not None:
+        raise error
     if names := unknown(config, reader.used):
         shown = ", ".join(short(name) for name in names[:20])
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
         _warn(f"note: {where}: unknown keys, assumed to have no cost: {shown}{more}")
-    return fields
+    return found
+
+
+def _text_part(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """What of a configuration describes the decoder of text."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in NESTED:
+        return config
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise SpecError(f"{where}: text_config {short(text)}: must hold the sizes of the text part")
+    _warn(f"note: {where}: only text_config is modelled, no images and no weights of their encoder")
+    above = {key: config[key] for key in _OF_THE_TEXT if key in config}
+    named = {"model_type": NESTED[kind]} if "model_type" not in text else {}
+    return {**above, **{k: v for k, v in text.items() if k != "architectures"}, **named}
 
 
 @cache

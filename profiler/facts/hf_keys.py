@@ -5,7 +5,7 @@ A key in neither table that ``hf_config.py`` does not read is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 _FREE_STARTS = ("_", "rope_", "summary_", "initializer_", "rotary_", "original_max_position_")
@@ -36,9 +36,9 @@ _FREE = frozenset((_OF_THE_FILE + _ELEMENTWISE + _OF_SAMPLING).split())
 
 #: What is supported instead -> the keys that ask for something else unless they are inactive.
 _REFUSED_KEYS = {
-    "attention is modelled over the whole context, so it must be null or at least "
-    "max_position_embeddings": "sliding_window",
-    "attention is modelled over the whole context in every layer": """
+    "this type of model is modelled with attention over the whole context, so it must be null or "
+    "at least max_position_embeddings": "sliding_window",
+    "this type of model is modelled with attention over the whole context in every layer": """
         attention_chunk_size sliding_window_pattern attention_window local_attention
         global_attn_every_n_layers full_attention_interval no_rope_layer_interval index_topk
         sparse_attention sparse_attention_config attn_window_size interleaved_attention
@@ -97,18 +97,13 @@ _ONE_OF["activation_function"] = _ONE_OF["hidden_activation"] = _ONE_OF["hidden_
 
 #: Model types that were considered, and what of them is not modelled.
 NOT_MODELLED = {
-    "qwen3_moe": "it is a mixture of experts",
-    "qwen2_moe": "it is a mixture of experts",
-    "mixtral": "it is a mixture of experts",
-    "deepseek_v2": "it is a mixture of experts with latent keys and values",
-    "deepseek_v3": "it is a mixture of experts with latent keys and values",
-    "gpt_oss": "it is a mixture of experts with sliding windows and attention sinks",
     "gemma": "it was not checked against a published count",
-    "gemma2": "it has sliding windows, capped logits and four norms a layer",
-    "gemma3": "it reads images, and has sliding windows and four norms a layer",
-    "gemma3_text": "it has sliding windows and four norms a layer",
-    "llama4": "it reads images, is a mixture of experts and attends in chunks",
-    "mllama": "it reads images",
+    "gemma3n": "its layers share keys and values, and have networks of their own for each token",
+    "mllama": "its layers attend to images",
+    "qwen2_vl": "it reads images",
+    "qwen2_5_vl": "it reads images",
+    "qwen3_next": "most of its layers have linear attention",
+    "deepseek_v32": "its attention picks tokens by an index",
 }
 
 
@@ -126,10 +121,15 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)"
 
 
-def problems(config: Mapping[str, Any]) -> list[str]:
-    """``key value: what is supported`` for every key that changes cost in a way not modelled."""
+def problems(config: Mapping[str, Any], used: Container[str] = ()) -> list[str]:
+    """``key value: what is supported`` for every key that changes cost in a way not modelled.
+
+    ``used`` are keys whose values are modelled, or refused elsewhere.
+    """
     found = []
     for key, value in config.items():
+        if key in used:
+            continue
         why = _REFUSED.get(key)
         if why is not None and not (inactive(value) or _switched_off(key, config)):
             found.append(f"{key} {short(value)}: not supported: {why}")
@@ -138,13 +138,13 @@ def problems(config: Mapping[str, Any]) -> list[str]:
             if not any(value is one or value == one for one in allowed):
                 listed = ", ".join(str(one) for one in allowed)
                 found.append(f"{key} {short(value)}: not supported ({reason}); allowed: {listed}")
-    return found + _of_lists(config)
+    return found + _of_lists(config, used)
 
 
 def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
     """Whether another key says that this one has no effect."""
     if key == "sliding_window":
-        if not config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3")):
+        if not config.get("use_sliding_window", True):
             return True
         window, longest = config[key], config.get("max_position_embeddings")
         return isinstance(window, int) and isinstance(longest, int) and window >= longest > 0
@@ -154,10 +154,11 @@ def _switched_off(key: str, config: Mapping[str, Any]) -> bool:
     return False
 
 
-def _of_lists(config: Mapping[str, Any]) -> list[str]:
+def _of_lists(config: Mapping[str, Any], used: Container[str]) -> list[str]:
     found = []
     types, layers = config.get("layer_types"), config.get("num_hidden_layers")
-    if types is not None and types != ["full_attention"] * (layers if type(layers) is int else 0):
+    whole = ["full_attention"] * (layers if type(layers) is int else 0)
+    if types is not None and types != whole and "layer_types" not in used:
         found.append(
             f"layer_types {short(types)}: not supported; allowed: null, or full_attention for each "
             "of num_hidden_layers"

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from profiler.facts.attention import Latent, Windows
+from profiler.facts.formats import KvDtype, WeightDtype
 from profiler.facts.hf_config import model_fields, read_json
 from profiler.facts.hf_keys import short
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
@@ -93,6 +95,11 @@ class ModelSpec:
     norm_bias: bool = False
     qk_norm: bool = False
     experts: Experts | None = None
+    norms_per_layer: Literal[2, 4] = 2
+    windows: Windows | None = None
+    latent: Latent | None = None
+    dtype: WeightDtype = "bf16"
+    kv_cache_dtype: KvDtype = "bf16"
 
     def __post_init__(self) -> None:
         for key, most in LARGEST.items():

@@ -1,0 +1,150 @@
+"""A checkpoint's ``quantization_config``: the number formats of weights and KV cache, or refused.
+
+One format is modelled for all matrices of the layers. Embedding, LM head, norms and the router stay
+bf16, as published checkpoints leave them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.facts.hf_keys import inactive, short
+from profiler.storage.strict import SpecError
+
+_KEY = "quantization_config"
+#: Modules that a checkpoint may leave in bf16: they are modelled so, or are no part of the text.
+_LEFT_OUT = re.compile(
+    r"lm_head|embed|norm|router|(mlp|moe|feed_forward)\.gate([^_\w]|$)|(^|\.)gate$|shared_expert_gate"
+    r"|e_score_correction_bias|vision|visual|vit|multi_modal|projector|mtp|eh_proj|kv_b_proj"
+)
+_LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
+
+
+class _Refused(Exception):
+    """What of the section is not supported."""
+
+
+def formats(config: Mapping[str, Any], where: str) -> dict[str, str]:
+    """``dtype`` and ``kv_cache_dtype``, where the checkpoint has another than bf16.
+
+    Raises SpecError for a format that is not modelled; the line names the key.
+    """
+    section = config.get(_KEY)
+    if inactive(section):
+        return {}
+    try:
+        if not isinstance(section, Mapping):
+            raise _Refused("must be a mapping")
+        method = section.get("quant_method")
+        if not isinstance(method, str) or method not in _METHODS:
+            allowed = ", ".join(sorted(_METHODS))
+            raise _Refused(f"quant_method {short(method)}: not supported; allowed: {allowed}")
+        found = _METHODS[method](section)
+        if method != "mxfp4":
+            _check_left_out(section)
+        return {"dtype": found, **_cache(section)}
+    except _Refused as error:
+        raise SpecError(f"{where}: {_KEY}.{error}") from None
+
+
+def _need(section: Mapping[str, Any], key: str, *allowed: object, path: str = "") -> Any:
+    value = section.get(key)
+    if value not in allowed:
+        listed = ", ".join(str(one) for one in allowed)
+        raise _Refused(f"{path}{key} {short(value)}: not supported; allowed: {listed}")
+    return value
+
+
+def _fp8(section: Mapping[str, Any]) -> str:
+    block = section.get("weight_block_size")
+    if block is None:
+        return "fp8"
+    if list(block) != [128, 128]:
+        raise _Refused(f"weight_block_size {short(block)}: not supported; allowed: [128, 128]")
+    return "fp8_block"
+
+
+def _int4(section: Mapping[str, Any]) -> str:
+    _need(section, "bits", 4)
+    _need(section, "group_size", 128)
+    return "int4_wo"
+
+
+def _modelopt(section: Mapping[str, Any]) -> str:
+    algorithm = _need(section, "quant_algo", "FP8", "NVFP4")
+    return {"FP8": "fp8", "NVFP4": "nvfp4"}[algorithm]
+
+
+def _compressed(section: Mapping[str, Any]) -> str:
+    groups = section.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise _Refused("config_groups: is missing")
+    found = {_group(name, group) for name, group in groups.items()}
+    if len(found) > 1:
+        raise _Refused(f"config_groups: several formats ({', '.join(sorted(found))}); allowed: one")
+    return found.pop()
+
+
+def _group(name: str, group: Any) -> str:
+    path = f"config_groups.{short(name)}.weights."
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise _Refused(f"{path.removesuffix('.')}: is missing")
+    kind = weights.get("type"), weights.get("num_bits")
+    if kind == ("float", 8):
+        if weights.get("strategy") == "block":
+            return _fp8({"weight_block_size": weights.get("block_structure")})
+        _need(weights, "strategy", "tensor", "channel", path=path)
+        return "fp8"
+    if kind == ("float", 4):
+        _need(weights, "group_size", 16, path=path)
+        return "nvfp4"
+    if kind == ("int", 4) and inactive(group.get("input_activations")):
+        _need(weights, "group_size", 128, path=path)
+        return "int4_wo"
+    raise _Refused(
+        f"{path}type {short(kind[0])}, num_bits {short(kind[1])}: not supported; allowed: float 8, "
+        "float 4, and int 4 of the weights alone"
+    )
+
+
+_METHODS = {
+    "fp8": _fp8,
+    "fbgemm_fp8": lambda section: "fp8",
+    "compressed-tensors": _compressed,
+    "gptq": _int4,
+    "awq": _int4,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "mxfp4": lambda section: "mxfp4",
+}
+
+
+def _check_left_out(section: Mapping[str, Any]) -> None:
+    for key in _LISTS:
+        names = section.get(key) or []
+        if not isinstance(names, list):
+            raise _Refused(f"{key} {short(names)}: must be a list")
+        for name in names:
+            if not isinstance(name, str) or not _LEFT_OUT.search(name):
+                raise _Refused(
+                    f"{key} {short(name)}: not supported: all matrices of the layers have one "
+                    "format, only LM head, embedding, norms and routers may be left out"
+                )
+
+
+def _cache(section: Mapping[str, Any]) -> dict[str, str]:
+    scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
+    if not inactive(scheme):
+        if not isinstance(scheme, Mapping) or (scheme.get("type"), scheme.get("num_bits")) != (
+            "float",
+            8,
+        ):
+            raise _Refused(f"kv_cache_scheme {short(scheme)}: not supported; allowed: float, 8")
+        return {"kv_cache_dtype": "fp8"}
+    if not inactive(algorithm):
+        _need(section, "kv_cache_quant_algo", "FP8")
+        return {"kv_cache_dtype": "fp8"}
+    return {}
