@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from experiments.config.errors import ConfigError
 from experiments.config.inputs import (
     device_of,
@@ -15,6 +17,7 @@ from experiments.config.inputs import (
     number_bytes_of,
     op_times_of,
     provenance,
+    with_formats,
 )
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
@@ -28,7 +31,13 @@ from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
-from simulator.load.capacity import CapacityError, kv_capacity_tokens, max_batch, stage_layers
+from simulator.load.capacity import (
+    CapacityError,
+    kept_share,
+    kv_capacity_tokens,
+    max_batch,
+    stage_layers,
+)
 from simulator.load.engine_memory import EngineMemory
 from simulator.loop.records import Records
 from simulator.loop.replica import Predictor
@@ -194,13 +203,19 @@ def deploy(
     """
     cluster, batching = scenario.cluster, scenario.batching
     model, device = model_of(scenario, source), device_of(scenario, source)
+    scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)
     max_length = cluster.max_length or model.max_position_embeddings
     in_flight = batching.max_in_flight or cluster.pp
     size = number_bytes_of(scenario, model, device, source)
     policy, kv_cache, memory = scenario.policy.build(), scenario.kv_cache, None
+    kept, requests = 1.0, None
+    if model.windows is not None:
+        requests = checked_requests(scenario, max_length, source, requests_of)
+        sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
+        kept = kept_share(model, *sizes.reshape(-1, 2).T)
     if is_pooled(policy):
-        kv_cache, memory = paged_cache(scenario, policy, model, device, layers, size, source)
+        kv_cache, memory = paged_cache(scenario, policy, model, device, layers, size, source, kept)
         assert kv_cache.num_blocks
         kv_capacity = (kv_cache.num_blocks - 1) * kv_cache.block_size  # one is the null block
         batch = policy.max_num_seqs
@@ -214,7 +229,7 @@ def deploy(
     if not is_pooled(policy):
         try:
             kv_capacity = kv_capacity_tokens(
-                model, device, cluster.tp, layers, cluster.usable_memory, size
+                model, device, cluster.tp, layers, cluster.usable_memory, size, kept
             )
             batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
         except CapacityError as error:
@@ -225,8 +240,8 @@ def deploy(
             "has no effect: every request declares max_length, unless workload.declared is exact"
         )
         raise source.error("batching.kv_reservation", "declared", problem)
-    check_memory(workload_needs(scenario), scenario, source)
-    requests = requests_of(scenario, max_length, source)
+    if requests is None:
+        requests = checked_requests(scenario, max_length, source, requests_of)
     ops, longest, digest = op_times_of(scenario, model, device, source)
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
@@ -238,6 +253,8 @@ def deploy(
         if max_length > limit
     )
     notes += (f"op times: {provenance(ops.bundle)}",)
+    if kept < 1:
+        notes += (f"windows: the KV cache keeps {kept:.0%} of this workload's tokens",)
     if memory is not None and (scenario.kv_cache is None or scenario.kv_cache.num_blocks is None):
         notes += (f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}",)
     resolved = scenario.model_copy(
@@ -256,6 +273,14 @@ def deploy(
     )
     check_memory(found.memory_needs, resolved, source)
     return found
+
+
+def checked_requests(
+    scenario: Scenario, max_length: int, source: Source, requests_of: Requests
+) -> list[Request]:
+    """The requests, if the memory suffices for them."""
+    check_memory(workload_needs(scenario), scenario, source)
+    return requests_of(scenario, max_length, source)
 
 
 def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:

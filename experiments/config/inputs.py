@@ -52,6 +52,26 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     return device
 
 
+def with_formats(
+    scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
+) -> Scenario:
+    """The scenario with the checkpoint's number formats, where it names no others.
+
+    Raises ConfigError for a quantised checkpoint without a stack.
+    """
+    own = {key: getattr(model, key) for key in ("dtype", "kv_cache_dtype")}
+    found = {k: v for k, v in own.items() if v != "bf16" and getattr(scenario, k) is None}
+    if found and scenario.stack is None:
+        formats = ", ".join(f"{key} {value}" for key, value in found.items())
+        problem = f"is needed for {model.name} ({formats}): {_stacks(device)}"
+        raise source.error("stack", None, problem)
+    return scenario.model_copy(update=found) if found else scenario
+
+
+def _stacks(device: DeviceSpec) -> str:
+    return ", ".join(stacks_on(device.name)) or "none fitted here"
+
+
 def _profiles(scenario: Scenario, source: Source) -> Path:
     if not scenario.profiles:
         return data_dir() / "profiles"
@@ -72,7 +92,7 @@ def number_bytes_of(
     for key in ("dtype", "kv_cache_dtype"):
         value = getattr(scenario, key)
         if scenario.stack is None and value is not None:
-            problem = f"needs stack: {', '.join(stacks_on(device.name)) or 'none fitted here'}"
+            problem = f"needs stack: {_stacks(device)}"
             raise source.error(key, value, problem)
     if scenario.kernels is not None:
         return scenario.kernels.number_bytes

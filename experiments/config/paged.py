@@ -27,8 +27,11 @@ def paged_cache(
     layers: Sequence[int],
     numbers: NumberBytes,
     source: Source,
+    kept: float = 1.0,
 ) -> tuple[KvCache, EngineMemory]:
     """The cache with its blocks counted, and the memory of a GPU that holds the fewest.
+
+    A share ``kept`` of the tokens is in it.
 
     Raises ConfigError for a share of another engine's, and where blocks or a request do not fit.
     """
@@ -60,6 +63,7 @@ def paged_cache(
             getattr(cache, setting) or cluster.usable_memory,
             step,
             numbers,
+            kept,
         )
         blocks = cache.num_blocks or memory.num_blocks
         max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)

@@ -130,6 +130,10 @@ def make_cells(experiment: Experiment) -> list[Cell]:
 def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
     cluster, batching, workload = scenario.cluster, scenario.batching, scenario.workload
     model, policy = model_of(scenario, source), scenario.policy.build()
+    try:
+        model.check_plain("the engine")
+    except ValueError as error:
+        raise source.error("model", scenario.model, str(error)) from None
     policy_name, cache, pooled = scenario.policy.name, scenario.kv_cache, is_pooled(policy)
     given = scenario.engine.model_dump(exclude_defaults=True)
     # Key, value, whether the engine can do that, and what it can do.

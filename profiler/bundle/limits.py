@@ -30,7 +30,6 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     model, tp = bundle.meta.model_spec, bundle.meta.tp
     kernels = bundle.meta.kernels.used if bundle.meta.kernels else Kernels("vllm")
     sizes_of = kernels.number_bytes
-    heads, kv_heads = model.heads_per_rank(tp)
     for gemm, shape in model.gemms(tp).items():
         rows = bundle.linear[bundle.linear["op"] == gemm]
         m = rows["num_tokens"].to_numpy(np.float64)
@@ -47,11 +46,12 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
         new = rows[size].to_numpy(np.float64)
         context = rows["context_tokens"].to_numpy(np.float64)
         decoding = op.family == "decode"
-        pairs = new * context if decoding else new * (context + new / 2)
-        flops = 4.0 * model.head_dim * heads * pairs / (HALF / sizes_of.kv)
+        kept = model.kept_tokens(context)
+        pairs = new * kept if decoding else model.pairs(new, context, edge=0.0)
+        flops = model.attention_flops_per_pair * pairs / tp / (HALF / sizes_of.kv)
         yield from _flops(table, rows, size, flops, device)
-        tokens = new * context if decoding else new + context
-        moved = 2 * sizes_of.kv * model.head_dim * kv_heads * tokens
+        read = new * kept if decoding else new + kept
+        moved = sizes_of.kv * model.cached_numbers(tp) * read
         yield from _memory(table, rows, size, moved, device)
     tokens = bundle.mixed["chunk_tokens"] + bundle.mixed["batch_size"]
     flops = 2.0 * model.layer_weights(tp) * tokens.to_numpy(np.float64)

@@ -46,6 +46,11 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
+#: Fields of a model that a bundle does not hold where they have these values.
+_NEWER = {
+    "experts": None, "norms_per_layer": 2, "windows": None, "latent": None, "dtype": "bf16",
+    "kv_cache_dtype": "bf16",
+}  # fmt: skip
 KIND, MEASURED_KIND = "sarathi-sim bundle 1", "sarathi-sim measured bundle 1"
 #: Bundles named in a message; the others are counted.
 _NAMED = 8
@@ -254,8 +259,9 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMe
         fields = dataclasses.asdict(meta)
         if meta.kernels is None:
             del fields["kernels"]
-        if meta.model_spec.experts is None:
-            del fields["model_spec"]["experts"]
+        for key, value in _NEWER.items():
+            if getattr(meta.model_spec, key) == value:
+                del fields["model_spec"][key]
         text = dump_yaml(fields)
         (scratch / "meta.yaml").write_text(text, encoding="utf-8")
         load_bundle(scratch)

@@ -42,18 +42,12 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     if not isinstance(kind, str) or kind not in READERS:
         why = f": {NOT_MODELLED[kind]}" if isinstance(kind, str) and kind in NOT_MODELLED else ""
         allowed = ", ".join(sorted({*READERS, *NESTED}))
-        wrong = [f"{where}: model_type {short(kind)} is not supported{why}; allowed: {allowed}"]
-        raise SpecError("\n".join(wrong + [f"{where}: {line}" for line in problems(config)]))
-    found, error = {}, None
-    try:
-        found = READERS[kind](reader) | formats(config, where)
-    except SpecError as problem:
-        error = problem
+        wrong = [f"model_type {short(kind)} is not supported{why}; allowed: {allowed}"]
+        raise SpecError("\n".join(f"{where}: {line}" for line in wrong + problems(config)))
+    found = READERS[kind](reader) | formats(config, where)
     reader.free("quantization_config")
-    if wrong := [f"{where}: {line}" for line in problems(config, reader.used)]:
-        raise SpecError("\n".join(wrong))
-    if error is not None:
-        raise error
+    if wrong := problems(config, reader.used):
+        raise SpecError("\n".join(f"{where}: {line}" for line in wrong))
     if names := unknown(config, reader.used):
         shown = ", ".join(short(name) for name in names[:20])
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""

@@ -132,7 +132,10 @@ def _gpt2(config: HfConfig) -> Fields:
 def _gemma(config: HfConfig, longest: int) -> Fields:
     """Gemma 2 and 3: four norms a layer, tied embeddings, 256 numbers a head."""
     head_dim = config.integer("head_dim", 256)
-    config.free("query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping")
+    config.free(
+        "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping"
+        " cache_implementation sliding_window_size"
+    )
     fields = llama_like(config, longest=longest)
     tied = config.flag("tie_word_embeddings", True)
     return {**fields, "head_dim": head_dim, "tied_embeddings": tied, "norms_per_layer": 4}

@@ -7,7 +7,7 @@ bf16, as published checkpoints leave them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from profiler.facts.hf_keys import inactive, short
@@ -27,7 +27,9 @@ class _Refused(Exception):
 
 
 def formats(config: Mapping[str, Any], where: str) -> dict[str, str]:
-    """``dtype`` and ``kv_cache_dtype``, where the checkpoint has another than bf16.
+    """``dtype``, ``moe_dtype`` and ``kv_cache_dtype``, where the checkpoint has another than bf16.
+
+    MXFP4 says nothing of activations: they are taken to be bf16.
 
     Raises SpecError for a format that is not modelled; the line names the key.
     """
@@ -38,12 +40,13 @@ def formats(config: Mapping[str, Any], where: str) -> dict[str, str]:
         if not isinstance(section, Mapping):
             raise _Refused("must be a mapping")
         method = section.get("quant_method")
-        if not isinstance(method, str) or method not in _METHODS:
-            allowed = ", ".join(sorted(_METHODS))
+        if not isinstance(method, str) or method not in (*_METHODS, "mxfp4"):
+            allowed = ", ".join(sorted({*_METHODS, "mxfp4"}))
             raise _Refused(f"quant_method {short(method)}: not supported; allowed: {allowed}")
+        if method == "mxfp4":  # of experts only
+            return {"moe_dtype": "w4a16_mxfp4"}
         found = _METHODS[method](section)
-        if method != "mxfp4":
-            _check_left_out(section)
+        _check_left_out(section)
         return {"dtype": found, **_cache(section)}
     except _Refused as error:
         raise SpecError(f"{where}: {_KEY}.{error}") from None
@@ -61,7 +64,7 @@ def _fp8(section: Mapping[str, Any]) -> str:
     block = section.get("weight_block_size")
     if block is None:
         return "fp8"
-    if list(block) != [128, 128]:
+    if block != [128, 128]:
         raise _Refused(f"weight_block_size {short(block)}: not supported; allowed: [128, 128]")
     return "fp8_block"
 
@@ -110,7 +113,7 @@ def _group(name: str, group: Any) -> str:
     )
 
 
-_METHODS = {
+_METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "fp8": _fp8,
     "fbgemm_fp8": lambda section: "fp8",
     "compressed-tensors": _compressed,
@@ -118,7 +121,6 @@ _METHODS = {
     "awq": _int4,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
-    "mxfp4": lambda section: "mxfp4",
 }
 
 

@@ -7,11 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from profiler.facts.attention import Latent, Windows
+from profiler.facts.experts import MOST_WIDE
+from profiler.facts.experts import Experts as Experts
 from profiler.facts.formats import KvDtype, WeightDtype
 from profiler.facts.hf_config import model_fields, read_json
 from profiler.facts.hf_keys import short
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
+from profiler.facts.roofline import Array, attended, attended_within
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
@@ -23,45 +28,10 @@ LARGEST = {
     "num_heads": 2**14,
     "num_kv_heads": 2**14,
     "head_dim": 2**13,
-    "ffn_hidden_size": 2**20,
+    "ffn_hidden_size": MOST_WIDE,
     "vocab_size": 2**23,
     "max_position_embeddings": 2**24,
 }
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts in the place of a layer's feed-forward network.
-
-    A router chooses ``top_k`` of ``num_experts`` for each token; all tokens pass the shared ones,
-    which have ``shared_intermediate_size`` together (0: none). The layers ``dense_layers`` (from 0)
-    have a dense network of the model's ``ffn_hidden_size`` instead. ``bias``: experts and router
-    have one (as in gpt-oss). Raises ValueError for sizes that do not fit each other.
-    """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
-
-    num_experts: int
-    top_k: int
-    intermediate_size: int
-    shared_intermediate_size: int = 0
-    dense_layers: tuple[int, ...] = ()
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        for key, least in (("num_experts", 1), ("intermediate_size", 1),
-                           ("shared_intermediate_size", 0)):  # fmt: skip
-            value, most = getattr(self, key), LARGEST["ffn_hidden_size"]
-            if not least <= value <= most:
-                raise ValueError(f"{key} must be from {least} to {most}, got {short(value)}")
-        if not 1 <= self.top_k <= self.num_experts:
-            raise ValueError(
-                f"top_k must be from 1 to num_experts ({self.num_experts}), got {short(self.top_k)}"
-            )
-        if list(self.dense_layers) != sorted(set(self.dense_layers)):
-            raise ValueError(
-                f"dense_layers must rise, got {short(list(self.dense_layers))}"
-            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,8 +42,10 @@ class ModelSpec:
     in GPT-3). ``gated_ffn`` means gate and up projections (SwiGLU). ``learned_positions`` adds a
     trained position table of ``max_position_embeddings`` rows. ``qk_norm`` norms each head of
     queries and keys (as in Qwen 3). ``experts`` makes layers mixtures; ``ffn_hidden_size`` is 0
-    where that leaves no dense one. Raises ValueError for sizes that are not positive, too large
-    (``LARGEST``) or do not divide.
+    where that leaves no dense one. ``norms_per_layer`` are those of hidden states (4 in Gemma).
+    ``windows`` limit the context of layers. With ``latent`` attention there is one KV head, and
+    ``head_dim`` is that of queries. ``dtype`` and ``kv_cache_dtype`` are the checkpoint's.
+    Raises ValueError for sizes that are not positive, too large (``LARGEST``) or do not divide.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -119,6 +91,15 @@ class ModelSpec:
         dense = self.experts.dense_layers if self.experts else ()
         if any(not 0 <= layer < self.num_layers for layer in dense):
             raise ValueError(f"dense_layers must be below num_layers ({self.num_layers})")
+        if self.windows is not None and self.windows.layers > self.num_layers:
+            raise ValueError(f"windows.layers must be at most num_layers ({self.num_layers})")
+        if self.latent is not None:
+            head = self.latent.nope_dim + self.latent.rope_dim
+            if (self.num_kv_heads, self.head_dim) != (1, head):
+                raise ValueError(
+                    f"with latent attention num_kv_heads must be 1 and head_dim {head} (nope_dim + "
+                    f"rope_dim), got {self.num_kv_heads} and {self.head_dim}"
+                )
 
     @property
     def num_dense_layers(self) -> int:
@@ -135,8 +116,9 @@ class ModelSpec:
         chosen = range(self.num_layers) if layers is None else layers
         dense = [at for at in self.experts.dense_layers if at in chosen] if self.experts else chosen
         counts = {"all": len(chosen), "dense": len(dense), "sparse": len(chosen) - len(dense)}
-        norms = 2 * self.hidden_size * (2 if self.norm_bias else 1)
+        norms = self.norms_per_layer * self.hidden_size * (2 if self.norm_bias else 1)
         norms += 2 * self.head_dim if self.qk_norm else 0
+        norms += self.latent.query_rank + self.latent.kv_rank if self.latent else 0
         others = counts["all"] * norms
         for op, shape in self.gemms(tp=1).items():
             if OPS[op].part == "layer":
@@ -179,8 +161,24 @@ class ModelSpec:
         return self.num_parameters - sparse * unused * self.expert_parameters
 
     def kv_bytes_per_token(self, dtype_bytes: int = 2) -> int:
-        """Bytes of KV cache one token takes in the whole model (all layers, all heads)."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+        """Bytes of KV cache one token takes in the whole model (all layers, all heads).
+
+        Layers with a window are among them: up to its length they hold every token.
+        """
+        return self.num_layers * self.cached_numbers(tp=1) * dtype_bytes
+
+    def cached_numbers(self, tp: int) -> int:
+        """Numbers that one of ``tp`` ranks caches of one token in one layer."""
+        if self.latent is not None:
+            return self.latent.cached
+        return 2 * self.heads_per_rank(tp)[1] * self.head_dim
+
+    def kept_tokens(self, context: Array) -> Array:
+        """Tokens of a sequence of ``context`` that a mean layer keeps: windows drop older ones."""
+        if self.windows is None:
+            return context
+        share = self.windows.layers / self.num_layers
+        return (1 - share) * context + share * np.minimum(context, self.windows.tokens)
 
     # Shapes under tensor parallelism ----------------------------------------------------------
 
@@ -210,6 +208,17 @@ class ModelSpec:
                     f"{self.name}: tp {tp} divides neither the experts' intermediate_size "
                     f"({mix.intermediate_size}) nor num_experts ({mix.num_experts})"
                 )
+
+    def check_plain(self, what: str) -> None:
+        """Raises ValueError for a model whose parts only the tables of serving stacks know."""
+        parts = {
+            "a mixture of experts": self.experts,
+            "sliding windows": self.windows,
+            "latent attention": self.latent,
+            f"{self.norms_per_layer} norms a layer": self.norms_per_layer > 2,
+        }
+        if found := [name for name, there in parts.items() if there]:
+            raise ValueError(f"{what} knows no {', '.join(found)}, which {self.name} has")
 
     def heads_per_rank(self, tp: int) -> tuple[int, int]:
         """(query heads, KV heads) on one rank; beyond one KV head a rank, they are replicated."""
@@ -260,6 +269,8 @@ class ModelSpec:
             shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
             expert_bias=self.experts is not None and self.experts.bias,
             sparse_share=1 - self.num_dense_layers / self.num_layers,
+            norms=self.norms_per_layer,
+            latent=self.latent,
         )
 
     def layer_weights(self, tp: int) -> int:
@@ -279,6 +290,21 @@ class ModelSpec:
     def linear_flops_per_token(self) -> int:
         """FLOPs of all layers' GEMMs for one token (2 per weight), without LM head."""
         return 2 * self.num_layers * self.layer_weights(tp=1)
+
+    def pairs(self, chunk: Array, context: Array, edge: float = 0.5) -> Array:
+        """Query-key pairs of a chunk after ``context`` tokens, in a mean layer."""
+        whole = attended(chunk, context, edge=edge)[1]
+        if self.windows is None:
+            return whole
+        share = self.windows.layers / self.num_layers
+        within = attended_within(chunk, context, self.windows.tokens, edge)
+        return (1 - share) * whole + share * within
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """FLOPs of one layer's attention for one query and one key, over all heads."""
+        values = self.latent.value_dim if self.latent else self.head_dim
+        return 2 * self.num_heads * (self.head_dim + values)
 
     def lm_head_flops_per_token(self) -> int:
         """FLOPs of the LM head for one token whose logits are needed."""

@@ -12,58 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from profiler.facts import shapes
+from profiler.facts.shapes import GemmShape as GemmShape
+from profiler.facts.shapes import Shard as Shard
+from profiler.facts.shapes import Stream as Stream
+
 SCOPES = ("inter_node", "intra_node")
 
 Part = Literal["layer", "first", "last", "transfer"]
 #: Where an op runs: in each layer, on the first or the last stage, between two stages.
 PARTS: tuple[Part, ...] = ("layer", "first", "last", "transfer")
-
-
-@dataclass(frozen=True)
-class GemmShape:
-    """``out[m, n] = activations[m, k] x weights[k, n]``; m is the number of tokens."""
-
-    n: int
-    k: int
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The shard of one tensor-parallel rank; ``vocab_columns`` are those of its padded LM head.
-
-    ``ffn`` is 0 without dense layers. ``experts`` are all that the router chooses from (0: no
-    mixture), ``shared_ffn`` the rank's part of the shared ones. ``sparse_share`` of the layers are
-    mixtures.
-    """
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab_columns: int
-    gated_ffn: bool
-    attention_bias: str
-    ffn_bias: bool
-    norm_bias: bool
-    qk_norm: bool
-    learned_positions: bool
-    experts: int = 0
-    shared_ffn: int = 0
-    expert_bias: bool = False
-    sparse_share: float = 0.0
-
-
-@dataclass(frozen=True)
-class Stream:
-    """``times`` elementwise kernels that move ``numbers`` values a token each.
-
-    ``kernel`` is its name in a device file.
-    """
-
-    kernel: str
-    numbers: int
-    times: float = 1
 
 
 @dataclass(frozen=True)
@@ -143,34 +101,6 @@ class Op:
         return tuple(size.column for size in self.sizes)
 
 
-def _activation(shard: Shard, ffn: int, layers: float) -> Stream:
-    """In a share ``layers`` of the layers."""
-    kernel, numbers = ("act", 3 * ffn) if shard.gated_ffn else ("act_plain", 2 * ffn)
-    return Stream(kernel, numbers, times=layers)
-
-
-def _elementwise(shard: Shard) -> tuple[Stream, ...]:
-    """Norms, residual additions, activation and rotary of one layer."""
-    norm = Stream("layer_norm" if shard.norm_bias else "norm", 2 * shard.hidden, times=2)
-    found = [norm, Stream("add", 3 * shard.hidden, times=2)]
-    if shard.ffn:
-        found.append(_activation(shard, shard.ffn, 1 - shard.sparse_share))
-    if shard.shared_ffn:  # and their output is added to that of the routed experts
-        found.append(_activation(shard, shard.shared_ffn, shard.sparse_share))
-        found.append(Stream("add", 3 * shard.hidden, times=shard.sparse_share))
-    queries_and_keys = 2 * (shard.heads + shard.kv_heads) * shard.head_dim
-    if shard.qk_norm:
-        found.append(Stream("norm", queries_and_keys))
-    if not shard.learned_positions:
-        found.append(Stream("rope", queries_and_keys))
-    return tuple(found)
-
-
-def _embedding(shard: Shard) -> tuple[Stream, ...]:
-    """The token table; learned positions cost a second look-up."""
-    return (Stream("embedding", 2 * shard.hidden, times=2 if shard.learned_positions else 1),)
-
-
 def _gemm(
     name: str,
     shape: Callable[[Shard], GemmShape],
@@ -202,10 +132,14 @@ _LIST = (
     # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
     _gemm(
         "preproj",
-        lambda s: GemmShape(n=(s.heads + 2 * s.kv_heads) * s.head_dim, k=s.hidden),
+        shapes.preproj,
         "columns",
         lambda s: s.attention_bias != "none",
     ),
+    # Of latent attention: a head's queries, keys and values. Decodes multiply with the same matrix
+    # on both sides of attention instead of projecting all that is cached: as many FLOPs and bytes.
+    _gemm("q_up", shapes.q_up, "columns", present=shapes.latent_queries),
+    _gemm("kv_up", shapes.kv_up, "columns", present=shapes.latent),
     Op(
         "attn_prefill", "layer", (CHUNK, CACHED), "prefill", "prefill_attention",
         table="attn_prefill", fitted=("attn_prefill", "attn_context"),
@@ -216,7 +150,7 @@ _LIST = (
     ),
     _gemm(
         "postproj",
-        lambda s: GemmShape(n=s.hidden, k=s.heads * s.head_dim),
+        shapes.postproj,
         "rows",
         lambda s: s.attention_bias == "all",
     ),
@@ -262,7 +196,7 @@ _LIST = (
     # All norms, activation, residual additions and rotary together; with several ranks, no more.
     Op(
         "others", "layer", (TOKENS,), "piecewise", "linear",
-        rest=True, streams=_elementwise, fitted=("norm", "add", "act", "rope"),
+        rest=True, streams=shapes.elementwise, fitted=("norm", "add", "act", "rope"),
     ),
     # After each GEMM that is split by rows, with tp > 1: one call over all ranks.
     Op(
@@ -271,7 +205,8 @@ _LIST = (
     ),
     # Beside the layers; whole ops.
     Op(
-        "embedding", "first", (TOKENS,), "piecewise", "embedding_and_head", streams=_embedding,
+        "embedding", "first", (TOKENS,), "piecewise", "embedding_and_head",
+        streams=shapes.embedding,
     ),
     Op(
         "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
@@ -288,12 +223,17 @@ def names(where: Callable[[Op], bool]) -> tuple[str, ...]:
     return tuple(op.name for op in _LIST if where(op))
 
 
-#: The ops of ``linear.csv`` of any model, and of a dense one: those of one layer, then whole ones.
+_PLAIN = Shard(
+    hidden=1, heads=1, kv_heads=1, head_dim=1, ffn=1, vocab_columns=1, gated_ffn=True,
+    attention_bias="none", ffn_bias=False, norm_bias=False, qk_norm=False, learned_positions=False,
+)  # fmt: skip
+#: The ops of ``linear.csv`` of any model, and of a plain dense one: those of one layer, then whole
+#: ones.
 ALL_ROW_OPS = names(lambda op: op.table == "linear")
-LAYER_OPS = names(lambda op: op.table == "linear" and op.part == "layer" and op.layers != "sparse")
+LAYER_OPS = names(lambda op: op.table == "linear" and op.part == "layer" and op.present(_PLAIN))
 EDGE_OPS = names(lambda op: op.table == "linear" and op.part != "layer")
 ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
-#: Of a dense model: the GEMMs of one layer in the order they run, and all.
+#: Of a plain dense model: the GEMMs of one layer in the order they run, and all.
 LAYER_GEMMS = tuple(name for name in LAYER_OPS if OPS[name].shape is not None)
 GEMMS = tuple(name for name in ROW_OPS if OPS[name].shape is not None)
 ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
@@ -302,7 +242,7 @@ MESSAGES = names(lambda op: op.sizes == (BYTES,))
 ALL_REDUCE, SEND_RECV = MESSAGES
 #: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
 (MOE,) = names(lambda op: op.layers == "sparse" and op.shape is None)
-#: What one rank of a dense model computes alone.
+#: What one rank of a plain dense model computes alone.
 LOCAL = (*ROW_OPS, *ATTENTION)
 #: Transfers between two stages as ops of their own, and whom they reach.
 SENDS = {f"{SEND_RECV}_{scope}": scope for scope in SCOPES}  # fmt: skip

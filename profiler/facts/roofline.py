@@ -106,6 +106,12 @@ def attended(
     return context + chunk, chunk * (context + square * chunk + edge)
 
 
+def attended_within(chunk: Array, context: Array, window: float, edge: float = 0.5) -> Array:
+    """The query-key pairs of :func:`attended` where a query sees the last ``window`` keys only."""
+    free = np.clip(window - context, 0, chunk)  # queries that the window does not reach
+    return np.asarray(free * (context + free / 2) + (chunk - free) * window + edge * chunk)
+
+
 def attn_prefill_us(c: Columns, k: Constants) -> Array:
     """Causal attention of ``batch`` chunks of ``chunk`` tokens, each after ``context`` cached ones.
 

@@ -51,6 +51,7 @@ def import_bundle(
     (read, usual_device), spec = SOURCES[source], load_model(model)
     try:
         spec.check_tp(tp)
+        spec.check_plain(f"the importer of {source}")
     except ValueError as error:
         raise BundleError(str(error)) from None
     return read(folder, spec, tp, load_device(device or usual_device(folder)))

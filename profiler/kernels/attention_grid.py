@@ -89,11 +89,13 @@ class HeadGrid:
         return cls(heads, sizes, log_us, bool(arrays["by_group"][0]))
 
 
-def prefill_us(grid: HeadGrid, chunk: Array, heads: int, kv_heads: int) -> Array:
+def prefill_us(
+    grid: HeadGrid, chunk: Array, heads: int, kv_heads: int, beyond: float = 2.0
+) -> Array:
     """One sequence's causal attention of ``chunk`` tokens without a prefix.
 
-    Monotone cubics through the logarithms; beyond the longest chunk by its square, and beyond the
-    largest head count in proportion to it.
+    Monotone cubics through the logarithms; beyond the longest chunk by its square (its power
+    ``beyond``), and beyond the largest head count in proportion to it.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -104,7 +106,7 @@ def prefill_us(grid: HeadGrid, chunk: Array, heads: int, kv_heads: int) -> Array
     for row, weight in parts:
         total += weight * PchipInterpolator(np.log(lengths), grid.log_us[row])(where)
     alone = heads / grid.heads[parts[-1][0], 0] if len(parts) == 1 else 1.0
-    found: Array = np.exp(total) * np.maximum(chunk / lengths[-1], 1.0) ** 2 * max(alone, 1.0)
+    found: Array = np.exp(total) * np.maximum(chunk / lengths[-1], 1.0) ** beyond * max(alone, 1.0)
     return found
 
 

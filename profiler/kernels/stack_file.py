@@ -88,6 +88,21 @@ class StackSpec:
         start = f"{family}."
         return sorted(k.removeprefix(start) for k in self.kernels if k.startswith(start))
 
+    def need(self, family: str, name: str, what: str) -> None:
+        """Raises SpecError where ``family.name`` was not measured."""
+        there = self.having(family)
+        if name not in there:
+            raise SpecError(
+                f"no {family} of {self.stack} was measured on {self.device} for {what} {name}; "
+                f"there: {', '.join(there)}"
+            )
+
+
+def stored(arrays: Arrays, table: str) -> Arrays:
+    """The arrays of one table."""
+    start = f"{table}."
+    return {k.removeprefix(start): array for k, array in arrays.items() if k.startswith(start)}
+
 
 def _folder(device: str) -> Path:
     """Where a device's kernels are: its own, or those of the device with the same chip."""

@@ -1,8 +1,4 @@
-"""The time of any op of a model's shard, from a stack's kernels on a device; microseconds.
-
-A chunk after cached tokens is composed: it takes as long as a prompt with as many query-key pairs,
-in blocks of keys, and no less than one decode at that context.
-"""
+"""The time of any op of a model's shard, from a stack's kernels on a device; microseconds."""
 
 from __future__ import annotations
 
@@ -14,19 +10,22 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, SENDS, names
-from profiler.facts.roofline import HALF, HBM_SHARE, KEY_BLOCK, Array, attended
-from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
+from profiler.facts.roofline import HALF, HBM_SHARE, Array
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
-from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, load_stack, stacks_on
+from profiler.kernels.stack_attention import StackAttention
+from profiler.kernels.stack_file import (
+    Arrays,
+    KernelFit,
+    StackSpec,
+    load_stack,
+    stacks_on,
+    stored,
+)
 from profiler.physics.op_times import Provenance
-from profiler.storage.strict import SpecError
 
 #: Seconds until a message of one byte arrives: AIConfigurator's assumption for all systems.
 _SEND_LATENCY_US = 10.0
-#: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
-#: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
-_MOST_OF_HBM = 0.9
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.
 _ASSUMED_PCT = 25.0
@@ -40,13 +39,6 @@ _COMPOSED_PCT = 15.0
 _DERIVED_PCT = 10.0
 
 
-def alike(chunk: Array, context: Array) -> Array:
-    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
-
-    A row of queries attends to what is before it and on average half a block of keys more.
-    """
-    pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
-    return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
 
 
 class StackTimes:
@@ -68,13 +60,14 @@ class StackTimes:
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
         self.spec, self._arrays = fitted or load_stack(device, kernels.stack)
-        self.heads, self.kv_heads = model.heads_per_rank(tp)
-        self._need("gemm", kernels.dtype, "dtype")
-        self._need("gemm", "bf16", "dtype")
-        for kind in ("prefill", "decode"):
-            self._need(kind, f"{kernels.kv_cache_dtype}.{model.head_dim}", "KV dtype, head_dim")
+        self.spec.need("gemm", kernels.dtype, "dtype")
+        self.spec.need("gemm", "bf16", "dtype")
+        self.attention = StackAttention(
+            self.spec, self._arrays, kernels, model, tp, self.device.memory_bandwidth,
+            self._as_on, lambda tokens: self.by_rows("kv_up", tokens, model, tp),
+        )  # fmt: skip
         if tp > 1:
-            self._need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
+            self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
 
     def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
         """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
@@ -98,17 +91,19 @@ class StackTimes:
 
     def attn_prefill(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
         """One sequence's chunk after ``context`` cached tokens, one layer of one rank."""
-        pairs = prefill_us(self._prefill, alike(chunk, context), self.heads, self.kv_heads)
-        reading = self.attn_decode(np.ones_like(chunk), context + chunk, model, tp)
-        return np.where(context > 0, np.maximum(pairs, reading), pairs)
+        return self.attention.prefill(chunk, context)
 
     def attn_decode(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens."""
-        time = decode_us(self._decode, batch, context + 1, self.heads, self.kv_heads)
-        numbers = 2.0 * batch * context * self.kv_heads * self.model.head_dim
-        num_bytes = self.kernels.number_bytes.kv * numbers
-        fastest = 1e6 * num_bytes / (_MOST_OF_HBM * self.device.memory_bandwidth)
-        return np.maximum(self._as_on(time, num_bytes), fastest)
+        return self.attention.decode(batch, context)
+
+    def prefill_within(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """A chunk in a layer with the model's window."""
+        return self.attention.prefill_within(chunk, context)
+
+    def decode_within(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """Decodes in a layer with the model's window."""
+        return self.attention.decode_within(batch, context)
 
     def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
         """One all-reduce: a captured batch by the graph's kernel, a larger one by the other."""
@@ -164,9 +159,7 @@ class StackTimes:
         return self._measured_on(mark, _half_width(fit, kind))
 
     def _of_attention(self, op: str) -> Provenance:
-        kind, grid = ("prefill", self._prefill) if op == PREFILL else ("decode", self._decode)
-        fit = self.spec.kernels[f"{kind}.{self.kernels.kv_cache_dtype}.{self.model.head_dim}"]
-        alone = grid.measured(self.heads, self.kv_heads)
+        fit, alone = self.attention.measured(op)
         origin = "measured" if alone else "interpolated"
         mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
         mark += "" if alone else ", between head counts"
@@ -174,7 +167,8 @@ class StackTimes:
         width = _half_width(fit, "sizes")
         if op == PREFILL:
             width = max(width, _COMPOSED_PCT)
-        return self._measured_on(mark, width if alone else max(width, _half_width(fit, "heads")))
+        width = width if alone else max(width, _half_width(fit, "heads"))
+        return self._measured_on(mark + self.attention.about_windows, width)
 
     def _name(self, fit: KernelFit) -> str:
         return f"{self.kernels.stack} {fit.version}"
@@ -201,21 +195,10 @@ class StackTimes:
     def _dtype(self, op: str) -> str:
         return self.kernels.dtype if OPS[op].part == "layer" else "bf16"
 
-    def _need(self, family: str, name: str, what: str) -> None:
-        there = self.spec.having(family)
-        if name not in there:
-            raise SpecError(
-                f"no {family} of {self.kernels.stack} was measured on {self.device.name} for "
-                f"{what} {name}; there: {', '.join(there)}"
-            )
-
-    def _stored(self, table: str) -> dict[str, np.ndarray]:
-        return _of_table(self._arrays, table)
-
     @cached_property
     def _lattices(self) -> dict[str, GemmLattice]:
         dtypes = {self.kernels.dtype, "bf16"}
-        return {d: GemmLattice.from_arrays(self._stored(f"gemm.{d}")) for d in dtypes}
+        return {d: GemmLattice.from_arrays(stored(self._arrays, f"gemm.{d}")) for d in dtypes}
 
     def _gemm(self, op: str) -> GemmLattice:
         return self._lattices[self._dtype(op)]
@@ -233,21 +216,9 @@ class StackTimes:
         table, found = f"gemm.{self.kernels.dtype}", dict[str, GemmLattice]()
         for stack in stacks_on(self.device.name):
             arrays = load_stack(self.device.name, stack)[1] if stack != self.kernels.stack else {}
-            if stored := _of_table(arrays, table):
-                found[stack] = GemmLattice.from_arrays(stored)
+            if mine := stored(arrays, table):
+                found[stack] = GemmLattice.from_arrays(mine)
         return found
-
-    def _grid(self, kind: str) -> HeadGrid:
-        name = f"{kind}.{self.kernels.kv_cache_dtype}.{self.model.head_dim}"
-        return HeadGrid.from_arrays(self._stored(name))
-
-    @cached_property
-    def _prefill(self) -> HeadGrid:
-        return self._grid("prefill")
-
-    @cached_property
-    def _decode(self) -> HeadGrid:
-        return self._grid("decode")
 
     @cached_property
     def _reduces(self) -> set[str]:
@@ -260,12 +231,7 @@ class StackTimes:
         return "graph" if "graph" in self._reduces else "nccl"
 
     def _curve(self, kernel: str, gpus: int) -> ReduceCurve:
-        return ReduceCurve.from_arrays(self._stored(f"{ALL_REDUCE}.{kernel}.{gpus}"))
-
-
-def _of_table(arrays: Arrays, table: str) -> dict[str, np.ndarray]:
-    start = f"{table}."
-    return {n.removeprefix(start): array for n, array in arrays.items() if n.startswith(start)}
+        return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{gpus}"))
 
 
 def _half_width(fit: KernelFit, kind: str) -> float:

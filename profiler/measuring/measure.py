@@ -55,6 +55,10 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
         raise ProfileError(
             "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         ) from None
+    try:
+        settings.model.check_plain("the profiler")
+    except ValueError as error:
+        raise ProfileError(str(error)) from None
     run = _ProfileRun(settings, say, progress)
     tps = missing_degrees(settings, run.name, run.identities, say)
     written, left_s = [], settings.budget_s

@@ -14,6 +14,7 @@ from profiler.facts.device import device_sha256
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import OPS, SCOPES
 from profiler.facts.roofline import Array
+from profiler.physics.layer_mix import mean_layer
 from profiler.physics.op_times import DeviceModel
 
 TILE = 128
@@ -34,6 +35,12 @@ class ShardTimes(Protocol):
 
     def attn_decode(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens."""
+
+    def prefill_within(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """A chunk in a layer with the model's window."""
+
+    def decode_within(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """Decodes in a layer with the model's window."""
 
     def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
         """One all-reduce of ``num_bytes`` on each of ``gpus`` ranks."""
@@ -156,7 +163,7 @@ def _prefill(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.Data
     chunks = {1, 16, 32, 48, 96, 160, 224, 3072, 4096, 6144} | edges | {e + 1 for e in edges}
     contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144} | _FAR
     chunk, context = _pairs(_upto(chunks | _FAR, most), _upto(contexts, most))
-    time = times.attn_prefill(chunk, context, model, tp)
+    time = mean_layer(times.attn_prefill, times.prefill_within, chunk, context, model, tp)
     columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 
@@ -166,7 +173,7 @@ def _decode(times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes) ->
     contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144} | _FAR
     every = _upto(contexts | grid.contexts, grid.max_context)
     batch, context = _pairs(_upto(batches, 512), every)
-    time = times.attn_decode(batch, context, model, tp)
+    time = mean_layer(times.attn_decode, times.decode_within, batch, context, model, tp)
     columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 

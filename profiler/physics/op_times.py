@@ -15,6 +15,7 @@ from profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SENDS, GemmShape
 from profiler.facts.roofline import Array
 from profiler.physics.fit import OpModel
 from profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, LINK, STREAM, Form, decode_form
+from profiler.physics.layer_mix import composed_decode, composed_prefill
 from profiler.physics.residual import residual_from_arrays
 from profiler.storage.strict import SpecError
 
@@ -95,6 +96,14 @@ class DeviceModel:
             op = f"attn_decode_{kind}"
         return self._predict(op, batch=batch, context=context, **heads)
 
+    def prefill_within(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """A chunk in a layer with the model's window."""
+        return composed_prefill(self.attn_prefill, chunk, context, model, tp)
+
+    def decode_within(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+        """Decodes in a layer with the model's window."""
+        return composed_decode(self.attn_decode, batch, context, model, tp)
+
     def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
         """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
         found, shard = OPS[op], model.shard(tp)
@@ -137,6 +146,11 @@ class DeviceModel:
 
     @staticmethod
     def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
+        if model.latent is not None:
+            raise SpecError(
+                f"{model.name}: no device model knows latent attention; name a stack whose kernels "
+                "were measured (sarathi-sim devices)"
+            )
         heads, kv_heads = model.heads_per_rank(tp)
         return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
 

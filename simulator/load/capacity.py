@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import TWO_BYTES, NumberBytes
 from profiler.facts.model import ModelSpec
 from profiler.storage.strict import UserError
+from simulator.loop.records import Floats
 
 
 class CapacityError(UserError):
@@ -26,12 +29,16 @@ def stage_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def stage_weight_bytes(
-    model: ModelSpec, layers: Sequence[int], stage: int, numbers: NumberBytes = TWO_BYTES
+    model: ModelSpec,
+    layers: Sequence[int],
+    stage: int,
+    numbers: NumberBytes = TWO_BYTES,
+    tp: int = 1,
 ) -> int:
-    """Bytes of the weights one stage holds, over all its tensor-parallel ranks.
+    """Bytes of the weights one stage holds, over all its ``tp`` tensor-parallel ranks.
 
     The embedding table is on the first stage and the LM head on the last; with one stage, tied
-    tables count once.
+    tables count once. What each rank of latent attention projects for itself counts on each.
     """
     parameters = 0
     table = model.vocab_size * model.hidden_size
@@ -44,6 +51,9 @@ def stage_weight_bytes(
         parameters += table
     first = sum(layers[:stage])
     routed, others = model.parameters_in(range(first, first + layers[stage]))
+    if model.latent is not None:
+        own = model.latent.cached + model.latent.query_rank
+        others += (tp - 1) * layers[stage] * model.hidden_size * own
     in_layers = others * numbers.weight + routed * numbers.expert_weight
     return int(in_layers + parameters * numbers.activation)
 
@@ -55,19 +65,21 @@ def kv_capacity_tokens(
     layers: Sequence[int],
     usable_memory: float = 0.9,
     numbers: NumberBytes = TWO_BYTES,
+    kept: float = 1.0,
 ) -> int:
     """KV tokens that one replica holds: those of its fullest stage.
 
     A stage has ``tp`` GPUs, of whose memory M_G the fraction ``usable_memory`` may hold weights
     M_S and KV cache; a token takes m_kv bytes for the stage's layers. Where ``tp`` exceeds the KV
-    heads these are replicated, and so are their bytes. Raises :class:`CapacityError` when the
+    heads these are replicated, and so are their bytes. A share ``kept`` of the tokens is in the
+    cache (:func:`kept_share`). Raises :class:`CapacityError` when the
     weights alone do not fit.
     """
     memory = usable_memory * device.memory_bytes * tp
     replication = model.heads_per_rank(tp)[1] * tp / model.num_kv_heads
     capacity = []
     for stage, count in enumerate(layers):
-        weights = stage_weight_bytes(model, layers, stage, numbers)
+        weights = stage_weight_bytes(model, layers, stage, numbers, tp)
         if weights >= memory:
             raise CapacityError(
                 f"{model.name} does not fit: stage {stage} of {len(layers)} holds "
@@ -75,8 +87,21 @@ def kv_capacity_tokens(
                 f"{memory / 1e9:.1f} GB usable ({usable_memory:.0%}); use a larger tp or pp"
             )
         per_token = model.kv_bytes_per_token(numbers.kv) * replication * count / model.num_layers
-        capacity.append(int((memory - weights) // per_token))
+        capacity.append(int((memory - weights) // (kept * per_token)))
     return min(capacity)
+
+
+def kept_share(model: ModelSpec, prompt: Floats, output: Floats) -> float:
+    """The share of running sequences' tokens that the KV cache keeps; 1 without windows.
+
+    A layer with a window keeps the tokens inside it. The mean is over the iterations of requests
+    with so many prompt and output tokens, whose contexts grow from the one to the sum of both.
+    """
+    if model.windows is None or not len(prompt):
+        return 1.0
+    context = prompt + output * np.linspace(0, 1, 17)[:, None]
+    kept = (model.kept_tokens(context) * output).sum()
+    return float(kept / (context * output).sum())
 
 
 def max_batch(capacity_tokens: int, max_length: int, micro_batches: int = 1) -> int:

@@ -162,12 +162,13 @@ def engine_memory(
     share: float,
     step: Step,
     numbers: NumberBytes = TWO_BYTES,
+    kept: float = 1.0,
 ) -> EngineMemory:
     """The memory of a GPU of the fullest stage under the engine's formula.
 
+    A share ``kept`` of the tokens is in the cache (``capacity.kept_share``).
     Raises :class:`CapacityError` where not even two blocks fit.
     """
-    kv_heads = model.heads_per_rank(tp)[1]
     non_torch = step.non_torch_bytes
     if non_torch is None:
         non_torch = NON_TORCH_SHARDED if tp > 1 else NON_TORCH_ALONE
@@ -181,6 +182,7 @@ def engine_memory(
         if given is None
     ]
     found = []
+    cached = block_size * model.cached_numbers(tp) * numbers.kv
     for stage, count in enumerate(layers):
         peak = step.activation_bytes
         if peak is None:
@@ -191,10 +193,10 @@ def engine_memory(
                 setting,
                 share,
                 total_bytes=device.reported_bytes or device.memory_bytes,
-                weight_bytes=stage_weight_bytes(model, layers, stage, numbers) / tp,
+                weight_bytes=stage_weight_bytes(model, layers, stage, numbers, tp) / tp,
                 activation_bytes=peak,
                 non_torch_bytes=non_torch,
-                block_bytes=2 * block_size * count * kv_heads * model.head_dim * numbers.kv,
+                block_bytes=count * (cached if kept == 1 else kept * cached),
                 assumed=tuple(assumed),
                 cuda_graph_bytes=step.cuda_graph_bytes,
             )

@@ -136,13 +136,17 @@ class OpTimes:
     def prefill(self) -> TimeByPair:
         """Attention of one chunk."""
         table = self.bundle.attn_prefill
-        return prefill_surface(*_columns(table, "chunk_tokens", "context_tokens"))
+        return prefill_surface(*_columns(table, "chunk_tokens", "context_tokens"), self._window)
 
     @cached_property
     def decode(self) -> TimeByPair:
         """Attention of a batch of decodes."""
         table = self.bundle.attn_decode
-        return decode_surface(*_columns(table, "batch_size", "context_tokens"))
+        return decode_surface(*_columns(table, "batch_size", "context_tokens"), self._window)
+
+    @property
+    def _window(self) -> int:
+        return self.model.windows.tokens if self.model.windows else 0
 
     @cached_property
     def roofline(self) -> PooledRoofline:

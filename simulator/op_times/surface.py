@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.roofline import attended
+from profiler.facts.roofline import attended, attended_within
 from profiler.physics.residual import fit_trees
 from simulator.loop.records import Floats
 
@@ -107,15 +107,40 @@ def _decode_features(batch: Floats, context: Floats) -> Floats:
     return np.stack(columns, axis=-1)
 
 
-PREFILL = Kind(_prefill_terms, _prefill_features)
-DECODE = Kind(_decode_terms, _decode_features)
+def _prefill_with(window: int) -> Columns:
+    """The terms of prefill, and the pairs within a window."""
+
+    def terms(chunk: Floats, context: Floats) -> Floats:
+        pairs = attended_within(chunk, context, window)
+        return np.concatenate([_prefill_terms(chunk, context), pairs[..., None]], axis=-1)
+
+    return terms
 
 
-def prefill_surface(chunk: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
-    """Attention of one chunk, by its tokens and the tokens cached before it."""
-    return PhysicalSurface(chunk, context, time_s, PREFILL)
+def _decode_with(window: int) -> Columns:
+    """The terms of decode, and those of contexts up to a window."""
+
+    def terms(batch: Floats, context: Floats) -> Floats:
+        near = _decode_terms(batch, np.minimum(context, window))[..., 2:]
+        return np.concatenate([_decode_terms(batch, context), near], axis=-1)
+
+    return terms
 
 
-def decode_surface(batch: Floats, context: Floats, time_s: Floats) -> PhysicalSurface:
+def prefill_surface(
+    chunk: Floats, context: Floats, time_s: Floats, window: int = 0
+) -> PhysicalSurface:
+    """Attention of one chunk, by its tokens and the tokens cached before it.
+
+    Some of the layers have a ``window`` of so many tokens (0: none has).
+    """
+    terms = _prefill_with(window) if window else _prefill_terms
+    return PhysicalSurface(chunk, context, time_s, Kind(terms, _prefill_features))
+
+
+def decode_surface(
+    batch: Floats, context: Floats, time_s: Floats, window: int = 0
+) -> PhysicalSurface:
     """Attention of a batch of decodes, by their number and mean context."""
-    return PhysicalSurface(batch, context, time_s, DECODE)
+    terms = _decode_with(window) if window else _decode_terms
+    return PhysicalSurface(batch, context, time_s, Kind(terms, _decode_features))

@@ -275,8 +275,8 @@ def _named(values: Sequence[float], mean: float | None = None) -> dict[str, floa
 def _useful_flops(model: ModelSpec, prompt: Floats, output: Floats, hit: Floats) -> float:
     """FLOPs of the requests, under any schedule. Cached tokens, ``hit``, take none."""
     processed = prompt + output - 1
-    pairs = processed * (processed + 1) / 2
-    attention = 4.0 * model.num_layers * model.num_heads * model.head_dim
-    attention *= pairs.sum() - (hit * (hit + 1) / 2).sum()
+    attention = float(model.num_layers * model.attention_flops_per_pair)
+    nothing = np.zeros(1)
+    attention *= model.pairs(processed, nothing).sum() - model.pairs(hit, nothing).sum()
     linear = float(model.linear_flops_per_token()) * (processed.sum() - hit.sum())
     return float(attention + linear + float(model.lm_head_flops_per_token()) * output.sum())

@@ -165,7 +165,224 @@ GPT_2: Config = {
     "vocab_size": 50257,
 }
 
-# Totals of the model cards' safetensors.
+MISTRAL_1: Config = {**MISTRAL_3, "vocab_size": 32000, "sliding_window": 4096}
+PHI_3_4K: Config = {**PHI_3_128K, "max_position_embeddings": 4096, "sliding_window": 2047}
+PHI_4: Config = {
+    **PHI_3_128K,
+    **_sizes(40, 5120, 40, 10, 17920, 100352),
+    "max_position_embeddings": 16384,
+    "original_max_position_embeddings": 16384,
+    "sliding_window": None,
+}
+GEMMA_2_9B: Config = {
+    **_sizes(42, 3584, 16, 8, 14336, 256000),
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    "attn_logit_softcapping": 50.0,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": 30.0,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_size": 4096,
+}
+# What it leaves out are the type's defaults: 8 and 4 heads of 256, a vocabulary of 262,208.
+GEMMA_3_4B: Config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "image_token_index": 262144,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+}
+_MIXTURE: Config = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
+MIXTRAL_8X7B: Config = {
+    **MISTRAL_3,
+    **_MIXTURE,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "vocab_size": 32000,
+}
+QWEN_3_30B: Config = {
+    **QWEN_3,
+    **_MIXTURE,
+    **_sizes(48, 2048, 32, 4, 6144, 151936),
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+QWEN_15_MOE: Config = {
+    **QWEN_2,
+    **_MIXTURE,
+    **_sizes(24, 2048, 16, 16, 5632, 151936),
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "model_type": "qwen2_moe",
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": False,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "shared_expert_intermediate_size": 5632,
+}
+GPT_OSS_20B: Config = {
+    **_sizes(24, 2880, 64, 8, 2880, 201088),
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "initial_context_length": 4096,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_experts_per_tok": 4,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router"],
+        "quant_method": "mxfp4",
+    },
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+}
+FP8_BLOCKS: Config = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [128, 128],
+}
+DEEPSEEK_V3: Config = {
+    **_sizes(61, 7168, 128, 128, 18432, 129280),
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "attention_bias": False,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_act": "silu",
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "quantization_config": FP8_BLOCKS,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 128,
+}
+# 27 layers, the first of them dense, no low rank of queries.
+DEEPSEEK_V2_LITE: Config = {
+    **DEEPSEEK_V3,
+    **_sizes(27, 2048, 16, 16, 10944, 102400),
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "aux_loss_alpha": 0.001,
+    "first_k_dense_replace": 1,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "num_nextn_predict_layers": None,
+    "q_lora_rank": None,
+    "quantization_config": None,
+    "seq_aux": True,
+}
+KIMI_K2: Config = {
+    **DEEPSEEK_V3,
+    "first_k_dense_replace": 1,
+    "model_type": "kimi_k2",
+    "n_routed_experts": 384,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "vocab_size": 163840,
+}
+LLAMA_4_SCOUT: Config = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "boi_token_index": 200080,
+    "model_type": "llama4",
+    "text_config": {
+        **_sizes(48, 5120, 40, 8, 8192, 202048),
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": 4,
+        "floor_scale": 8192,
+        "for_llm_compressor": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "interleave_moe_layer_step": 1,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 10485760,
+        "model_type": "llama4_text",
+        "no_rope_layers": [],
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "use_qk_norm": True,
+    },
+    "vision_config": {"model_type": "llama4_vision_model"},
+}
+MINIMAX_M2: Config = {
+    **_sizes(62, 3072, 48, 8, 1536, 200064),
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "attn_type_list": [1] * 62,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "layernorm_full_attention_beta": 1.0,
+    "max_position_embeddings": 196608,
+    "model_type": "minimax_m2",
+    "mtp_transformer_layers": 1,
+    "num_experts_per_tok": 8,
+    "num_local_experts": 256,
+    "num_mtp_modules": 3,
+    "qk_norm_type": "per_layer",
+    "quantization_config": {
+        **FP8_BLOCKS,
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    },
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
+    "shared_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_mtp": True,
+    "use_qk_norm": True,
+    "use_routing_bias": True,
+}
+
+# Totals of the model cards' safetensors; of those with images what is left without their encoder.
 MODELLED = {
     "llama-2-7b": (LLAMA_2, 6_738_415_616),
     "llama-3.1-8b": (LLAMA_3, 8_030_261_248),
@@ -176,109 +393,137 @@ MODELLED = {
     "qwen3-0.6b": (QWEN_3_SMALL, 596_049_920),
     "mistral-7b-v0.3": (MISTRAL_3, 7_248_023_552),
     "phi-3-mini-128k": (PHI_3_128K, 3_821_079_552),
+    "phi-3-mini-4k": (PHI_3_4K, 3_821_079_552),
+    "phi-4": (PHI_4, 14_659_507_200),
+    "mistral-7b-v0.1": (MISTRAL_1, 7_241_732_096),
+    "gemma-2-9b": (GEMMA_2_9B, 9_241_705_984),
+    "gemma-3-4b": (GEMMA_3_4B, 3_880_263_168),
+    "mixtral-8x7b": (MIXTRAL_8X7B, 46_702_792_704),
+    "qwen3-30b-a3b": (QWEN_3_30B, 30_532_122_624),
+    # Its gates of shared experts are left out: one number of each hidden one.
+    "qwen1.5-moe-a2.7b": (QWEN_15_MOE, 14_315_784_192 - 24 * 2048),
+    # Attention sinks are left out: one a head.
+    "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184 - 24 * 64),
+    # Biases that correct the routing are left out: one an expert.
+    "deepseek-v3": (DEEPSEEK_V3, 671_026_419_200 - 14_848),
+    "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15_706_484_224),
     "qwen-72b": (QWEN_1, 72_287_920_128),
     "gpt2": (GPT_2, 124_439_808),
 }
 
-WINDOW = "sliding_window 4096: not supported: attention is modelled over the whole context"
+
+#: Windows as (tokens, layers), the others' attention being over the whole context.
+WINDOWED: dict[str, tuple[Config, tuple[int, int]]] = {
+    "mistral: every layer": (MISTRAL_1, (4096, 32)),
+    "phi3: every layer": (PHI_3_4K, (2047, 32)),
+    "gemma2: every other layer": (GEMMA_2_9B, (4096, 21)),
+    "gemma3: five of six, 34 layers": (GEMMA_3_4B, (1024, 29)),
+    "gpt_oss: as the types say": (GPT_OSS_20B, (128, 12)),
+    "llama4: all but every fourth": (LLAMA_4_SCOUT, (8192, 36)),
+    "qwen2: from a layer on": (
+        {**QWEN_2, "use_sliding_window": True, "max_window_layers": 21},
+        (4096, 7),
+    ),
+    "qwen3: as the types say": (
+        {
+            **QWEN_3,
+            "layer_types": ["full_attention"] * 30 + ["sliding_attention"] * 6,
+            "sliding_window": 2048,
+            "use_sliding_window": True,
+        },
+        (2048, 6),
+    ),
+}
+
+
+def _packed(weights: Config, **others: object) -> Config:
+    group = {"weights": weights, "targets": ["Linear"], "input_activations": None}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **others}
+
+
+#: Sections and the formats of weights and KV cache that they mean.
+QUANTISED: dict[str, tuple[Config, tuple[str, str]]] = {
+    "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, ("fp8", "bf16")),
+    "fp8 in blocks": (FP8_BLOCKS, ("fp8_block", "bf16")),
+    "fbgemm_fp8": ({"quant_method": "fbgemm_fp8"}, ("fp8", "bf16")),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 128}, ("int4_wo", "bf16")),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": None},
+        ("int4_wo", "bf16"),
+    ),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8",
+         "exclude_modules": ["lm_head"]},
+        ("nvfp4", "fp8"),
+    ),
+    "compressed fp8": (
+        _packed({"type": "float", "num_bits": 8, "strategy": "channel"}, ignore=["lm_head"]),
+        ("fp8", "bf16"),
+    ),
+    "compressed nvfp4": (
+        _packed({"type": "float", "num_bits": 4, "group_size": 16},
+                kv_cache_scheme={"type": "float", "num_bits": 8}),
+        ("nvfp4", "fp8"),
+    ),
+    "compressed int4": (
+        _packed({"type": "int", "num_bits": 4, "group_size": 128}), ("int4_wo", "bf16")
+    ),
+}  # fmt: skip
+#: Sections that are refused, and how the line goes on after "quantization_config.".
+UNQUANTISED: dict[str, tuple[Config, str]] = {
+    "a method": ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes': not supported"),
+    "bits": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "bits 8: not supported"),
+    "groups": ({"quant_method": "awq", "bits": 4, "group_size": 32}, "group_size 32: not supp"),
+    "blocks": ({**FP8_BLOCKS, "weight_block_size": [64, 64]}, "weight_block_size [64, 64]: not"),
+    "no shape": ({**FP8_BLOCKS, "weight_block_size": 128}, "weight_block_size 128: not"),
+    "int8": (_packed({"type": "int", "num_bits": 8}), "config_groups.'group_0'.weights.type 'int'"),
+    "mixed": (
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        "quant_algo 'MIXED_PRECISION': not supported; allowed: FP8, NVFP4",
+    ),
+    "left out": (
+        {**FP8_BLOCKS, "modules_to_not_convert": ["model.layers.0.self_attn"]},
+        "modules_to_not_convert 'model.layers.0.self_attn': not supported: all matrices",
+    ),
+    "cache": (
+        _packed({"type": "float", "num_bits": 8, "strategy": "tensor"},
+                kv_cache_scheme={"type": "int", "num_bits": 8}),
+        "kv_cache_scheme {",
+    ),
+}  # fmt: skip
+
 REFUSED: dict[str, tuple[Config, tuple[str, ...]]] = {
-    "mistral-7b-v0.1": ({**MISTRAL_3, "vocab_size": 32000, "sliding_window": 4096}, (WINDOW,)),
-    "phi-3-mini-4k": (
-        {**PHI_3_128K, "max_position_embeddings": 4096, "sliding_window": 2047},
-        ("sliding_window 2047: not supported",),
-    ),
-    "mixtral-8x7b": (
-        {
-            **MISTRAL_3,
-            "architectures": ["MixtralForCausalLM"],
-            "model_type": "mixtral",
-            "num_experts_per_tok": 2,
-            "num_local_experts": 8,
-            "output_router_logits": False,
-            "router_aux_loss_coef": 0.02,
-        },
+    "deepseek-v3.2": (
+        {**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_topk": 2048},
         (
-            "model_type 'mixtral' is not supported: it is a mixture of experts; allowed: gpt2,",
-            "num_local_experts 8: not supported: only dense FFNs are modelled",
-            "num_experts_per_tok 2: not supported: only dense FFNs",
-        ),
-    ),
-    "gemma-2-9b": (
-        {
-            **_sizes(42, 3584, 16, 8, 14336, 256000),
-            "architectures": ["Gemma2ForCausalLM"],
-            "model_type": "gemma2",
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-            "head_dim": 256,
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-        },
-        (
-            "model_type 'gemma2' is not supported: it has sliding windows, capped logits",
-            "attn_logit_softcapping 50.0: not supported: only softmax attention without a cap",
-            "final_logit_softcapping 30.0: not supported",
-            WINDOW,
-        ),
-    ),
-    "gemma-3-4b": (
-        {
-            "architectures": ["Gemma3ForConditionalGeneration"],
-            "model_type": "gemma3",
-            "text_config": {"hidden_size": 2560, "sliding_window": 1024},
-            "vision_config": {"hidden_size": 1152},
-        },
-        (
-            "model_type 'gemma3' is not supported: it reads images",
-            "text_config {",
-            "only decoders of text are modelled",
-            "architectures ['Gemma3ForConditionalGeneration']: not supported: only models with an",
-        ),
-    ),
-    "deepseek-v3": (
-        {
-            **_sizes(61, 7168, 128, 128, 18432, 129280),
-            "architectures": ["DeepseekV3ForCausalLM"],
-            "model_type": "deepseek_v3",
-            "first_k_dense_replace": 3,
-            "kv_lora_rank": 512,
-            "moe_intermediate_size": 2048,
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "num_nextn_predict_layers": 1,
-            "q_lora_rank": 1536,
-            "quantization_config": {"quant_method": "fp8", "fmt": "e4m3"},
-        },
-        (
-            "model_type 'deepseek_v3' is not supported: it is a mixture of experts with latent",
+            "model_type 'deepseek_v32' is not supported: its attention picks tokens by an index",
+            "index_topk 2048: not supported",
             "kv_lora_rank 512: not supported: only keys and values of whole heads",
-            "q_lora_rank 1536: not supported",
-            "n_routed_experts 256: not supported: only dense FFNs",
-            "quantization_config {",
-            "no quantization",
-            "num_nextn_predict_layers 1: not supported: one token",
         ),
     ),
-    "gpt-oss-20b": (
-        {
-            **_sizes(24, 2880, 64, 8, 2880, 201088),
-            "architectures": ["GptOssForCausalLM"],
-            "model_type": "gpt_oss",
-            "attention_bias": True,
-            "layer_types": ["sliding_attention", "full_attention"] * 12,
-            "num_local_experts": 32,
-            "quantization_config": {"quant_method": "mxfp4"},
-            "sliding_window": 128,
-        },
+    "qwen2-vl": (
+        {**QWEN_2, "model_type": "qwen2_vl", "vision_config": {"depth": 32}},
+        ("model_type 'qwen2_vl' is not supported: it reads images", "vision_config {"),
+    ),
+    "gemma-3n": (
+        {**GEMMA_2_9B, "model_type": "gemma3n", "hidden_size_per_layer_input": 256},
         (
-            "model_type 'gpt_oss' is not supported: it is a mixture of experts with sliding",
-            "layer_types ['sliding_attention', 'full_attention', …",
-            "num_local_experts 32: not supported",
-            "sliding_window 128: not supported",
-            "quantization_config {'quant_method': 'mxfp4'}: not supported",
+            "model_type 'gemma3n' is not supported: its layers share",
+            "final_logit_softcapping 30.0: not supported",
+            "hidden_size_per_layer_input 256: not supported",
         ),
+    ),
+    "an indexed deepseek_v3": ({**DEEPSEEK_V3, "index_topk": 64}, ("index_topk 64: not supp",)),
+    "types of layers": (
+        {**GEMMA_2_9B, "layer_types": ["linear_attention"] * 42},
+        ("layer_types 'linear_attention': not supported; allowed: full_attention, sliding_",),
+    ),
+    "linear layers": (
+        {**MINIMAX_M2, "attn_type_list": [0] * 62},
+        ("attn_type_list [0, 0, 0, 0, …",),
+    ),
+    "no text": (
+        {**GEMMA_3_4B, "text_config": None},
+        ("text_config None: must hold the sizes of the text part",),
     ),
 }

@@ -58,7 +58,7 @@ def test_ops_of_a_mixture() -> None:
     model = load_model("qwen3-30b-a3b")
     assert MOE in model.row_ops and not {"ffn_ln1", "ffn_ln2", "shared_ln1"} & set(model.row_ops)
     gemms = model.gemms(4)
-    assert (gemms["moe_router"].n, gemms["router"].k) == (128, 2048)  # whole on every rank
+    assert (gemms["moe_router"].n, gemms["moe_router"].k) == (128, 2048)  # whole on every rank
     assert MOE not in load_model("llama-3-8b").row_ops
     assert {"ffn_ln1", "shared_ln1", "shared_ln2", MOE} <= set(LIKE_DEEPSEEK.row_ops)
     assert LIKE_DEEPSEEK.share("ffn_ln1") == pytest.approx(3 / 61)

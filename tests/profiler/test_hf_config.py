@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from profiler.facts import hf_config
+from profiler.facts.attention import Latent, Windows
 from profiler.facts.model import LARGEST, ModelSpec, load_model
 from profiler.storage.strict import SpecError
-from tests.profiler.hf_configs import LLAMA_3, MISTRAL_3, MODELLED, REFUSED, Config
+from tests.profiler.hf_configs import (
+    DEEPSEEK_V2_LITE,
+    DEEPSEEK_V3,
+    LLAMA_3,
+    LLAMA_4_SCOUT,
+    MISTRAL_3,
+    MODELLED,
+    QUANTISED,
+    REFUSED,
+    UNQUANTISED,
+    WINDOWED,
+    Config,
+)
 
 
 def _load(folder: Path, config: Config | str) -> ModelSpec:
@@ -34,7 +48,53 @@ def _refusal(folder: Path, config: Config | str) -> str:
 def test_modelled(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     config, parameters = MODELLED[name]
     assert _load(tmp_path, config).num_parameters == parameters
-    assert not caplog.records  # every key of it is known
+    unknown = [r for r in caplog.records if "unknown keys" in r.getMessage()]
+    assert not unknown  # every key of it is known
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows(tmp_path: Path, name: str) -> None:
+    config, (tokens, layers) = WINDOWED[name]
+    assert _load(tmp_path, config).windows == Windows(tokens, layers)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_checkpoints(tmp_path: Path, name: str) -> None:
+    section, formats = QUANTISED[name]
+    model = _load(tmp_path, {**LLAMA_3, "quantization_config": section})
+    assert (model.dtype, model.kv_cache_dtype) == formats
+    assert replace(model, dtype="bf16", kv_cache_dtype="bf16") == _load(tmp_path, LLAMA_3)
+
+
+@pytest.mark.parametrize("name", UNQUANTISED)
+def test_formats_that_are_not_modelled(tmp_path: Path, name: str) -> None:
+    section, expected = UNQUANTISED[name]
+    text = _refusal(tmp_path, {**LLAMA_3, "quantization_config": section})
+    assert f"config.json: quantization_config.{expected}" in text and len(text.splitlines()) == 1
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    model = _load(tmp_path, DEEPSEEK_V3)
+    assert model.latent == Latent(512, 64, 128, 128, query_rank=1536)
+    assert (model.num_kv_heads, model.head_dim, model.dtype) == (1, 192, "fp8_block")
+    assert model.experts is not None and model.experts.dense_layers == (0, 1, 2)
+    small = _load(tmp_path, DEEPSEEK_V2_LITE)
+    assert small.latent == Latent(512, 64, 128, 128)
+    assert small.experts is not None and small.experts.shared_intermediate_size == 2 * 1408
+
+
+def test_dense_layers_between_mixtures(tmp_path: Path) -> None:
+    text = {**LLAMA_4_SCOUT["text_config"], "interleave_moe_layer_step": 2}
+    model = _load(tmp_path, {**LLAMA_4_SCOUT, "text_config": text})
+    assert model.experts is not None and model.experts.dense_layers == tuple(range(0, 48, 2))
+    assert (model.ffn_hidden_size, model.experts.intermediate_size) == (16384, 8192)
+
+
+def test_of_images_only_the_text_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hf_config._warn.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        _load(tmp_path, LLAMA_4_SCOUT)
+    assert "only text_config is modelled, no images" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -57,7 +117,6 @@ def test_refused(tmp_path: Path, name: str) -> None:
         {"n_routed_experts": 256},
         {"num_experts_per_tok": 2},
         {"kv_lora_rank": 512},
-        {"quantization_config": {"quant_method": "awq", "bits": 4}},
         {"hidden_act": "xielu"},
         {"torch_dtype": "float8_e4m3fn"},
         {"use_qk_norm": True},
@@ -111,7 +170,8 @@ def test_biases_and_head_dim_are_used(tmp_path: Path) -> None:
 
 def test_mistral_without_a_window_key_has_one(tmp_path: Path) -> None:
     without = {key: value for key, value in MISTRAL_3.items() if key != "sliding_window"}
-    assert "'sliding_window' is missing, which for this model_type" in _refusal(tmp_path, without)
+    assert _load(tmp_path, without).windows == Windows(4096, 32)
+    assert _load(tmp_path, MISTRAL_3).windows is None
 
 
 def test_a_key_that_nobody_knows_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

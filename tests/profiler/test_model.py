@@ -160,7 +160,7 @@ def test_hugging_face_configs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; allowed: gpt2, llama"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; allowed: deepseek_v2, "),
         ({"hidden_size": None}, "key 'hidden_size' is missing"),
         ({"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
         ({"num_key_value_heads": 5}, "must be a multiple of num_kv_heads"),
@@ -174,7 +174,7 @@ def test_bad_hugging_face_config(tmp_path: Path, change: dict[str, object], mess
 
 
 def test_unknown_names_and_broken_files(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"did you mean llama-13b\?\); shipped: gpt3-175b"):
+    with pytest.raises(SpecError, match=r"did you mean llama-13b\?\); shipped: deepseek-r1"):
         load_model("llama13b")
     with pytest.raises(SpecError, match="No such file"):
         load_model(tmp_path / "config.json")

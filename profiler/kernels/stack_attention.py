@@ -1,0 +1,175 @@
+"""Attention of a model's shard from a stack's tables: whole contexts, windows, latent attention.
+
+A chunk after cached tokens is composed: it takes as long as a prompt with as many query-key pairs,
+in blocks of keys, and no less than one decode at that context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from profiler.facts.formats import Kernels
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import PREFILL
+from profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
+from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
+from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
+from profiler.physics.layer_mix import composed_decode, composed_prefill
+
+#: The tables of latent attention, which are by heads only.
+LATENT = "mla"
+#: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
+#: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
+_MOST_OF_HBM = 0.9
+#: Stacks whose kernel for prompts needs keys and values of each head, also of cached tokens.
+_PROJECT_AGAIN = ("vllm", "trtllm")
+
+Slowed = Callable[[Array, Array], Array]
+
+
+def alike(chunk: Array, context: Array) -> Array:
+    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
+
+    A row of queries attends to what is before it and on average half a block of keys more.
+    """
+    pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
+    return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
+
+
+def alike_within(chunk: Array, context: Array, window: float) -> Array:
+    """The same in a layer with a window."""
+    pairs = attended_within(chunk, context, window, KEY_BLOCK)
+    short = np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK
+    # From the window on every token more brings as many pairs.
+    far = (pairs + window * window / 2) / (window + KEY_BLOCK)
+    return np.asarray(np.where(short <= window, short, far))
+
+
+class StackAttention:
+    """Attention of one ``tp`` rank of ``model``, microseconds of one layer.
+
+    ``slowed`` makes times of a chip with other memory from (time, bytes), and ``bandwidth`` is the
+    device's. ``kv_up`` is the time of projecting keys and values of so many tokens again.
+    """
+
+    def __init__(
+        self,
+        spec: StackSpec,
+        arrays: Arrays,
+        kernels: Kernels,
+        model: ModelSpec,
+        tp: int,
+        bandwidth: float,
+        slowed: Slowed,
+        kv_up: Callable[[Array], Array],
+    ) -> None:
+        self.spec, self._arrays, self.kernels, self.model, self.tp = (
+            spec,
+            arrays,
+            kernels,
+            model,
+            tp,
+        )
+        self.heads, self.kv_heads = model.heads_per_rank(tp)
+        self._bandwidth, self._slowed, self._kv_up = bandwidth, slowed, kv_up
+        for kind in ("prefill", "decode"):
+            spec.need(kind, self._name, "KV dtype, head_dim")
+
+    def prefill(self, chunk: Array, context: Array) -> Array:
+        """One sequence's chunk after ``context`` cached tokens."""
+        pairs = prefill_us(self._grid("prefill"), alike(chunk, context), *self._prompt_heads)
+        if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
+            pairs = pairs + np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
+        reading = self.decode(np.ones_like(chunk), context + chunk)
+        return np.where(context > 0, np.maximum(pairs, reading), pairs)
+
+    def decode(self, batch: Array, context: Array) -> Array:
+        """One token for each of ``batch`` sequences with ``context`` cached tokens."""
+        return self._decoded(self._grid("decode"), batch, context)
+
+    def prefill_within(self, chunk: Array, context: Array) -> Array:
+        """A chunk in a layer with the model's window: as long as a prompt with as many query-key
+        pairs in such a layer, where that was measured, else composed."""
+        if not self.windows_measured:
+            whole = self.prefill
+            return composed_prefill(
+                lambda size, held, model, tp: whole(size, held), chunk, context, self.model, self.tp
+            )
+        window = self._window
+        prompt = alike_within(chunk, context, window)
+        pairs = prefill_us(
+            self._grid("prefill", window), prompt, self.heads, self.kv_heads, beyond=1.0
+        )
+        reading = self.decode_within(np.ones_like(chunk), context + chunk)
+        return np.where(context > 0, np.maximum(pairs, reading), pairs)
+
+    def decode_within(self, batch: Array, context: Array) -> Array:
+        """Decodes in a layer with the model's window."""
+        if not self.windows_measured:
+            whole = self.decode
+            return composed_decode(
+                lambda size, held, model, tp: whole(size, held), batch, context, self.model, self.tp
+            )
+        return self._decoded(self._grid("decode", self._window), batch, context, self._window)
+
+    def measured(self, op: str) -> tuple[KernelFit, bool]:
+        """The table of an op, and whether it holds this rank's head counts."""
+        kind = "prefill" if op == PREFILL else "decode"
+        heads = self._prompt_heads if op == PREFILL else (self.heads, self.kv_heads)
+        return self.spec.kernels[f"{kind}.{self._name}"], self._grid(kind).measured(*heads)
+
+    @property
+    def about_windows(self) -> str:
+        """Of a model with windows: where the times within them come from."""
+        if self.model.windows is None:
+            return ""
+        how = "measured" if self.windows_measured else "composed"
+        return (
+            f"; {self.model.windows.layers} of {self.model.num_layers} layers within windows, {how}"
+        )
+
+    @cached_property
+    def windows_measured(self) -> bool:
+        """Whether the stack's tables hold the model's window."""
+        return self.model.windows is not None and all(
+            f"{kind}.{self._name}w{self._window}" in self.spec.kernels
+            for kind in ("prefill", "decode")
+        )
+
+    def _decoded(
+        self, grid: HeadGrid, batch: Array, context: Array, window: float = np.inf
+    ) -> Array:
+        """No faster than HBM reads what is cached, up to the ``window``."""
+        time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads)
+        numbers = 1.0 * batch * np.minimum(context, window) * self.model.cached_numbers(self.tp)
+        num_bytes = self.kernels.number_bytes.kv * numbers
+        fastest = 1e6 * num_bytes / (_MOST_OF_HBM * self._bandwidth)
+        return np.maximum(self._slowed(time, num_bytes), fastest)
+
+    @property
+    def _window(self) -> int:
+        assert self.model.windows is not None
+        return self.model.windows.tokens
+
+    @property
+    def _name(self) -> str:
+        head = LATENT if self.model.latent is not None else str(self.model.head_dim)
+        return f"{self.kernels.kv_cache_dtype}.{head}"
+
+    @property
+    def _prompt_heads(self) -> tuple[int, int]:
+        """Query and KV heads in the table of prompts: latent attention has keys for every head."""
+        return self.heads, self.heads if self.model.latent is not None else self.kv_heads
+
+    @cached_property
+    def _grids(self) -> dict[str, HeadGrid]:
+        return {}
+
+    def _grid(self, kind: str, window: int = 0) -> HeadGrid:
+        table = f"{kind}.{self._name}" + (f"w{window}" if window else "")
+        if table not in self._grids:
+            self._grids[table] = HeadGrid.from_arrays(stored(self._arrays, table))
+        return self._grids[table]
