@@ -247,16 +247,8 @@ def deploy(
         f"the context of {model.name}": model.max_position_embeddings,
         f"the longest context that the profiles of {model.name} on {device.name} hold": longest,
     }
-    notes = tuple(
-        f"cluster.max_length {max_length} is more than {limit}, {what}"
-        for what, limit in limits.items()
-        if max_length > limit
-    )
-    notes += (f"op times: {provenance(ops.bundle)}",)
-    if kept < 1:
-        notes += (f"windows: the KV cache keeps {kept:.0%} of this workload's tokens",)
-    if memory is not None and (scenario.kv_cache is None or scenario.kv_cache.num_blocks is None):
-        notes += (f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}",)
+    counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
+    notes = _notes(max_length, limits, ops, kept, memory if counted else None)
     resolved = scenario.model_copy(
         update={
             "cluster": cluster.model_copy(
@@ -273,6 +265,27 @@ def deploy(
     )
     check_memory(found.memory_needs, resolved, source)
     return found
+
+
+def _notes(
+    max_length: int,
+    limits: dict[str, int],
+    ops: OpTimes,
+    kept: float,
+    memory: EngineMemory | None,
+) -> tuple[str, ...]:
+    """What the user is told of a deployment; ``memory`` where its blocks were counted here."""
+    notes = [
+        f"cluster.max_length {max_length} is more than {limit}, {what}"
+        for what, limit in limits.items()
+        if max_length > limit
+    ]
+    notes.append(f"op times: {provenance(ops.bundle)}")
+    if kept < 1:
+        notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
+    if memory is not None:
+        notes.append(f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}")
+    return tuple(notes)
 
 
 def checked_requests(

@@ -22,7 +22,7 @@ _LEFT_OUT = re.compile(
 _LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 
 
-class _Refused(Exception):
+class _Unsupported(Exception):
     """What of the section is not supported."""
 
 
@@ -38,17 +38,17 @@ def formats(config: Mapping[str, Any], where: str) -> dict[str, str]:
         return {}
     try:
         if not isinstance(section, Mapping):
-            raise _Refused("must be a mapping")
+            raise _Unsupported("must be a mapping")
         method = section.get("quant_method")
         if not isinstance(method, str) or method not in (*_METHODS, "mxfp4"):
             allowed = ", ".join(sorted({*_METHODS, "mxfp4"}))
-            raise _Refused(f"quant_method {short(method)}: not supported; allowed: {allowed}")
+            raise _Unsupported(f"quant_method {short(method)}: not supported; allowed: {allowed}")
         if method == "mxfp4":  # of experts only
             return {"moe_dtype": "w4a16_mxfp4"}
         found = _METHODS[method](section)
         _check_left_out(section)
         return {"dtype": found, **_cache(section)}
-    except _Refused as error:
+    except _Unsupported as error:
         raise SpecError(f"{where}: {_KEY}.{error}") from None
 
 
@@ -56,7 +56,7 @@ def _need(section: Mapping[str, Any], key: str, *allowed: object, path: str = ""
     value = section.get(key)
     if value not in allowed:
         listed = ", ".join(str(one) for one in allowed)
-        raise _Refused(f"{path}{key} {short(value)}: not supported; allowed: {listed}")
+        raise _Unsupported(f"{path}{key} {short(value)}: not supported; allowed: {listed}")
     return value
 
 
@@ -65,7 +65,7 @@ def _fp8(section: Mapping[str, Any]) -> str:
     if block is None:
         return "fp8"
     if block != [128, 128]:
-        raise _Refused(f"weight_block_size {short(block)}: not supported; allowed: [128, 128]")
+        raise _Unsupported(f"weight_block_size {short(block)}: not supported; allowed: [128, 128]")
     return "fp8_block"
 
 
@@ -83,10 +83,12 @@ def _modelopt(section: Mapping[str, Any]) -> str:
 def _compressed(section: Mapping[str, Any]) -> str:
     groups = section.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise _Refused("config_groups: is missing")
+        raise _Unsupported("config_groups: is missing")
     found = {_group(name, group) for name, group in groups.items()}
     if len(found) > 1:
-        raise _Refused(f"config_groups: several formats ({', '.join(sorted(found))}); allowed: one")
+        raise _Unsupported(
+            f"config_groups: several formats ({', '.join(sorted(found))}); allowed: one"
+        )
     return found.pop()
 
 
@@ -94,7 +96,7 @@ def _group(name: str, group: Any) -> str:
     path = f"config_groups.{short(name)}.weights."
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise _Refused(f"{path.removesuffix('.')}: is missing")
+        raise _Unsupported(f"{path.removesuffix('.')}: is missing")
     kind = weights.get("type"), weights.get("num_bits")
     if kind == ("float", 8):
         if weights.get("strategy") == "block":
@@ -107,7 +109,7 @@ def _group(name: str, group: Any) -> str:
     if kind == ("int", 4) and inactive(group.get("input_activations")):
         _need(weights, "group_size", 128, path=path)
         return "int4_wo"
-    raise _Refused(
+    raise _Unsupported(
         f"{path}type {short(kind[0])}, num_bits {short(kind[1])}: not supported; allowed: float 8, "
         "float 4, and int 4 of the weights alone"
     )
@@ -128,10 +130,10 @@ def _check_left_out(section: Mapping[str, Any]) -> None:
     for key in _LISTS:
         names = section.get(key) or []
         if not isinstance(names, list):
-            raise _Refused(f"{key} {short(names)}: must be a list")
+            raise _Unsupported(f"{key} {short(names)}: must be a list")
         for name in names:
             if not isinstance(name, str) or not _LEFT_OUT.search(name):
-                raise _Refused(
+                raise _Unsupported(
                     f"{key} {short(name)}: not supported: all matrices of the layers have one "
                     "format, only LM head, embedding, norms and routers may be left out"
                 )
@@ -144,7 +146,7 @@ def _cache(section: Mapping[str, Any]) -> dict[str, str]:
             "float",
             8,
         ):
-            raise _Refused(f"kv_cache_scheme {short(scheme)}: not supported; allowed: float, 8")
+            raise _Unsupported(f"kv_cache_scheme {short(scheme)}: not supported; allowed: float, 8")
         return {"kv_cache_dtype": "fp8"}
     if not inactive(algorithm):
         _need(section, "kv_cache_quant_algo", "FP8")

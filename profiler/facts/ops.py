@@ -101,6 +101,11 @@ class Op:
         return tuple(size.column for size in self.sizes)
 
 
+def _embedding(shard: Shard) -> tuple[Stream, ...]:
+    """The token table; learned positions cost a second look-up."""
+    return (Stream("embedding", 2 * shard.hidden, times=2 if shard.learned_positions else 1),)
+
+
 def _gemm(
     name: str,
     shape: Callable[[Shard], GemmShape],
@@ -206,7 +211,7 @@ _LIST = (
     # Beside the layers; whole ops.
     Op(
         "embedding", "first", (TOKENS,), "piecewise", "embedding_and_head",
-        streams=shapes.embedding,
+        streams=_embedding,
     ),
     Op(
         "lm_head", "last", (TOKENS,), "gemm", "embedding_and_head",
@@ -240,6 +245,8 @@ ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
 PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
 ALL_REDUCE, SEND_RECV = MESSAGES
+#: Keys and values of each head from what latent attention caches.
+(KV_UP,) = names(lambda op: op.shape is shapes.kv_up)
 #: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
 (MOE,) = names(lambda op: op.layers == "sparse" and op.shape is None)
 #: What one rank of a plain dense model computes alone.

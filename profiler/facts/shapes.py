@@ -82,11 +82,6 @@ def elementwise(shard: Shard) -> tuple[Stream, ...]:
     return tuple(found)
 
 
-def embedding(shard: Shard) -> tuple[Stream, ...]:
-    """The token table; learned positions cost a second look-up."""
-    return (Stream("embedding", 2 * shard.hidden, times=2 if shard.learned_positions else 1),)
-
-
 def latent(shard: Shard) -> bool:
     """Whether its attention is latent."""
     return shard.latent is not None

@@ -9,7 +9,7 @@ import numpy as np
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, SENDS, names
+from profiler.facts.ops import ALL_REDUCE, DECODE, KV_UP, OPS, PREFILL, SENDS, names
 from profiler.facts.roofline import HALF, HBM_SHARE, Array
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
@@ -39,8 +39,6 @@ _COMPOSED_PCT = 15.0
 _DERIVED_PCT = 10.0
 
 
-
-
 class StackTimes:
     """Op times of one ``tp`` rank of ``model`` with a stack's kernels.
 
@@ -64,7 +62,7 @@ class StackTimes:
         self.spec.need("gemm", "bf16", "dtype")
         self.attention = StackAttention(
             self.spec, self._arrays, kernels, model, tp, self.device.memory_bandwidth,
-            self._as_on, lambda tokens: self.by_rows("kv_up", tokens, model, tp),
+            self._as_on, lambda tokens: self.by_rows(KV_UP, tokens, model, tp),
         )  # fmt: skip
         if tp > 1:
             self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")

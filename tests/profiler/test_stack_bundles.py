@@ -16,10 +16,11 @@ from profiler.facts.model import load_model
 from profiler.importers.assemble import wanted_ops
 from profiler.importers.sources import import_bundle
 from profiler.importers.stack_tables import import_stack
+from profiler.kernels.stack_attention import alike
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
 from profiler.kernels.stack_fit import fit_attention, fit_gemm
-from profiler.kernels.stack_times import StackTimes, alike
+from profiler.kernels.stack_times import StackTimes
 from profiler.physics.op_times import KINDS
 from profiler.public import kernel_tables
 from profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
@@ -86,7 +87,7 @@ def test_every_number_format_has_its_times(device: str) -> None:
             for op in LLAMA_8B.gemms(2):
                 assert (np.diff(times.by_rows(op, tokens, LLAMA_8B, 2)) >= 0).all(), (stack, dtype)
         decode = times.attn_decode(batch, 8192 + 0 * batch, LLAMA_8B, 2)
-        read = 4 * 128 * times.kv_heads * batch * 8192
+        read = 4 * 128 * times.attention.kv_heads * batch * 8192
         assert (np.diff(decode) > 0).all()
         assert (read / decode < 0.91e-6 * spec.memory_bandwidth).all()
 
