@@ -49,7 +49,7 @@ FORMAT_VERSION = 1
 #: Fields of a model that a bundle does not hold where they have these values.
 _NEWER = {
     "experts": None, "norms_per_layer": 2, "windows": None, "latent": None, "dtype": "bf16",
-    "kv_cache_dtype": "bf16",
+    "kv_cache_dtype": "bf16", "moe_dtype": None,
 }  # fmt: skip
 KIND, MEASURED_KIND = "sarathi-sim bundle 1", "sarathi-sim measured bundle 1"
 #: Bundles named in a message; the others are counted.

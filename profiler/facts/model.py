@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from profiler.facts.attention import Latent, Windows
+from profiler.facts.attention_kinds import Latent, Windows
 from profiler.facts.experts import MOST_WIDE
 from profiler.facts.experts import Experts as Experts
 from profiler.facts.formats import KvDtype, WeightDtype
@@ -44,7 +44,8 @@ class ModelSpec:
     queries and keys (as in Qwen 3). ``experts`` makes layers mixtures; ``ffn_hidden_size`` is 0
     where that leaves no dense one. ``norms_per_layer`` are those of hidden states (4 in Gemma).
     ``windows`` limit the context of layers. With ``latent`` attention there is one KV head, and
-    ``head_dim`` is that of queries. ``dtype`` and ``kv_cache_dtype`` are the checkpoint's.
+    ``head_dim`` is that of queries. ``dtype``, ``kv_cache_dtype`` and ``moe_dtype`` (of
+    experts, if another) are the checkpoint's.
     Raises ValueError for sizes that are not positive, too large (``LARGEST``) or do not divide.
     """
 
@@ -72,6 +73,7 @@ class ModelSpec:
     latent: Latent | None = None
     dtype: WeightDtype = "bf16"
     kv_cache_dtype: KvDtype = "bf16"
+    moe_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for key, most in LARGEST.items():

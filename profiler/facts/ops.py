@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.facts import shapes
-from profiler.facts.shapes import GemmShape as GemmShape
-from profiler.facts.shapes import Shard as Shard
-from profiler.facts.shapes import Stream as Stream
+from profiler.facts import rank_shapes
+from profiler.facts.rank_shapes import GemmShape as GemmShape
+from profiler.facts.rank_shapes import Shard as Shard
+from profiler.facts.rank_shapes import Stream as Stream
 
 SCOPES = ("inter_node", "intra_node")
 
@@ -137,14 +137,14 @@ _LIST = (
     # A layer, in the order in which it runs. QKV are one GEMM, and so are gate and up.
     _gemm(
         "preproj",
-        shapes.preproj,
+        rank_shapes.preproj,
         "columns",
         lambda s: s.attention_bias != "none",
     ),
     # Of latent attention: a head's queries, keys and values. Decodes multiply with the same matrix
     # on both sides of attention instead of projecting all that is cached: as many FLOPs and bytes.
-    _gemm("q_up", shapes.q_up, "columns", present=shapes.latent_queries),
-    _gemm("kv_up", shapes.kv_up, "columns", present=shapes.latent),
+    _gemm("q_up", rank_shapes.q_up, "columns", present=rank_shapes.latent_queries),
+    _gemm("kv_up", rank_shapes.kv_up, "columns", present=rank_shapes.latent),
     Op(
         "attn_prefill", "layer", (CHUNK, CACHED), "prefill", "prefill_attention",
         table="attn_prefill", fitted=("attn_prefill", "attn_context"),
@@ -155,7 +155,7 @@ _LIST = (
     ),
     _gemm(
         "postproj",
-        shapes.postproj,
+        rank_shapes.postproj,
         "rows",
         lambda s: s.attention_bias == "all",
     ),
@@ -201,7 +201,7 @@ _LIST = (
     # All norms, activation, residual additions and rotary together; with several ranks, no more.
     Op(
         "others", "layer", (TOKENS,), "piecewise", "linear",
-        rest=True, streams=shapes.elementwise, fitted=("norm", "add", "act", "rope"),
+        rest=True, streams=rank_shapes.elementwise, fitted=("norm", "add", "act", "rope"),
     ),
     # After each GEMM that is split by rows, with tp > 1: one call over all ranks.
     Op(
@@ -246,7 +246,7 @@ PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
 ALL_REDUCE, SEND_RECV = MESSAGES
 #: Keys and values of each head from what latent attention caches.
-(KV_UP,) = names(lambda op: op.shape is shapes.kv_up)
+(KV_UP,) = names(lambda op: op.shape is rank_shapes.kv_up)
 #: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
 (MOE,) = names(lambda op: op.layers == "sparse" and op.shape is None)
 #: What one rank of a plain dense model computes alone.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profiler.facts import hf_config
-from profiler.facts.attention import Latent, Windows
+from profiler.facts.attention_kinds import Latent, Windows
 from profiler.facts.model import LARGEST, ModelSpec, load_model
 from profiler.storage.strict import SpecError
 from tests.profiler.hf_configs import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.facts.attention import Latent
+from profiler.facts.attention_kinds import Latent
 
 
 @dataclass(frozen=True)
