@@ -1,4 +1,4 @@
-# make demo | test | lint | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11
+# make demo | test | lint | docs | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11
 # or later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt
 
-.PHONY: demo test lint paper clean
+.PHONY: demo test lint docs paper clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -22,6 +22,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check . || failed=1; \
 	$(BIN)/mypy --strict || failed=1; \
 	exit $$failed
+
+# The site of the documentation, in build/docs: open build/docs/index.html.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m experiments.reference docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # The fit to the paper and everything docs/paper.md shows, anew.
 paper: $(VENV)/.installed

@@ -75,6 +75,7 @@ ROOMS: dict[str, str] = {
         "profiler simulator"
     ),
     "experiments.cli": "experiments policies profiler simulator",
+    "experiments.reference": "experiments.config experiments.sweeps profiler simulator",
     "experiments.__main__": "experiments.cli",
 }
 # Of the profiler the simulator imports what reads bundles, and nothing that measures.
