@@ -112,6 +112,17 @@ class CachedBlocks(Blocks):
         self._blank = self.capacity
         self._used: OrderedDict[Block | _PlainBlocks, None] = OrderedDict()
 
+    def preload(self, sequence: Sequence) -> None:
+        """Note the full blocks of the sequence's prompt as cached, if so many are blank."""
+        full = sequence.prompt_tokens // self.block_size
+        if full > self._blank:
+            return
+        self._blank -= full
+        for index in reversed(range(full)):
+            block = Block()
+            self._learn(block, sequence.content(index, self.block_size))
+            self._used[block] = None
+
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
         """The cached blocks with which the sequence begins.
 

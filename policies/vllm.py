@@ -113,7 +113,7 @@ class Vllm:
         for sequence in members:
             if not budget:
                 break
-            if sequence not in pool.running:
+            if sequence not in pool.running or self.elsewhere(sequence):
                 continue  # preempted meanwhile
             tokens = min(pool.remaining(sequence), most, budget)
             tokens = min(tokens, pool.max_length - pool.context(sequence) - 1)
@@ -126,6 +126,10 @@ class Vllm:
             pool.run(sequence, tokens)
             budget -= tokens
         return budget, preempted
+
+    def elsewhere(self, sequence: Sequence) -> bool:
+        """Whether no part of its prompt may be computed now: never; parts overlap."""
+        return False
 
     def _order_is_irrelevant(self, pool: Pool, most: int) -> bool:
         """Whether everybody who runs gets all they can take, in whatever order."""

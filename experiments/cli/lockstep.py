@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +16,7 @@ from experiments.cli.common import (
     print_notes,
     print_table,
 )
+from experiments.cli.score_runs import cell
 
 
 def lockstep(
@@ -84,12 +84,8 @@ def replay(
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
     from experiments.config.loading import load_experiment
-    from experiments.run.server_run import (
-        COUNTS,
-        NUMBERS,
-        read_server_run,
-        replay_server,
-    )
+    from experiments.run.server_files import read_server_run
+    from experiments.run.server_run import COUNTS, NUMBERS, replay_server
     from experiments.run.server_ticks import TICK_LABELS, read_ticks
     from simulator.views.metric_registry import known
 
@@ -103,25 +99,17 @@ def replay(
     scenarios = list(found["scenarios"].values())
     print_notes(note for one in scenarios for note in one["notes"])
     rows = []
-    labels = {path: f"{known(path).label} (s)" for path in NUMBERS}
+    labels = {path: known(path).axis for path in NUMBERS}
     if log is not None:
         labels |= TICK_LABELS
     for path, label in labels.items():
-        cells = [label, _cell(found["measured"], path)]
+        cells = [label, cell(found["measured"], path)]
         for one in scenarios:
-            cells += [_cell(one, path), _cell(one["off_pct"], path, "{:+.1f} %")]
+            cells += [cell(one, path), cell(one["off_pct"], path, "{:+.1f} %")]
         rows.append(cells)
     for key in COUNTS:
         if any(key in one for one in scenarios):
             cells = [key.replace("_", " "), "not recorded"]
-            rows.append(cells + [cell for one in scenarios for cell in (_cell(one, key), "")])
+            rows.append(cells + [cell for one in scenarios for cell in (cell(one, key), "")])
     headings = ["measured", *(text for name in found["scenarios"] for text in (name, "off"))]
     print_table(("",), headings, rows)
-
-
-def _cell(numbers: Mapping[str, Any], path: str, form: str = "{:.4g}") -> str:
-    """The number at ``KEY`` or ``KEY.STATISTIC``; a dash where there is none."""
-    key, _, statistic = path.partition(".")
-    value = numbers.get(key)
-    value = value[statistic] if statistic and value is not None else value
-    return "-" if value is None else form.format(value)

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.common import JsonOption, QuietOption, consoles, print_json, print_table
+from experiments.cli.common import (
+    JsonOption,
+    QuietOption,
+    SetOption,
+    consoles,
+    print_json,
+    print_table,
+    print_written,
+)
+from experiments.cli.score_runs import score_recorded
 from experiments.cli.sweep import WorkersOption, local_backend
 
 if TYPE_CHECKING:
@@ -18,8 +27,17 @@ if TYPE_CHECKING:
 
 def score(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Measured servers: CSV, a row a load.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Measured servers: CSV, a row a load.  With --config: runs, a row a request.",
+        ),
     ],
+    config: Annotated[
+        str | None,
+        typer.Option(help="The deployment that served the runs: YAML, or a shipped score_*."),
+    ] = None,
+    assignments: SetOption = None,
     peer: Annotated[
         list[Path] | None,
         typer.Option(help="Another predictor's file (id, ttft_ms, tpot_ms).  Repeatable."),
@@ -37,9 +55,13 @@ def score(
     output lengths, concurrency) with its mean TTFT and TPOT. Rows that are not modelled are
     counted with the reason. Finished simulations are kept for the next time.
 
+    With --config each FILE is a run with the times of every request: vLLM's benchmark_serving JSON,
+    or LLMServingSim's JSON lines. Their distributions are compared, and what remains is divided.
+
     \b
     Examples:
       sarathi-sim score inferencex_dev.csv
+      sarathi-sim score tp8_pp1_qps_*.json --config score_llama70b_a100_tp8 --out runs/tp8
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
     from experiments.config.errors import ConfigError
@@ -53,6 +75,15 @@ def score(
 
     if out is not None:
         check_replaceable(out, SCORE_FORMAT)
+    if config is not None:
+        if peer:
+            raise ConfigError("--peer goes with tables of servers, not with --config")
+        score_recorded(files, config, assignments or [], out, json=json, quiet=quiet)
+        return
+    if runs_given := [path for path in files if path.suffix in (".json", ".jsonl")]:
+        raise ConfigError(f"{runs_given[0]}: a recorded run needs --config, what served it")
+    if assignments:
+        raise ConfigError("--set goes with --config")
     rows: list[Measured] = []
     refused: dict[str, str] = {}
     for path in files:
@@ -88,8 +119,7 @@ def score(
         print_json(content)
     else:
         _print(content)
-    if out is not None:
-        typer.echo(f"written: {out}", err=True)
+    print_written(out, err=True)
 
 
 def _print(content: Mapping[str, Any]) -> None:

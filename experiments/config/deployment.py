@@ -21,7 +21,7 @@ from experiments.config.inputs import (
 )
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
-from experiments.config.paged import paged_cache, pool_of, pool_settings
+from experiments.config.paged import paged_cache, pool_of, pool_settings, with_own_prompts
 from experiments.config.policy_file import policy_errors
 from experiments.config.requests import build_clients, build_requests
 from experiments.config.scenario import Scenario
@@ -242,6 +242,8 @@ def deploy(
         raise source.error("batching.kv_reservation", "declared", problem)
     if requests is None:
         requests = checked_requests(scenario, max_length, source, requests_of)
+    if kv_cache is not None and kv_cache.prompts_cached:
+        requests = with_own_prompts(requests)
     ops, longest, digest = op_times_of(scenario, model, device, source)
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,

@@ -155,7 +155,8 @@ def provenance(bundle: Bundle) -> str:
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:
     """Which link a pipeline's stages send over."""
     gpus = scenario.cluster.tp * scenario.cluster.pp
-    return "intra_node" if gpus <= device.gpus_per_node else "inter_node"
+    node = scenario.cluster.gpus_per_node or device.gpus_per_node
+    return "intra_node" if gpus <= node else "inter_node"
 
 
 def bundle_digest(path: Path) -> str:

@@ -87,6 +87,7 @@ class Experiment:
     compare: dict[str, Ratio]
     sources: dict[str, Source]
     validation: Validation
+    runs: dict[str, str]
 
 
 def shipped_configs() -> list[str]:
@@ -135,6 +136,8 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
         raise ConfigError("\n".join(dict.fromkeys(found)))
     _check_effect(draft.raw, draft.overrides, draft.assigned)
     _check_ratios(header, scenarios, source)
+    for name in header.runs.keys() - scenarios.keys():
+        raise source.error("runs", name, f"one of {', '.join(scenarios)}")
     return Experiment(
         source.file,
         header.name,
@@ -143,6 +146,7 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
         header.compare,
         sources,
         header.validation,
+        header.runs,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
@@ -10,7 +11,7 @@ from experiments.config.scenario import Batching, KvCache, Scenario
 from policies.kv import Blocks, CachedBlocks
 from policies.policy import PoolPolicy, chunking_of, is_pooled, memory_share_of
 from policies.pool import Pool
-from policies.request import Request
+from policies.request import Request, Sequence
 from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import NumberBytes
 from profiler.facts.model import ModelSpec
@@ -24,7 +25,7 @@ def paged_cache(
     policy: PoolPolicy,
     model: ModelSpec,
     device: DeviceSpec,
-    layers: Sequence[int],
+    layers: tuple[int, ...],
     numbers: NumberBytes,
     source: Source,
     kept: float = 1.0,
@@ -37,6 +38,8 @@ def paged_cache(
     """
     check_left_out(scenario, policy.max_num_seqs, source)
     cache, cluster = scenario.kv_cache or KvCache(), scenario.cluster
+    if cache.prompts_cached and not cache.prefix_caching:
+        raise source.error("kv_cache.prompts_cached", True, "needs kv_cache.prefix_caching")
     setting = memory_share_of(policy)
     for other in SHARES:
         value = getattr(cache, other)
@@ -95,14 +98,30 @@ def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> di
     return {"max_in_flight": depth, "max_length": max_length, "stages": pp}
 
 
-def pool_of(scenario: Scenario, max_length: int, requests: Iterable[Request]) -> Pool:
+def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
+    """The requests, each with a name for its whole prompt, to be found in the cache."""
+    return [
+        each
+        if each.prefix and each.prefix[-1][1] >= each.prompt_tokens
+        else replace(each, prefix=(*each.prefix, (("prompt", each.id), each.prompt_tokens)))
+        for each in requests
+    ]
+
+
+def pool_of(scenario: Scenario, max_length: int, requests: Collection[Request]) -> Pool:
     """A fresh pool that serves these requests in the simulator; its blocks are counted."""
     policy, cache = scenario.policy.build(), scenario.kv_cache
     assert is_pooled(policy) and cache is not None and cache.num_blocks
-    blocks = CachedBlocks if cache.prefix_caching else Blocks
+    kind = CachedBlocks if cache.prefix_caching else Blocks
+    blocks = kind(cache.num_blocks, cache.block_size)
+    if isinstance(blocks, CachedBlocks) and cache.prompts_cached:
+        for each in requests:
+            blocks.preload(
+                Sequence(each.id, each.prompt_tokens, each.max_tokens, 0, prefix=each.prefix)
+            )
     return Pool(
         policy,
-        blocks(cache.num_blocks, cache.block_size),
+        blocks,
         endings=OutputLengths({request.id: request.output_tokens for request in requests}),
         **pool_settings(scenario, policy, max_length),
     )

@@ -24,7 +24,8 @@ class Cluster(Strict):
     """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a router.
 
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
-    ``layers_per_stage`` defaults to an even split.
+    ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
+    with more GPUs sends between nodes.
     """
 
     tp: Degree = 1
@@ -34,6 +35,7 @@ class Cluster(Strict):
     layers_per_stage: list[Degree] | None = None
     usable_memory: MemoryShare = 0.9
     max_length: Tokens | None = None
+    gpus_per_node: Degree | None = None
 
 
 class Batching(Strict):
@@ -60,7 +62,9 @@ class KvCache(Strict):
     default of each: ``cluster.usable_memory``), and what an engine prints when it starts: the peak
     of its activations and what lies outside of torch, of a GPU (default: assumed), and its CUDA
     graphs (vLLM from 0.21 on; before that they are not counted).
-    ``prefix_caching`` keeps full blocks to be found again by their content.
+    ``prefix_caching`` keeps full blocks to be found again by their content; with
+    ``prompts_cached`` those of every prompt are there from the beginning, as after a run of the
+    same requests.
     """
 
     block_size: Tokens = 16
@@ -72,6 +76,7 @@ class KvCache(Strict):
     non_torch_bytes: Bytes | None = None
     cuda_graph_bytes: Bytes = 0.0
     prefix_caching: bool = True
+    prompts_cached: bool = False
 
 
 class Engine(Strict):
@@ -148,9 +153,14 @@ class Validation(Strict):
 
 
 class Header(Strict):
-    """The keys of a file beside those of its scenarios."""
+    """The keys of a file beside those of its scenarios.
+
+    ``runs`` says for ``score`` which measured runs a scenario describes: a pattern of file names,
+    such as ``*_01.json`` (default: every run).
+    """
 
     name: Name
     description: Annotated[str, StringConstraints(max_length=20_000)] = ""
     compare: dict[Name, Ratio] = Field(default_factory=dict)
     validation: Validation = Validation()
+    runs: dict[Name, Text] = Field(default_factory=dict)

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.run.server_run import read_server_run, replay_server
+from experiments.run.server_files import read_server_run
+from experiments.run.server_run import replay_server
 from experiments.run.server_ticks import read_ticks, simulated_ticks
 
 CONFIG = """\
@@ -47,7 +48,7 @@ def measured(tmp_path: Path) -> Path:
 def test_what_was_measured(measured: Path) -> None:
     run = read_server_run(measured).requests
     assert run["arrival_s"].tolist() == [0.0, 0.5]
-    assert run["prompt"].tolist() == [300, 200]
+    assert run["prompt_tokens"].tolist() == [300, 200]
     assert run["ttft_s"].tolist() == [0.25, 0.25]
     assert run["latency_s"].tolist() == [1.25, 0.25]
     assert run["tpot_s"].tolist()[0] == 0.1 and np.isnan(run["tpot_s"][1]), "one token: none"
@@ -145,9 +146,3 @@ def test_the_command(measured: Path, write_config: Write, tmp_path: Path) -> Non
     assert set(as_json) == {"requests", "measured", "scenarios"}
     wrong = CliRunner().invoke(app, [*given[:2], str(path)])
     assert wrong.exit_code == 2 and "line 1: the line: " in wrong.output
-
-
-def test_the_documented_configuration_is_one() -> None:
-    path = Path(__file__).parents[2] / "docs" / "real_servers" / "rtx4090.yaml"
-    scenarios = load_experiment(path).scenarios
-    assert [each.policy.name for each in scenarios.values()] == ["vllm", "vllm"]

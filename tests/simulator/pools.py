@@ -18,6 +18,7 @@ from policies.sarathi_serve import SarathiServe
 from policies.sglang import Sglang
 from policies.trtllm import Trtllm
 from policies.vllm import Vllm
+from policies.vllm_v0 import VllmV0
 from simulator.loop.closed_loop import Clients
 from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
@@ -159,6 +160,7 @@ OTHERS: dict[str, PoolPolicy] = {
     "sglang": Sglang(24, 80, 8),
     "sglang_mixed": Sglang(24, 80, 8, enable_mixed_chunk=True, disable_overlap_schedule=True),
     "trtllm": Trtllm(180, 8),
+    "vllm_v0": VllmV0(24, 8),
     "trtllm_max": Trtllm(40, 8, "max_utilization", enable_chunked_prefill=True),
 }
 
