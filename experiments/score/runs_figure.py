@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.style import BLACK, BLUE, GREEN, PURPLE, VERMILION
 from experiments.run.server_run import MEASURES
@@ -31,7 +32,7 @@ LABELS = {
 def distributions(scored: Scored) -> Figure:
     """A panel for each measure: the share of requests up to each time."""
     tables = {"measured": scored.case.run.requests}
-    tables |= {name: each.analysis.requests for name, each in scored.simulated.items()}
+    tables |= {name: each.requests for name, each in scored.simulated.items()}
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(MEASURES), sharey=True), MEASURES, strict=True):
         scale = 1e3 if key == "tpot_s" else 1.0
@@ -40,6 +41,7 @@ def distributions(scored: Scored) -> Figure:
             share = np.arange(1, len(values) + 1) / len(values)
             label = LABELS[name]
             axes.step(values, share, where="post", linewidth=1.8, label=label, **_STYLES[name])
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set(xlabel=f"{METRICS[key].name} ({'ms' if scale > 1 else 's'})", ylim=(0, 1))
     figure.axes[0].set_ylabel("share of requests")
     handles, labels = figure.axes[0].get_legend_handles_labels()
