@@ -110,6 +110,6 @@ def replay(
     for key in COUNTS:
         if any(key in one for one in scenarios):
             cells = [key.replace("_", " "), "not recorded"]
-            rows.append(cells + [cell for one in scenarios for cell in (cell(one, key), "")])
+            rows.append(cells + [text for one in scenarios for text in (cell(one, key), "")])
     headings = ["measured", *(text for name in found["scenarios"] for text in (name, "off"))]
     print_table(("",), headings, rows)

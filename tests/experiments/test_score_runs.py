@@ -20,16 +20,8 @@ from experiments.run.server_files import ServerRun, read_server_run
 from experiments.score.runs import Case, Outside, cases_of, content_of, fitted_to, score_runs
 from profiler.storage.progress import silent
 from simulator.op_times.iteration import HostTime
+from tests.experiments.test_server_run import SMALL
 
-CONFIG = """\
-name: server
-model: llama-3-8b
-device: a100-80g-sxm
-workload: {requests: 1, lengths: {kind: fixed, prompt: 1, decode: 1}}
-cluster: {max_length: 1024}
-policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16}
-kv_cache: {num_blocks: 400}
-"""
 TOOL: dict[str, Any] = {
     "request_rate": 4.0,
     "input_lens": [100, 200, 300],
@@ -38,6 +30,7 @@ TOOL: dict[str, Any] = {
     "itls": [[0.01, 0.03], [], [0.02]],
 }
 Write = Callable[[str], Path]
+CONFIG = f"{SMALL}kv_cache: {{num_blocks: 400}}\n"
 
 
 @pytest.fixture

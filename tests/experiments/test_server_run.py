@@ -18,15 +18,15 @@ from experiments.run.server_files import read_server_run
 from experiments.run.server_run import replay_server
 from experiments.run.server_ticks import read_ticks, simulated_ticks
 
-CONFIG = """\
+SMALL = """\
 name: server
 model: llama-3-8b
 device: a100-80g-sxm
 workload: {requests: 1, lengths: {kind: fixed, prompt: 1, decode: 1}}
 cluster: {max_length: 1024}
 policy: {name: vllm, max_num_batched_tokens: 512, max_num_seqs: 16}
-kv_cache: {num_blocks: 100}
 """
+CONFIG = f"{SMALL}kv_cache: {{num_blocks: 100}}\n"
 Write = Callable[[str], Path]
 
 
