@@ -63,8 +63,8 @@ ROOMS: dict[str, str] = {
         "profiler simulator"
     ),
     "experiments.score": (
-        "experiments.sweeps experiments.figures experiments.results experiments.config profiler "
-        "simulator"
+        "experiments.sweeps experiments.run experiments.figures experiments.results "
+        "experiments.config policies profiler simulator"
     ),
     "experiments.paper": (
         "experiments.run experiments.figures experiments.results experiments.config policies "
