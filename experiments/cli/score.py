@@ -65,25 +65,40 @@ def score(
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
     from experiments.config.errors import ConfigError
+    from experiments.results import SCORE_FORMAT, check_replaceable
+
+    if out is not None:
+        check_replaceable(out, SCORE_FORMAT)
+    if config is None:
+        if recorded := next((path for path in files if path.suffix in (".json", ".jsonl")), None):
+            raise ConfigError(f"{recorded}: a recorded run needs --config, what served it")
+        if assignments:
+            raise ConfigError("--set goes with --config")
+        _score_rows(files, peer or [], out, workers, json=json, quiet=quiet)
+        return
+    if peer:
+        raise ConfigError("--peer goes with tables of servers, not with --config")
+    score_recorded(files, config, assignments or [], out, json=json, quiet=quiet)
+
+
+def _score_rows(
+    files: list[Path],
+    peer: list[Path],
+    out: Path | None,
+    workers: int | None,
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    from experiments.config.errors import ConfigError
     from experiments.figures.style import save, styled
-    from experiments.results import SCORE_FORMAT, check_replaceable, result_folder, write_summary
+    from experiments.results import SCORE_FORMAT, result_folder, write_summary
     from experiments.run.report import ProgressBar
     from experiments.score.figure import error_by_concurrency, measured_against_predicted
     from experiments.score.league import league, predictions_table, read_peer
     from experiments.score.measured import read_measured
     from experiments.score.simulated import plan_rows, runs_folder, simulate_rows
 
-    if out is not None:
-        check_replaceable(out, SCORE_FORMAT)
-    if config is not None:
-        if peer:
-            raise ConfigError("--peer goes with tables of servers, not with --config")
-        score_recorded(files, config, assignments or [], out, json=json, quiet=quiet)
-        return
-    if runs_given := [path for path in files if path.suffix in (".json", ".jsonl")]:
-        raise ConfigError(f"{runs_given[0]}: a recorded run needs --config, what served it")
-    if assignments:
-        raise ConfigError("--set goes with --config")
     rows: list[Measured] = []
     refused: dict[str, str] = {}
     for path in files:
@@ -93,7 +108,7 @@ def score(
             raise ConfigError(f"{path}: the id {again} is in an earlier file, too")
         rows += read
         refused |= unread
-    peers = {str(path): read_peer(path) for path in peer or []}
+    peers = {str(path): read_peer(path) for path in peer}
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         runs, not_modelled = plan_rows(str(files[0]), rows, progress)
         with runs_folder() as folder:

@@ -52,8 +52,8 @@ def score_recorded(
 
 def _print(runs: Mapping[str, Any]) -> None:
     from experiments.run.compare import part_label
-    from experiments.run.server_run import NUMBERS
     from experiments.score.runs_figure import LABELS
+    from experiments.score.server_run import NUMBERS
     from simulator.views.metric_registry import known
 
     lacking, groups = [], []

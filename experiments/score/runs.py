@@ -22,8 +22,8 @@ from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
 from experiments.run.compare import Compared, comparison
-from experiments.run.server_files import ServerRun, read_server_run
-from experiments.run.server_run import MEASURES, beside, counts_of, numbers_of
+from experiments.score.server_files import ServerRun, read_server_run
+from experiments.score.server_run import MEASURES, beside, counts_of, numbers_of
 from profiler.storage.progress import Progress
 from simulator.loop.records import Floats
 from simulator.op_times.iteration import NO_HOST, HostTime
@@ -42,7 +42,7 @@ BATCHES = 4
 
 
 @dataclass(frozen=True)
-class Outside:
+class Overheads:
     """Time outside of the GPUs: the host's in the engine, and ``request_s`` seconds of each request
     outside of the engine (HTTP, tokeniser), which come before its first token."""
 
@@ -70,12 +70,12 @@ class Case:
         return self.name.replace(", ", "_")
 
     @property
-    def configured(self) -> Outside:
+    def configured(self) -> Overheads:
         """The host time of the configuration."""
         engine = self.deployment.scenario.engine
-        return Outside(HostTime(engine.host_iteration_s, engine.host_sequence_s))
+        return Overheads(HostTime(engine.host_iteration_s, engine.host_sequence_s))
 
-    def under(self, outside: Outside) -> Simulated:
+    def under(self, outside: Overheads) -> Simulated:
         """Its simulation with that time outside of the GPUs."""
         scenario, host = self.deployment.scenario, outside.host
         engine = scenario.engine.model_copy(
@@ -102,7 +102,7 @@ class Simulated:
 
     deployment: Deployment
     analysis: Analysis
-    outside: Outside
+    outside: Overheads
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -146,7 +146,7 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
     return list(cases.values())
 
 
-def fitted_to(cases: Sequence[Case]) -> Outside:
+def fitted_to(cases: Sequence[Case]) -> Overheads:
     """What these runs say of the time outside of the GPUs. None of it is negative.
 
     Host time gives the least squares of the relative errors of the times per output token. The time
@@ -172,9 +172,9 @@ def fitted_to(cases: Sequence[Case]) -> Outside:
     return replace(outside, request_s=request_s)
 
 
-def _outside(units: Floats) -> Outside:
+def _outside(units: Floats) -> Overheads:
     iteration, sequence = (units * UNITS).tolist()
-    return Outside(HostTime(iteration, sequence))
+    return Overheads(HostTime(iteration, sequence))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,13 +187,13 @@ class Scored:
 
 def score_runs(cases: Sequence[Case], progress: Progress) -> list[Scored]:
     """Simulate and fit."""
-    found, together = [], dict[str, Outside]()
+    found, together = [], dict[str, Overheads]()
     for done, case in enumerate(cases):
         progress("fits", done, len(cases))
         alike = [each for each in cases if each.server == case.server]
         if case.server not in together:
             together[case.server] = fitted_to(alike)
-        variants = {"zero": Outside(), "configured": case.configured}
+        variants = {"zero": Overheads(), "configured": case.configured}
         variants["fitted"] = together[case.server]
         if not case.configured.host:
             del variants["configured"]

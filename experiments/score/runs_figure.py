@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.figures.style import BLACK, BLUE, GREEN, PURPLE, VERMILION
-from experiments.run.server_run import MEASURES
 from experiments.score.runs import Scored
+from experiments.score.server_run import MEASURES
 from simulator.views.metric_registry import METRICS
 
 _STYLES: dict[str, dict[str, Any]] = {

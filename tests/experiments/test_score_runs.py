@@ -16,8 +16,8 @@ from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.run.server_files import ServerRun, read_server_run
-from experiments.score.runs import Case, Outside, cases_of, content_of, fitted_to, score_runs
+from experiments.score.runs import Case, Overheads, cases_of, content_of, fitted_to, score_runs
+from experiments.score.server_files import ServerRun, read_server_run
 from profiler.storage.progress import silent
 from simulator.op_times.iteration import HostTime
 from tests.experiments.test_server_run import SMALL
@@ -72,7 +72,7 @@ def test_prompts_are_cached(recorded: Path, write_config: Write) -> None:
     run = read_server_run(recorded)
     experiment = load_experiment(write_config(CONFIG), ["kv_cache.prompts_cached=true"])
     (case,) = cases_of(experiment, [recorded])
-    found = case.under(Outside()).analysis.requests["hit_tokens"]
+    found = case.under(Overheads()).analysis.requests["hit_tokens"]
     assert found.tolist() == [16 * ((p - 1) // 16) for p in run.requests["prompt_tokens"]]
     wrong = ["kv_cache.prompts_cached=true", "kv_cache.prefix_caching=false"]
     experiment = load_experiment(write_config(CONFIG), wrong)
@@ -95,7 +95,7 @@ def test_a_scenario_for_each_file(recorded: Path, write_config: Write) -> None:
     assert [case.name for case in both] == ["rate_04, cold", "rate_04, warm"]
 
 
-TRUTH = Outside(HostTime(0.002, 0.0001), 0.01)
+TRUTH = Overheads(HostTime(0.002, 0.0001), 0.01)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pandas as pd
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import Experiment
-from experiments.run.server_files import ServerRun
-from experiments.run.server_ticks import Ticks, simulated_ticks
+from experiments.score.server_files import ServerRun
+from experiments.score.server_ticks import Ticks, simulated_ticks
 from simulator.views.metrics import Analysis
 
 MEASURES = ("ttft_s", "tpot_s", "latency_s")
