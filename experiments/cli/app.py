@@ -33,6 +33,7 @@ from experiments.cli.data import calibrate, devices, make_bundle, models, polici
 from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
+from experiments.cli.report import report
 from experiments.cli.results import compare, plot
 from experiments.cli.score import score
 from experiments.cli.support import support
@@ -223,6 +224,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "run": run,
         "plot": plot,
         "compare": compare,
+        "report": report,
         "validate": validate,
         "lockstep": lockstep,
         "replay": replay,

@@ -73,13 +73,13 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Figure:
     metric = METRICS[key]
     figure, axes = _panel()
     shown = [np.zeros(0)]
-    for (name, table), style in zip(tables.items(), _styles(tables), strict=True):
-        values, share = _distribution(table, key)
+    for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
+        values, share = distribution(table, key)
         shown.append(values)
-        label = f"{name}: {_middle_and_tail(metric, values, share)}"
+        label = f"{name}: {middle_and_tail(metric, values, share)}"
         if metric.grows and table.steady.get("state") == "overloaded":
             label += " (overloaded)"
-        axes.plot(*_steps(values, share), label=label, **style)
+        axes.plot(*steps(values, share), label=label, **style)
     unit = _log_where_wide(axes, np.concatenate(shown), metric.unit)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(with_unit(metric.name, unit))
@@ -88,7 +88,7 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Figure:
     return figure
 
 
-def _distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
+def distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
     """Values in rising order, and the share of all that is no larger."""
     if key == "tbt_s":
         gaps = table.token_gaps
@@ -103,7 +103,7 @@ def _distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
     return values, np.arange(1, len(values) + 1) / max(len(values), 1)
 
 
-def _middle_and_tail(metric: Metric, values: Floats, share: Floats) -> str:
+def middle_and_tail(metric: Metric, values: Floats, share: Floats) -> str:
     """The median and the 99th percentile, with their unit; as the summary has them."""
     if not len(values):
         return "not kept" if metric.key == "tbt_s" else "nothing finished"
@@ -142,14 +142,14 @@ def completions(tables: Mapping[str, Tables]) -> Figure:
     arrivals = [np.sort(table.requests["arrival_s"].to_numpy()) for table in tables.values()]
     alike = all(np.array_equal(arrivals[0], other) for other in arrivals[1:])
     if alike and arrivals[0][-1] > arrivals[0][0]:
-        x, y = _steps(arrivals[0], np.arange(1.0, len(arrivals[0]) + 1))
+        x, y = steps(arrivals[0], np.arange(1.0, len(arrivals[0]) + 1))
         axes.plot(x, y, color=GREY, linewidth=1.2, label="arrived")
-    for (name, table), style in zip(tables.items(), _styles(tables), strict=True):
+    for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
         finish = np.sort(table.requests["finish_s"].dropna().to_numpy())
         if not len(finish):
             axes.plot([], [], label=f"{name}: nothing finished", **style)
             continue
-        x, y = _steps(finish, np.arange(1.0, len(finish) + 1))
+        x, y = steps(finish, np.arange(1.0, len(finish) + 1))
         axes.plot(x, y, label=f"{name}: all after {_seconds(finish[-1])} s", **style)
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -165,7 +165,8 @@ def _panel() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _styles(tables: Mapping[str, Tables]) -> list[dict[str, Any]]:
+def table_styles(tables: Mapping[str, Tables]) -> list[dict[str, Any]]:
+    """Colour and dash of a line for each scenario, after its policy."""
     return policy_styles([table.policy for table in tables.values()])
 
 
@@ -181,7 +182,7 @@ def _legend(figure: Figure) -> None:
 
 def ledger_bars(tables: Mapping[str, Tables]) -> Figure:
     """Each stage's time by account in percent of the run, averaged over replicas."""
-    shares = {name: _shares(table.ledger) for name, table in tables.items()}
+    shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
     stages = [len(share) for share in shares.values()]
     heights = [max(count, 1.6) for count in stages]
     height = 2.2 + 0.27 * sum(heights) + 0.25 * len(heights)
@@ -215,14 +216,14 @@ def ledger_bars(tables: Mapping[str, Tables]) -> Figure:
     return figure
 
 
-def _shares(ledger: pd.DataFrame) -> pd.DataFrame:
+def stage_shares(ledger: pd.DataFrame) -> pd.DataFrame:
     """Accounts as shares of the wall clock, by stage."""
     table = ledger.assign(fill_drain_s=ledger["fill_s"] + ledger["drain_s"])
     mean = table.groupby("stage")[[*ACCOUNTS, "wall_s"]].mean()
     return mean[list(ACCOUNTS)].div(mean["wall_s"].where(mean["wall_s"] > 0, 1.0), axis=0)
 
 
-def _steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+def steps(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """The curve from zero, thinned to what a figure can show."""
     if not len(x):
         return x, y

@@ -90,9 +90,8 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
     for number, (log, split) in enumerate(
         zip(analysis.records.replicas, analysis.gaps, strict=True)
     ):
-        columns, times = log.iterations, split.times
-        has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
-        kind = np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
+        times = split.times
+        kind = iteration_kinds(log)
         bubble = split.bubble + split.communication + split.turnaround
         for stage in range(log.num_stages):
             start, finish = times.start[:, stage], times.finish[:, stage]
@@ -112,6 +111,13 @@ def stage_slices(analysis: Analysis, window: Window) -> list[StageSlices]:
                 )
             )
     return found
+
+
+def iteration_kinds(log: ReplicaLog) -> Ints:
+    """The kind of every micro-batch: an index of :data:`KINDS`."""
+    columns = log.iterations
+    has_prefill, has_decode = columns["prefill_tokens"] > 0, columns["decodes"] > 0
+    return np.where(has_prefill & has_decode, 2, np.where(has_prefill, 0, 1))
 
 
 def memory_curves(log: ReplicaLog) -> MemoryCurves:

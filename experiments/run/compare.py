@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from experiments.config.deployment import deploy
+from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
@@ -63,28 +63,15 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     ``folder`` is that of a run with one scenario, a scenario's folder in it, or ``runs/KEY`` of a
     sweep. Raises ConfigError where it is none of these.
     """
-    where, scenario, stored = _find(folder)
-    experiment = load_experiment(where / "config.yaml")
-    if scenario not in experiment.scenarios:
-        raise ConfigError(f"{where}: the result is damaged: config.yaml lacks {scenario}")
-    deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
-    total = len(deployment.requests)
-    records = deployment.simulate(lambda done: progress(str(folder), done, total))
-    analysis = Analysis(records)
-    summary = to_json(
-        analysis.summary(deployment.model, deployment.device, deployment.scenario.cluster.tp)
-    )
-    notes = []
-    if stored.get("makespan_s") != summary["makespan_s"]:
-        notes.append(
-            f"{folder}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
-            f"{stored.get('makespan_s')}: profiles or code have changed since"
-        )
-    if summary["steady"]["state"] == "overloaded":
+    where, scenario = _find(folder)
+    again = simulate_again(where, scenario, str(folder), progress)
+    notes, deployment, analysis = list(again.notes), again.deployment, again.analysis
+    if again.state == "overloaded":
         notes.append(
             f"{folder}: overloaded: its queue grows while requests arrive, so its mean latency "
             "depends on the length of the run"
         )
+    records = analysis.records
     requests = tuple(
         np.ascontiguousarray(column).tobytes()
         for column in (records.prompt_tokens, records.output_tokens)
@@ -94,8 +81,44 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     return Compared(str(folder), policy, parts, requests, tuple(notes))
 
 
-def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
-    """The result's folder, the scenario in it, and its stored numbers."""
+@dataclass(frozen=True, eq=False)
+class SimulatedAgain:
+    """A scenario of a result as it comes out now. ``notes`` say if that is not as it was;
+    ``state`` is whether the run is steady or overloaded."""
+
+    deployment: Deployment
+    analysis: Analysis
+    state: str
+    notes: tuple[str, ...]
+
+
+def simulate_again(
+    folder: Path, scenario: str, label: str, progress: Progress = silent
+) -> SimulatedAgain:
+    """Simulate a scenario of the result in ``folder`` from its ``config.yaml``.
+
+    Raises ConfigError where that cannot be read or cannot run.
+    """
+    experiment = load_experiment(folder / "config.yaml")
+    if scenario not in experiment.scenarios:
+        raise ConfigError(f"{folder}: the result is damaged: config.yaml lacks {scenario}")
+    deployment = deploy(experiment.scenarios[scenario], experiment.sources[scenario])
+    total = len(deployment.requests)
+    analysis = Analysis(deployment.simulate(lambda done: progress(label, done, total)))
+    tp = deployment.scenario.cluster.tp
+    summary = to_json(analysis.summary(deployment.model, deployment.device, tp))
+    notes = []
+    stored = read_summary(folder)["scenarios"][scenario].get("makespan_s")
+    if stored != summary["makespan_s"]:
+        notes.append(
+            f"{label}: simulated again, its makespan is {summary['makespan_s']:.6g} s, not "
+            f"{stored}: profiles or code have changed since"
+        )
+    return SimulatedAgain(deployment, analysis, summary["steady"]["state"], tuple(notes))
+
+
+def _find(folder: Path) -> tuple[Path, str]:
+    """The result's folder, and the scenario in it."""
     for where, chosen in ((folder, None), (folder.parent, folder.name)):
         summary = read_summary(where)
         names = summary.get("scenarios")
@@ -106,7 +129,7 @@ def _find(folder: Path) -> tuple[Path, str, dict[str, Any]]:
             raise ConfigError(f"{folder}: holds several scenarios: name one of {listed}")
         name = next(iter(names)) if chosen is None else chosen
         if isinstance(names.get(name), dict):
-            return where, name, names[name]
+            return where, name
     if read_summary(folder).get("format") == SWEEP_FORMAT:
         raise ConfigError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
     raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")

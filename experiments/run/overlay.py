@@ -24,17 +24,25 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
     if out.resolve() in {folder.resolve() for folder in folders}:
         raise ConfigError(f"--out {out}: is one of the results to plot: name another folder")
     check_replaceable(out, FIGURES_FORMAT)
-    tables: dict[str, Tables] = {}
-    for folder in folders:
-        for name, table in read_tables(folder).items():
-            label = name if len(folders) == 1 else f"{_label(folder, folders)}/{name}"
-            tables[label] = table
+    tables = {label: table for label, (_, _, table) in labelled_tables(folders).items()}
     with result_folder(out, FIGURES_FORMAT) as scratch:
         write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
         from experiments.figures.distributions import run_figures
         from experiments.figures.drawing_process import draw_figures
 
         draw_figures(run_figures(tables), scratch / "figures")
+
+
+def labelled_tables(folders: Sequence[Path]) -> dict[str, tuple[Path, str, Tables]]:
+    """Every scenario of the results: its label to its folder, its name in there, and its tables.
+
+    Raises ConfigError where a folder is not a result.
+    """
+    return {
+        name if len(folders) == 1 else f"{_label(folder, folders)}/{name}": (folder, name, table)
+        for folder in folders
+        for name, table in read_tables(folder).items()
+    }
 
 
 def _label(folder: Path, folders: Sequence[Path]) -> str:

@@ -29,7 +29,7 @@ from simulator.views.metric_registry import STEADY, Quantity, known, number_text
 Number = float | list[float] | None
 """A cell: a number, the two ends of a band, or nothing."""
 
-_ROWS = (
+SHOWN = (
     *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
     *("mfu", "mean_batch", "hit_rate", "preemption_rate", "recomputed_share", "empty_iterations"),
     *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
@@ -43,8 +43,8 @@ _WHERE_ANY = (
 """Those that are shown where some scenario has any."""
 
 
-def _row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | None:
-    """Name, unit and the scenarios' numbers. None where no scenario has any."""
+def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | None:
+    """A row of the results: name, unit, the scenarios' numbers. None where no scenario has any."""
     metric = known(path.removesuffix("_band"))
     values = [_value(summary, path, metric) for summary in summaries]
     nothing = (None, "0") if path in _WHERE_ANY else (None,)
@@ -89,7 +89,7 @@ def results_table(outcome: ExperimentResult) -> Table:
     return rich_table(
         ("", "unit"),
         list(summaries),
-        filter(None, (_row(path, summaries.values()) for path in _ROWS)),
+        filter(None, (shown_row(path, summaries.values()) for path in SHOWN)),
         title=outcome.experiment.name,
         title_style="bold",
         caption="Every number is defined in docs/metrics.md.",
@@ -112,13 +112,13 @@ def ratios_table(outcome: ExperimentResult) -> Table | None:
         )
         value: float | None = None if growing else ratios[name]
         label = ratio.label or f"{known(ratio.metric).label}, {' / '.join(ratio.over)}"
-        simulated = "overloaded" if growing else _number(value)
-        cells = [name, label, simulated, _number(bands.get(name))]
+        simulated = "overloaded" if growing else number_or_dash(value)
+        cells = [name, label, simulated, number_or_dash(bands.get(name))]
         if stated:
             off = ""
             if ratio.paper is not None and value is not None:
                 off = f"{100 * (value / ratio.paper - 1):+.0f} %"
-            cells += [_number(ratio.paper), off]
+            cells += [number_or_dash(ratio.paper), off]
         rows.append(cells)
     headings = ("simulated", "90 % band", "paper", "difference")
     return rich_table(("ratio", "of what"), headings[: 4 if stated else 2], rows)
@@ -134,7 +134,8 @@ def print_warnings(outcome: ExperimentResult) -> None:
         typer.echo(f"warning: {', '.join(names)}: {text}", err=True)
 
 
-def _number(value: Number) -> str:
+def number_or_dash(value: Number) -> str:
+    """A cell of a table: a number, or the two ends of a band."""
     if value is None:
         return "-"
     return " to ".join(map(number_text, value if isinstance(value, list) else [value]))

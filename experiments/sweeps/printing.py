@@ -49,26 +49,33 @@ def results_table(table: pd.DataFrame, axes: Sequence[str]) -> Table | None:
     """
     if table.empty:
         return None
-    keys = [axis for axis in axes if axis != "seed"]
-    points = list(table.groupby(keys or ["name"], dropna=False, sort=False))
-    seeds = max(len(rows) for _, rows in points)
+    seeds = int(table.groupby(_point_keys(axes), dropna=False).size().max())
+    headings, rows = result_rows(table, axes)
     said = [f"means over {seeds} seeds" if seeds > 1 else ""]
-    if len(points) > _MOST_ROWS:
-        said.append(f"and {len(points) - _MOST_ROWS} more in results.parquet")
+    if len(rows) > _MOST_ROWS:
+        said.append(f"and {len(rows) - _MOST_ROWS} more in results.parquet")
     if (table["steady.state"] == "overloaded").any():
         said.append("latencies of overloaded runs are in results.parquet, over all their requests")
+    text = len(headings) - len(_RESULTS)
+    caption = "; ".join(filter(None, said)) or None
+    return rich_table(headings[:text], headings[text:], rows[:_MOST_ROWS], caption=caption)
+
+
+def _point_keys(axes: Sequence[str]) -> list[str]:
+    return [axis for axis in axes if axis != "seed"] or ["name"]
+
+
+def result_rows(table: pd.DataFrame, axes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row per point of the axes: its values, and means over its seeds."""
+    keys = [axis for axis in axes if axis != "seed"]
     shown = [known(path) for path in _RESULTS]
     found = []
-    for _, rows in points[:_MOST_ROWS]:
+    for _, rows in table.groupby(_point_keys(axes), dropna=False, sort=False):
         values = (rows[axis].iloc[0] for axis in keys)
         cells = ["-" if pd.isna(value) else value_name(value) for value in values]
         found.append([*cells, *(_mean(rows, quantity) for quantity in shown)])
-    return rich_table(
-        [parameter(axis).heading for axis in keys],
-        [quantity.axis for quantity in shown],
-        found,
-        caption="; ".join(filter(None, said)) or None,
-    )
+    headings = [parameter(axis).heading for axis in keys] + [each.axis for each in shown]
+    return headings, found
 
 
 def _mean(rows: pd.DataFrame, quantity: Quantity) -> str:

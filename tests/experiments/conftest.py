@@ -12,6 +12,7 @@ from experiments.run.experiment import run_experiment
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
+from tests.experiments.small_report import write_difference, write_score
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 
 
@@ -56,3 +57,20 @@ def tiny_files(tiny_plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -
     report = swept(tiny_plan, folder, InProcess())
     assert (report.finished, report.missing, report.failures) == (RUNS, 0, {})
     return tree(folder)
+
+
+@pytest.fixture(scope="session")
+def reported(
+    result: Path, tiny_files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """The folder of a finished result of each kind that a report shows. Tests only read them."""
+    folder = tmp_path_factory.mktemp("reported")
+    for name, content in tiny_files.items():
+        (folder / "sweep" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "sweep" / name).write_bytes(content)
+    return {
+        "run": result,
+        "sweep": folder / "sweep",
+        "comparison": write_difference(result, folder / "difference"),
+        "score": write_score(folder / "score"),
+    }

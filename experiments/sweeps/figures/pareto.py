@@ -89,7 +89,7 @@ def pareto(
     """
     points = seed_means(table, (x, y), axes)
     swept = [axis for axis in axes if axis not in (by, panel_by, "seed")]
-    points["_layout"] = _layouts(points, [a for a in swept if points[a].map(str).nunique() > 1])
+    points["_layout"] = layouts(points, [a for a in swept if points[a].map(str).nunique() > 1])
     parts = groups(points, panel_by, most=None)
     figure = Figure(figsize=panel_size(len(parts), 4.4, 2.2), layout="constrained")
     drawn = panels(figure, len(parts), sharex=True)
@@ -125,7 +125,7 @@ def pareto(
     return figure
 
 
-def _layouts(points: pd.DataFrame, swept: Sequence[str]) -> list[str]:
+def layouts(points: pd.DataFrame, swept: Sequence[str]) -> list[str]:
     """The other swept values of each point, in words: ``TP 4, PP 2``."""
     return [
         ", ".join(parameter(axis).value(row[axis]) for axis in swept if not pd.isna(row[axis]))

@@ -67,15 +67,14 @@ def plot_sweep(
     from experiments.sweeps.figures.pareto import better, pareto
 
     check_replaceable(out, FIGURES_FORMAT)
-    table = _table(folder)
-    axes, contrast = _axes(folder, table)
+    table = read_table(folder)
+    axes, contrast = read_axes(folder, table)
     chosen = list(metrics or METRICS)
     _known("--metric", chosen, [column for column in table if quantity(str(column)) is not None])
     table = with_policies(folder, table)
     growing = overloaded(table)
     _drop_latencies(table, growing, chosen)
-    within = [c for c in map(str, table) if any(_within(c, axis) for axis in axes)]
-    numeric = [c for c in within if _is_number(table[c]) and table[c].nunique() > 1]
+    numeric = numeric_axes(table, axes)
     _known("--over", over, numeric)
     wanted = list(over or (axis for axis in numeric if axis != "seed"))
     drawn: dict[str, Callable[[], Figure]] = {}
@@ -144,7 +143,8 @@ def _summary(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _table(folder: Path) -> pd.DataFrame:
+def read_table(folder: Path) -> pd.DataFrame:
+    """A row for each finished run of a sweep. Raises ConfigError without any."""
     try:
         table = pd.read_parquet(regular(folder / RESULTS))
     except (OSError, ValueError) as error:
@@ -154,7 +154,7 @@ def _table(folder: Path) -> pd.DataFrame:
     return table
 
 
-def _axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
+def read_axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
     """The swept keys, and the compared one. Raises ConfigError if they do not fit."""
     summary = _summary(folder)
     axes: Any = summary.get("axes")
@@ -170,6 +170,12 @@ def _axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
     if not fits:
         raise ConfigError(f"{folder}: the sweep is damaged: {SUMMARY} does not fit {RESULTS}")
     return axes, contrast
+
+
+def numeric_axes(table: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Those of the swept keys, and of the keys within them, that have several numbers."""
+    within = [c for c in map(str, table) if any(_within(c, axis) for axis in axes)]
+    return [c for c in within if _is_number(table[c]) and table[c].nunique() > 1]
 
 
 def _within(column: str, axis: str) -> bool:

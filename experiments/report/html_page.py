@@ -1,0 +1,96 @@
+"""The file of a report: one HTML page with its scripts, its data and its style in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from bokeh.embed import json_item
+from bokeh.resources import Resources
+from jinja2 import Environment, PackageLoader
+
+from experiments.config.errors import ConfigError
+from experiments.report.content import Section
+from experiments.results import resolved
+from profiler.storage.files import make_folders, regular, write_whole
+from profiler.storage.manifest import read_manifest
+
+_SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")
+_PAGES = Environment(
+    loader=PackageLoader("experiments.report"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """The text of the file. It asks for nothing from outside: its own policy forbids it."""
+    charts, items = [], {}
+    for number, section in enumerate(sections):
+        places = []
+        for index, chart in enumerate(section.charts):
+            place = f"chart-{number}-{index}"
+            items[place] = json_item(chart.model, place)
+            places.append((place, chart))
+        charts.append(places)
+    text: str = _PAGES.get_template("page.html").render(
+        title=title,
+        sections=list(zip(sections, charts, strict=True)),
+        items=_inside_a_script(json.dumps(items, separators=(",", ":"))) if items else "",
+        bokeh=_inside_a_script("\n".join(Resources("inline", components=["bokeh"]).js_raw)),
+    )
+    return text
+
+
+def _inside_a_script(text: str) -> str:
+    """Text that does not end the script element it stands in; in strings it means the same."""
+    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def check_report(out: Path) -> Path:
+    """The resolved path of ``out``, where a report may be written.
+
+    It must be missing, or a report of ours that nobody changed. Raises ConfigError otherwise, and
+    where it would be a foreign file in a result's folder.
+    """
+    target = resolved(out)
+    if target.is_dir():
+        raise ConfigError(f"--out {out}: is a folder: name a file, such as {out / 'report.html'}")
+    for folder in target.parents:
+        if read_manifest(folder) is not None:
+            raise ConfigError(
+                f"--out {out}: lies in {folder}, which holds a result and only its files: name a "
+                "file beside it"
+            )
+    if not target.exists():
+        return target
+    content = regular(target).read_bytes()
+    seal = _SEAL.search(content)
+    if seal is None:
+        raise ConfigError(
+            f"--out {out}: exists and is not a report of ours, so it is not replaced: name "
+            "another file"
+        )
+    if sha256(content[: seal.start()]).hexdigest().encode() != seal[1]:
+        raise ConfigError(
+            f"--out {out}: was changed since it was written, so it is not replaced: move it away"
+        )
+    return target
+
+
+def write_report(out: Path, text: str) -> int:
+    """Write the page, whole or not at all, with the seal that tells it from other files.
+
+    Returns its size in bytes. Raises ConfigError where ``out`` is not ours to replace.
+    """
+    target = check_report(out)
+    make_folders(target.parent)
+    body = text.encode()
+    content = body + f"<!-- sarathi-sim report 1 {sha256(body).hexdigest()} -->\n".encode()
+    write_whole(target, content)
+    return len(content)

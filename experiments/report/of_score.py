@@ -1,0 +1,77 @@
+"""The section of a score: predictions beside measured servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.config.errors import ConfigError
+from experiments.figures.style import BLUE, ORANGE
+from experiments.report.charts import paired_bars
+from experiments.report.content import Chart, Section, SortableTable
+from experiments.results import read_summary
+from experiments.score.errors import METRICS
+from profiler.storage.progress import Progress, silent
+
+_STATISTICS = {"mape": "mean", "median": "median", "p90": "p90", "bias": "bias"}
+_MOST_DRAWN = 40
+_COLOURS = dict(zip(METRICS, (BLUE, ORANGE), strict=True))
+
+
+def score_section(folder: Path, progress: Progress = silent) -> Section:
+    """What ``score --out`` wrote. Raises ConfigError where it is damaged."""
+    try:
+        return _section(folder, read_summary(folder))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{folder}: the score is damaged: {error!r}") from None
+
+
+def _section(folder: Path, found: Mapping[str, Any]) -> Section:
+    groups = {name: one for name, one in found["groups"].items() if one["n"]}
+    headings = ["group", "rows"]
+    headings += [f"{m.upper()}, {s} (%)" for m in METRICS for s in _STATISTICS.values()]
+    rows = [
+        [name, f"{one['n']:,}", *(f"{one[m][key]:.1f}" for m in METRICS for key in _STATISTICS)]
+        for name, one in groups.items()
+    ]
+    note = "Errors of predictions on measured servers; nothing was fitted to these rows."
+    drawn = dict(list(groups.items())[:_MOST_DRAWN])
+    medians = {
+        m.upper(): (_COLOURS[m], [one[m]["median"] for one in drawn.values()]) for m in METRICS
+    }
+    details = [_beside(path, peer) for path, peer in found.get("peers", {}).items()]
+    refused = [[reason, f"{count:,}"] for reason, count in found["refused"].items()]
+    if refused:
+        details.append(SortableTable("Rows without a prediction", ["reason", "rows"], refused))
+    return Section(
+        kind="score",
+        name=folder.resolve().name,
+        question="How far are predictions of TTFT and TPOT from measured servers?",
+        answer=_answer(found, groups),
+        table=SortableTable("Errors by group", headings, rows, note),
+        charts=[Chart("Median error by group", paired_bars(list(drawn), medians, "error (%)"))]
+        if groups
+        else [],
+        details=details,
+    )
+
+
+def _answer(found: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
+    answered = f"{found['answered']:,} of {found['rows']:,} rows have a prediction"
+    if not groups:
+        return f"{answered}."
+    whole = max(groups.values(), key=lambda one: one["n"])
+    errors = " and ".join(f"{whole[m]['median']:.1f} % for {m.upper()}" for m in METRICS)
+    return f"{answered}; the median error is {errors}."
+
+
+def _beside(path: str, peer: Mapping[str, Any]) -> SortableTable:
+    groups = {name: one for name, one in peer["groups"].items() if one["n"]}
+    sides = [(side, m) for m in METRICS for side in ("ours", "theirs")]
+    rows = [
+        [name, f"{one['n']:,}", *(f"{one[side][m]['median']:.1f}" for side, m in sides)]
+        for name, one in groups.items()
+    ]
+    headings = ["group", "rows", *(f"{m.upper()}, {side} (%)" for side, m in sides)]
+    return SortableTable(f"Median error beside {Path(path).name}", headings, rows)

@@ -1,0 +1,162 @@
+"""The section of a sweep: its points, the best of them, and each metric over each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.config.deployment import Deployment, deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.config.parameter_names import parameter
+from experiments.report.charts import StyledLine, lines, points
+from experiments.report.content import Chart, Section, SortableTable, enumerated
+from experiments.report.provenance import op_times_grid
+from experiments.results import read_summary
+from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
+from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
+from experiments.sweeps.figures.plot import (
+    METRICS,
+    numeric_axes,
+    read_axes,
+    read_table,
+    with_policies,
+)
+from experiments.sweeps.printing import result_rows
+from experiments.sweeps.store import RESULTS
+from profiler.storage.progress import Progress, silent
+from profiler.storage.strict import UserError
+from simulator.views.metric_registry import STEADY, Better, known, number_text
+
+_MOST_AXES, _MOST_POINTS, _MOST_BUNDLES = 6, 1000, 8
+_BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")
+_FRONTS = (("tbt_s.p99", "output_tokens_per_s"), ("ttft_s.p99", "output_tokens_per_s"))
+
+
+def sweep_section(folder: Path, progress: Progress = silent) -> Section:
+    """The finished runs of a sweep. Raises ConfigError where it is damaged, or none is finished."""
+    summary = read_summary(folder)
+    table = read_table(folder)
+    axes, contrast = read_axes(folder, table)
+    table = with_policies(folder, table)
+    metrics = list(dict.fromkeys(metric for front in _FRONTS for metric in front))
+    if not set(metrics) <= set(table):
+        raise ConfigError(f"{folder}: the sweep is damaged: {RESULTS} lacks a metric")
+    drawn = table.copy()
+    latencies = [metric for metric in metrics if metric.startswith(STEADY)]
+    drawn.loc[overloaded(table), latencies] = np.nan
+    swept = [axis for axis in axes if axis != "seed"]
+    keys = [axis for axis in swept if table[axis].map(str).nunique() > 1] or swept[:1]
+    headings, rows = result_rows(table, axes)
+    deployments, warnings = _deployments(folder, table)
+    warnings.append(overload_note(table, metrics))
+    left = len(summary.get("missing", {}))
+    warnings.append(f"{left} of {summary.get('runs')} runs have no result yet." if left else "")
+    if len(rows) > _MOST_POINTS:
+        warnings.append(f"The table has the first {_MOST_POINTS:,} of {len(rows):,} points.")
+    op_times = op_times_grid(deployments)
+    return Section(
+        kind="sweep",
+        name=str(summary.get("name")),
+        question=_question(keys),
+        answer=_answer(drawn, axes, keys),
+        table=SortableTable(
+            "Every point", headings, rows[:_MOST_POINTS], _seeds_note(table), len(swept)
+        ),
+        charts=[*_fronts(drawn, axes, contrast), *_axes_charts(drawn, axes, contrast)],
+        details=[op_times] if op_times else [],
+        about=str(summary.get("description") or ""),
+        configuration=_first_configuration(folder, table),
+        warnings=[warning for warning in warnings if warning],
+    )
+
+
+def _question(keys: Sequence[str]) -> str:
+    names = [parameter(key).name for key in keys]
+    what = enumerated(names) if len(names) < 2 else f"combination of {enumerated(names)}"
+    return f"Which {what} is best, and what does it cost?"
+
+
+def _seeds_note(table: pd.DataFrame) -> str:
+    seeds = table["seed"].nunique() if "seed" in table else 1
+    return f"Predicted. Means over {seeds} seeds." if seeds > 1 else "Predicted."
+
+
+def _answer(table: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> str:
+    """The points with the most tokens, and with the shortest gaps between them."""
+    said = []
+    for metric in METRICS:
+        found = seed_means(table, [metric], axes)
+        if found.empty:
+            continue
+        most = better(metric) is Better.MORE
+        best = found.iloc[int(found[metric].argmax() if most else found[metric].argmin())]
+        (words,) = layouts(pd.DataFrame([best]), keys)
+        what = f"{'highest' if most else 'lowest'} {known(metric).label}"
+        number = f"{number_text(best[metric])} {known(metric).metric.unit}"
+        said.append(f"{number} is the {what} ({words or 'the only point'})")
+    return f"{'; '.join(said)}." if said else "No point has a result that can be compared."
+
+
+def _fronts(table: pd.DataFrame, axes: Sequence[str], contrast: str | None) -> list[Chart]:
+    charts = []
+    for x, y in _FRONTS:
+        found = seed_means(table, (x, y), axes)
+        if len(found) < 2:
+            continue
+        swept = [axis for axis in axes if axis not in (contrast, "seed")]
+        found["words"] = layouts(found, [a for a in swept if found[a].map(str).nunique() > 1])
+        parts: dict[str, tuple[str, Any, Any, list[str]]] = {
+            name: (style["color"], rows[x].to_numpy(), rows[y].to_numpy(), rows["words"].tolist())
+            for name, rows, style in groups(found, contrast, most=None)
+        }
+        cost, gain = found[x].to_numpy(np.float64), found[y].to_numpy(np.float64)
+        front = pareto_front(cost, gain)
+        chart = points(parts, (cost[front], gain[front]), label(x), label(y))
+        title = f"{label(y)} against {label(x)}"
+        caption = "The dashed line joins the points that no other one beats in both."
+        charts.append(Chart(title, chart, caption))
+    return charts
+
+
+def _axes_charts(table: pd.DataFrame, axes: Sequence[str], contrast: str | None) -> list[Chart]:
+    charts = []
+    for axis in [a for a in numeric_axes(table, axes) if a != "seed"][:_MOST_AXES]:
+        for metric in METRICS:
+            curves = {}
+            for name, rows, style in groups(table.dropna(subset=[axis]), contrast):
+                middle = shown(rows, metric).groupby(rows[axis]).median().dropna()
+                if len(middle):
+                    x, y = np.asarray(middle.index, float), np.asarray(middle, float)
+                    curves[name or "all"] = StyledLine(x, y, style)
+            if curves:
+                chart = lines(curves, label(axis), label(metric), marks=True)
+                title = f"{label(metric)} over {parameter(axis).name}"
+                charts.append(Chart(title, chart, "Median over the other axes and the seeds."))
+    return charts
+
+
+def _deployments(folder: Path, table: pd.DataFrame) -> tuple[list[Deployment], list[str]]:
+    """Of the first run of each model, device and layout, to see their op times; or why not."""
+    by = [key for key in _BUNDLE_KEYS if key in table] or ["name"]
+    found, problems = [], []
+    for _, rows in list(table.groupby(by, dropna=False, sort=False))[:_MOST_BUNDLES]:
+        run, name = str(rows["run"].iloc[0]), str(rows["name"].iloc[0])
+        try:
+            experiment = load_experiment(folder / "runs" / run / "config.yaml")
+            found.append(deploy(experiment.scenarios[name], experiment.sources[name]))
+        except (UserError, KeyError) as error:
+            problems.append(f"no errors of op times of run {run}: {error}")
+    return found, problems
+
+
+def _first_configuration(folder: Path, table: pd.DataFrame) -> dict[str, str]:
+    path = folder / "runs" / str(table["run"].iloc[0]) / "config.yaml"
+    try:
+        return {f"of the first run, {path.parent.name}": path.read_text("utf-8")}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: the sweep is damaged: {error}") from None

@@ -1,0 +1,57 @@
+"""From results to the sections of a report: each kind of result has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from experiments.config.errors import ConfigError
+from experiments.report.content import Section
+from experiments.report.of_comparison import comparison_section
+from experiments.report.of_run import run_section
+from experiments.report.of_score import score_section
+from experiments.report.of_sweep import sweep_section
+from experiments.results import (
+    FIGURES_FORMAT,
+    FORMAT,
+    SCORE_FORMAT,
+    SUMMARY,
+    SWEEP_FORMAT,
+    read_summary,
+)
+from profiler.storage.manifest import spoken
+from profiler.storage.progress import Progress, silent
+
+SectionOf = Callable[[Path, Progress], Section]
+SECTIONS: dict[str, SectionOf] = {
+    SWEEP_FORMAT: sweep_section,
+    FIGURES_FORMAT: comparison_section,
+    SCORE_FORMAT: score_section,
+}
+"""By the format of the result's summary. Runs are shown together: :func:`run_section`."""
+
+
+def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Section]:
+    """The sections of a report on the results in ``folders``: first all runs, in one section.
+
+    Raises ConfigError for a folder that is none of these results, or a damaged one.
+    """
+    kinds = {folder: _kind(folder) for folder in folders}
+    runs = [folder for folder, kind in kinds.items() if kind == FORMAT]
+    found = [run_section(runs, progress)] if runs else []
+    return found + [
+        SECTIONS[kind](folder, progress) for folder, kind in kinds.items() if kind != FORMAT
+    ]
+
+
+def _kind(folder: Path) -> str:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    kind = read_summary(folder).get("format")
+    if kind == FORMAT or (isinstance(kind, str) and kind in SECTIONS):
+        return kind
+    known = ", ".join(spoken(name) for name in (FORMAT, SWEEP_FORMAT, SCORE_FORMAT))
+    raise ConfigError(
+        f"{folder}: holds no {SUMMARY} of a result that a report shows: one of {known}, or what "
+        "compare --out wrote"
+    )

@@ -1,0 +1,292 @@
+"""Reports: one page of each kind of result, its numbers, and the files it may replace."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
+from experiments.report.content import Section, enumerated
+from experiments.report.html_page import page, write_report
+from experiments.report.of_run import answer
+from experiments.report.sections import sections_of
+from experiments.report.stages_chart import boxes_window, busy_shares
+from experiments.results import read_summary
+from experiments.run.compare import simulate_again
+from tests.experiments.small_report import ALL_KINDS
+
+PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def sections(reported: dict[str, Path]) -> dict[str, Section]:
+    return {kind: sections_of([folder])[0] for kind, folder in reported.items()}
+
+
+def refused(*arguments: object) -> str:
+    done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_every_kind_has_its_parts(sections: dict[str, Section], kind: str) -> None:
+    section = sections[kind]
+    assert section.question.endswith("?")
+    assert section.answer.endswith(".")
+    assert section.table.rows
+    assert section.charts
+    for grid in (section.table, *section.details):
+        assert {len(row) for row in grid.rows} == {len(grid.headings)}
+
+
+def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, Path]) -> None:
+    section, summary = sections["run"], read_summary(reported["run"])["scenarios"]
+    cells = {row[0]: dict(zip(section.table.headings, row, strict=True)) for row in
+             section.table.rows}  # fmt: skip
+    assert cells.keys() == summary.keys() == {"orca", "sarathi"}
+    for name, numbers in summary.items():
+        assert float(cells[name]["makespan (s)"]) == pytest.approx(numbers["makespan_s"], rel=5e-3)
+        assert float(cells[name]["MFU (%)"]) == pytest.approx(100 * numbers["mfu"], rel=5e-3)
+    ratio = summary["orca"]["makespan_s"] / summary["sarathi"]["makespan_s"]
+    assert section.answer.startswith("sarathi is the fastest")
+    assert f"{ratio:.3g} times as fast as orca" in section.answer
+    titles = [chart.title for chart in section.charts]
+    assert {"Time to first token", "Timeline of the stages", "The whole run"} <= set(titles)
+    assert "Bubble time of requests" in titles  # it has a pipeline
+    origins = next(grid for grid in section.details if grid.title.startswith("Op times"))
+    assert {row[1] for row in origins.rows} >= {"preproj", "attn_decode", "send_recv_inter_node"}
+    assert all(0 < float(row[3]) < 100 for row in origins.rows)
+    assert "policy:" in section.configuration["run/config.yaml"]
+
+
+def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str, Path]) -> None:
+    section = sections["sweep"]
+    table = pd.read_parquet(reported["sweep"] / "results.parquet")
+    means = table.groupby(["batching.max_batch", "scenario"])["output_tokens_per_s"].mean()
+    assert [tuple(row[:2]) for row in section.table.rows] == [(str(b), s) for b, s in means.index]
+    ((batch, scenario),) = means.nlargest(1).index
+    assert f"(batch {batch}, {scenario})" in section.answer
+    assert any("against" in chart.title for chart in section.charts)
+    assert any("over largest batch" in chart.title for chart in section.charts)
+
+
+def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[str, Path]) -> None:
+    section, found = sections["comparison"], read_summary(reported["comparison"])
+    assert "shorter" in section.answer
+    assert float(section.table.rows[-1][1]) == pytest.approx(
+        found["makespan"]["total"]["a_s"], abs=1e-4
+    )
+    parts = [float(row[3].replace(",", "")) for row in section.table.rows]
+    assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
+
+
+def test_the_groups_of_a_score(sections: dict[str, Section]) -> None:
+    section = sections["score"]
+    assert section.table.rows[0][:3] == ["all", "2", "46.0"]
+    assert section.answer == (
+        "2 of 3 rows have a prediction; the median error is 45.0 % for TTFT and 33.0 % for TPOT."
+    )
+    assert [grid.title for grid in section.details] == ["Rows without a prediction"]
+
+
+def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
+    shutil.copytree(result, tmp_path / "other")
+    (section,) = sections_of([result, tmp_path / "other"])
+    assert len(section.table.rows) == 4
+    assert {row[0] for row in section.table.rows} >= {"run/orca", "other/sarathi"}
+
+
+def test_the_page_asks_for_nothing_and_is_small(sections: dict[str, Section]) -> None:
+    text = page("All", list(sections.values()))
+    assert len(text.encode()) < 6_000_000
+    assert "default-src 'none'" in text
+    outside = PAGE.sub("", text)
+    assert "http://" not in outside
+    assert "https://" not in outside
+    assert not re.search(r"<(link|img|iframe|script[^>]* src)", outside)
+    assert text.count("<section>") == len(sections)
+    items = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
+    assert items is not None
+    assert len(json.loads(items[1])) == sum(len(one.charts) for one in sections.values())
+
+
+def test_what_a_user_wrote_is_text(sections: dict[str, Section]) -> None:
+    evil = "</script><script>alert(1)</script><!-- <b>&amp;"
+    section = replace(sections["run"], name=evil, about=evil, answer=evil, warnings=[evil])
+    text = page(evil, [section])
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_a_run_that_cannot_be_simulated_again(result: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(result, folder)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("device: a100-80g-sxm", "device: gone"))
+    (section,) = sections_of([folder])
+    assert any(w.startswith("orca: no timeline, and no errors") for w in section.warnings)
+    assert "Timeline of the stages" not in [chart.title for chart in section.charts]
+    assert section.answer.startswith("sarathi is the fastest")
+
+
+def test_a_run_that_has_changed_since(result: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(result, folder)
+    summary = json.loads((folder / "summary.json").read_bytes())
+    summary["scenarios"]["orca"]["makespan_s"] *= 2
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (section,) = sections_of([folder])
+    assert any("profiles or code have changed" in warning for warning in section.warnings)
+
+
+def test_the_boxes_of_a_timeline_are_few(result: Path) -> None:
+    again = {name: simulate_again(result, name, name).analysis for name in ("orca", "sarathi")}
+    ends = [analysis.records.end_s for analysis in again.values()]
+    everything = boxes_window(again)
+    assert (everything.start_s, everything.length_s) == (0.0, max(ends))
+    few = boxes_window(again, most=400)
+    assert 0 < few.start_s < few.end_s < min(ends)
+    edges = np.linspace(0.0, max(ends), 50)
+    for analysis in again.values():
+        shares = busy_shares(analysis, edges)
+        busy = (shares * np.diff(edges)).sum() * len(analysis.ledger)
+        assert busy == pytest.approx(analysis.ledger["busy_s"].sum())
+        assert shares.sum(axis=0).max() <= 1 + 1e-9
+
+
+def one(state: str, makespan: float, p99: float | None, finished: int = 100) -> dict[str, Any]:
+    spread = {"p50": p99, "p99": p99}
+    numbers = {"makespan_s": makespan, "finished": finished, "gpus": 8, "tbt_s": spread}
+    numbers |= {"output_tokens_per_s": finished / makespan, "ttft_s": spread, "latency_s": spread}
+    return numbers | {"steady": {"state": state, "ttft_s": spread, "latency_s": spread}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ({"a": one("steady", 10, 2.0)}, "a serves 100 requests in 10.00 s, with 10.00 output"),
+        ({"a": one("overloaded", 10, 2.0)}, "it is overloaded: its queue grows"),
+        ({"a": one("closed", 10, 2.0)}, "all requests arrive at once"),
+        ({"a": one("steady", 10, 2.0), "b": one("steady", 20, 1.0)}, "a is the fastest"),
+        # The makespan follows the arrivals: the latency decides.
+        ({"a": one("steady", 10, 2.0), "b": one("steady", 10.1, 1.0)}, "b has the lowest latency"),
+        ({"a": one("overloaded", 10, 2.0), "b": one("steady", 20, 1.0)}, "s; a: overloaded."),
+        ({"a": one("overloaded", 10, 2.0), "b": one("overloaded", 20, 1.0)}, "All are overloaded"),
+    ],
+)
+def test_the_answer(runs: dict[str, dict[str, Any]], said: str) -> None:
+    found = answer(runs)
+    assert said in found
+    assert found.endswith(".")
+
+
+def test_names_in_a_row() -> None:
+    assert [enumerated(["a", "b", "c"][:n]) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_the_command(reported: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "score"
+    shutil.copytree(reported["score"], folder)
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"written: {tmp_path / 'score.html'} (1.")
+    first = (tmp_path / "score.html").read_bytes()
+    assert first.startswith(b"<!DOCTYPE html>")
+    done = CliRunner().invoke(app, ["report", str(folder), "--title", "Mine", "--quiet"])
+    assert (done.exit_code, done.output) == (0, "")
+    assert b"<title>Mine</title>" in (tmp_path / "score.html").read_bytes()
+
+
+def foreign(folder: Path) -> Path:
+    (folder / "mine.html").write_text("<p>mine</p>")
+    return folder / "mine.html"
+
+
+def edited(folder: Path) -> Path:
+    write_report(folder / "page.html", "<p>ours</p>\n")
+    text = (folder / "page.html").read_text()
+    (folder / "page.html").write_text(text.replace("ours", "mine"))
+    return folder / "page.html"
+
+
+def continued(folder: Path) -> Path:
+    write_report(folder / "page.html", "<p>ours</p>\n")
+    with (folder / "page.html").open("a") as file:
+        file.write("<p>a note of mine</p>\n")
+    return folder / "page.html"
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (foreign, "exists and is not a report of ours"),
+        (edited, "was changed since it was written"),
+        (continued, "exists and is not a report of ours"),
+    ],
+)
+def test_a_file_of_the_users_stays(
+    result: Path, tmp_path: Path, make: Callable[[Path], Path], problem: str
+) -> None:
+    path = make(tmp_path)
+    before = path.read_bytes()
+    assert problem in refused(result, "--out", path)
+    with pytest.raises(ConfigError):
+        write_report(path, "other")
+    assert path.read_bytes() == before
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_no_report_lies_in_a_result(result: Path, tmp_path: Path) -> None:
+    assert "which holds a result and only its files" in refused(result, "--out", result / "r.html")
+    assert "is a folder" in refused(result, "--out", tmp_path)
+    assert not (result / "r.html").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"format": "sarathi-sim figures 1"}'])
+def test_what_is_no_result(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "summary.json").write_text(content)
+    line = refused(tmp_path / "x")
+    assert line.startswith(f"error: {tmp_path / 'x'}: holds")
+    assert "no such folder" in refused(tmp_path / "y")
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["comparison", "score"])
+def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    shutil.copytree(reported[kind], tmp_path / "x")
+    summary = json.loads((tmp_path / "x" / "summary.json").read_bytes())
+    key = {"comparison": "mean_latency", "score": "groups"}[kind]
+    summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
+    (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
+    assert f"the {kind} is damaged" in refused(tmp_path / "x")
+
+
+def test_the_commands_of_the_page_about_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    sarathi-sim (.*)$", text, re.MULTILINE)
+    assert [line.split()[0] for line in commands] == ["run", "report", "compare", "report"]
+    monkeypatch.chdir(tmp_path)
+    for line in commands:
+        quick = ["--no-figures", "--set", "workload.requests=8"] if line.startswith("run") else []
+        done = CliRunner().invoke(app, shlex.split(line) + quick)
+        assert done.exit_code == 0, f"{line}: {done.output}"
+    page_of_both = (tmp_path / "for_the_team.html").read_text(encoding="utf-8")
+    assert page_of_both.count("<section>") == 2
+    assert "<title>Orca or Sarathi?</title>" in page_of_both

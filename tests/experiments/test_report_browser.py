@@ -1,0 +1,169 @@
+"""A report in a real browser, without a network: drawn, without errors, and it reacts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.report.html_page import page, write_report
+from experiments.report.sections import sections_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+if CHROMIUM is None:
+    pytest.skip("needs chromium (apt-get install chromium)", allow_module_level=True)
+
+TIMEOUT_MS = 120_000
+COLOUR = "window.getComputedStyle(document.body).backgroundColor"
+# Whether a chart has drawn anything: a pixel of its canvas that is not clear.
+DRAWN = """place => {
+  const canvases = [];
+  const seek = node => {
+    if (node.tagName === "CANVAS") canvases.push(node);
+    for (const child of node.children) seek(child);
+    if (node.shadowRoot) seek(node.shadowRoot);
+  };
+  seek(document.getElementById(place));
+  return canvases.some(canvas => canvas.width && canvas.getContext("2d")
+    .getImageData(0, 0, canvas.width, canvas.height).data.some(value => value > 0));
+}"""
+# What the boxes beside the pointer say.
+TOOLTIPS = """() => [...document.body.children].filter(e => e.className.includes("bk-Tooltip"))
+  .map(e => e.shadowRoot.textContent).join(" ")"""
+
+
+@pytest.fixture(scope="module")
+def report_file(reported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All kinds of results in one page."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(path, page("All of them", sections_of(list(reported.values()))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as api:
+        found = api.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Opened:
+    """The page, and what it logged and asked for."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(offline=True, **options)
+        self.tab = self.context.new_page()
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.tab.on("console", self._console)
+        self.tab.on("request", lambda request: self.requests.append(request.url))
+        self.tab.goto(path.as_uri(), timeout=TIMEOUT_MS)
+        self.tab.wait_for_selector("body[data-drawn]", timeout=TIMEOUT_MS)
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def until(self, condition: str) -> None:
+        """Wait for it. The page's own policy forbids the browser's way, which is eval."""
+        for _ in range(TIMEOUT_MS // 50):
+            if self.tab.evaluate(condition):
+                return
+            self.tab.wait_for_timeout(50)
+        raise AssertionError(condition)
+
+    def places(self) -> list[str]:
+        found: list[str] = self.tab.eval_on_selector_all(
+            ".chart > div", "all => all.map(d => d.id)"
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, report_file: Path) -> Iterator[Opened]:
+    found = Opened(browser, report_file, viewport={"width": 1200, "height": 900})
+    yield found
+    found.context.close()
+
+
+def test_every_chart_is_drawn_without_errors_or_requests(opened: Opened, report_file: Path) -> None:
+    places = opened.places()
+    assert len(places) >= 12
+    assert opened.tab.evaluate("document.body.dataset.drawn") == str(len(places))
+    for place in places:
+        opened.until(f"({DRAWN})('{place}')")
+    assert opened.errors == []
+    asked = [url for url in opened.requests if not url.startswith(("data:", "blob:"))]
+    assert asked == [report_file.as_uri()]
+
+
+def column(opened: Opened, number: int) -> list[str]:
+    cells = f"section:first-of-type table >> nth=0 >> tbody tr td:nth-child({number})"
+    found: list[str] = opened.tab.locator(cells).all_inner_texts()
+    return found
+
+
+def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
+    heading = opened.tab.locator("section:first-of-type table >> nth=0 >> th >> nth=1")
+    heading.locator("button").click()
+    rising = [float(text) for text in column(opened, 2)]
+    assert rising == sorted(rising)
+    assert heading.get_attribute("aria-sort") == "ascending"
+    names = column(opened, 1)
+    heading.locator("button").click()
+    assert [float(text) for text in column(opened, 2)] == rising[::-1]
+    assert column(opened, 1) == names[::-1]
+
+
+def test_a_pointer_over_the_timeline_says_what_is_there(opened: Opened) -> None:
+    chart = opened.tab.locator("figure.chart", has_text="Timeline of the stages")
+    chart.evaluate("chart => chart.scrollIntoView()")
+    box = chart.locator("> div").bounding_box()
+    assert box is not None
+    for step in range(1, 40):  # somewhere along the second row there is a box
+        x = box["x"] + 60 + step * (box["width"] - 80) / 40
+        opened.tab.mouse.move(x, box["y"] + 30 + 33)
+        opened.tab.wait_for_timeout(50)
+        said = opened.tab.evaluate(TOOLTIPS)
+        if "prompt tokens" in said:
+            assert "from (s)" in said
+            return
+    raise AssertionError("no box has a tooltip")
+
+
+def test_the_timeline_can_be_zoomed(opened: Opened) -> None:
+    """The button beside the chart halves, or so, what it shows; all timelines move together."""
+    ranges = """() => Bokeh.documents.flatMap(d => d.roots()).filter(r => r.type === "Column")
+        .slice(0, 1).flatMap(c => c.children.map(f => f.x_range.end - f.x_range.start))"""
+    before = opened.tab.evaluate(ranges)
+    assert len(before) == 2
+    chart = opened.tab.locator("figure.chart", has_text="Timeline of the stages")
+    chart.locator(
+        "[title='X-Axis Zoom In'], [title='Zoom In (x-axis)'], .bk-tool-icon-zoom-in"
+    ).first.click()
+    after = opened.tab.evaluate(ranges)
+    assert all(new < old for new, old in zip(after, before, strict=True))
+    assert len(set(after)) == 1
+
+
+def test_dark_and_narrow(browser: Any, report_file: Path) -> None:
+    """On a phone that likes it dark, nothing is wider than the screen, and the text is light."""
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    found = Opened(browser, report_file, color_scheme="dark", **phone)
+    assert found.errors == []
+    assert found.tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert found.tab.evaluate(COLOUR) == "rgb(20, 23, 28)"
+    inks = """() => Bokeh.documents.flatMap(d => d.roots()).flatMap(r => [...r.references()])
+        .filter(m => m.type === "LinearAxis").map(m => m.axis_label_text_color)"""
+    assert set(found.tab.evaluate(inks)) == {"#e3e6ea"}
+    found.tab.emulate_media(color_scheme="light")
+    found.until(f"({inks})().every(ink => ink === '#1d2129')")
+    assert found.tab.evaluate(COLOUR) == "rgb(255, 255, 255)"
+    assert found.tab.pdf()[:5] == b"%PDF-"
+    found.context.close()
