@@ -45,9 +45,14 @@ def import_profile(
 ) -> None:
     """Make a profile bundle from published measurements.
 
-    The measurements do not ship with the package: data/README.md says where to get them. Of
-    llmservingsim, the A6000 profile and a model's folder of profiler/perf are read. Of
-    aiconfigurator, the CSVs of aiconfigurator_a100_sxm, or with --stack the parquet tables.
+    The measurements do not ship with the package: data/README.md says where to get them.
+
+    vidur reads mlp_{a100,a40}_MODEL.csv, attention_a100_CodeLlama-34b_tp2.csv, all_reduce_* and
+    p2p_*. aiconfigurator reads gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and
+    nccl_collectives.csv of an A100; with --device and --stack the parquet tables gemm_perf,
+    context_attention_perf, generation_attention_perf, custom_allreduce_perf and nccl_perf.
+    llmservingsim reads layers_Llama-3.1-8B_tp1.csv and attention_Llama-3.1-8B_tp1.csv (A6000), or
+    a model's folder of profiler/perf: meta.yaml, dense.csv, per_sequence.csv, attention.csv.
 
     GEMM shapes that the source lacks are interpolated. Other head counts are scaled. The device's
     calibrated model predicts what was not measured. meta.yaml marks each of these.

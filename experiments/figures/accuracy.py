@@ -18,7 +18,7 @@ from profiler.facts.device import load_device
 from profiler.facts.formats import STACKS
 from profiler.facts.ops import ALL_REDUCE, LAYER_GEMMS, GemmShape
 from profiler.kernels.stack_file import StackSpec
-from profiler.kernels.stack_fit import fit_stack
+from profiler.kernels.stack_fit import fit_stack, fitted_devices
 from profiler.physics.fit import held_out
 from profiler.physics.forms import GEMM
 from profiler.physics.hold_out import Folds, median_p95_worst
@@ -247,12 +247,14 @@ def messages(datasets: Path) -> Iterator[Score]:
 _LEFT_OUT: dict[tuple[str, str], tuple[str, tuple[float, float] | None]] = {
     ("gemm", "between"): ("token counts that are no knots", (2.0, 8.0)),
     ("gemm", "token pairs"): ("each pair of token counts", None),
-    ("gemm", "shapes"): ("every other n or k", (5.0, 15.0)),
+    ("gemm", "shapes"): ("every other n or k (of few, each shape)", (5.0, 15.0)),
     ("gemm", "beyond"): ("the largest n, k and m", None),
     ("prefill", "sizes"): ("each chunk size", (3.0, 12.0)),
     ("prefill", "heads"): ("each pair of head counts", (3.0, 12.0)),
+    ("prefix", "sizes"): ("each chunk and context", (3.0, 12.0)),
     ("decode", "sizes"): ("every other batch or context", (3.0, 12.0)),
     ("decode", "heads"): ("each pair of head counts", (3.0, 12.0)),
+    ("elementwise", "sizes"): ("each token count", None),
     (ALL_REDUCE, "sizes"): ("each message size", (5.0, 15.0)),
 }
 
@@ -260,7 +262,8 @@ _LEFT_OUT: dict[tuple[str, str], tuple[str, tuple[float, float] | None]] = {
 def kernels(datasets: Path, device: str) -> Iterator[Score]:
     """The surfaces of every stack's kernels on a device, fitted again, on what was left out."""
     for stack in STACKS:
-        yield from scores_of(fit_stack(datasets, device, stack)[0])
+        if device in fitted_devices(stack):
+            yield from scores_of(fit_stack(datasets, device, stack)[0])
 
 
 def scores_of(spec: StackSpec) -> Iterator[Score]:

@@ -17,20 +17,13 @@ from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
 from profiler.importers.assemble import Publication, assemble
 from profiler.importers.head_counts import attention_part
-from profiler.importers.llmservingsim_perf import (
-    ATTENTION,
-    BY_SEQUENCE,
-    DENSE,
-    META,
-    device_of,
-    import_perf,
-    is_perf,
-)
+from profiler.importers.llmservingsim_perf import device_of, import_perf
 from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.study import LLMSERVINGSIM
 from profiler.public import frames as data
 from profiler.public.measured_csv import source_folder
+from profiler.public.perf_tables import ATTENTION, BY_SEQUENCE, DENSE, META, is_perf
 
 FOLDER = "llmservingsim_a6000"
 _DEVICE = "a6000"
@@ -42,7 +35,7 @@ _SOURCE = Publication(
     "NVIDIA RTX A6000; NGC PyTorch 25.01 by the repository's documentation",
     "float16",
 )
-_FORMS = (
+FORMS = (
     f"{_GEMM_FILE} and {_ATTENTION_FILE} (its A6000 profile), or a model's folder of profiler/perf "
     f"in bf16 or fp16, with {META}, {DENSE}, {BY_SEQUENCE} and {ATTENTION} (or in tp1, tp2, ...)"
 )
@@ -64,7 +57,7 @@ def import_llmservingsim(folder: Path, model: ModelSpec, tp: int, device: Device
         return import_perf(folder, model, tp, device)
     here = source_folder(folder, FOLDER)
     if not (here / _GEMM_FILE).is_file():
-        raise BundleError(f"llmservingsim: {here} has none of its forms: {_FORMS}")
+        raise BundleError(f"llmservingsim: {here} has none of its forms: {FORMS}")
     if device.name != _DEVICE:
         raise BundleError(
             f"llmservingsim: {here} was measured on {_DEVICE}, "

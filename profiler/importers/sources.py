@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.model import ModelSpec, load_model
 from profiler.importers.aiconfigurator import import_aiconfigurator
-from profiler.importers.llmservingsim import import_llmservingsim, measured_on
+from profiler.importers.llmservingsim import FORMS, import_llmservingsim, measured_on
 from profiler.importers.vidur import import_vidur
 from profiler.storage.paths import WHERE
 from profiler.storage.strict import did_you_mean
@@ -20,11 +21,35 @@ Importer = Callable[[Path, ModelSpec, int, DeviceSpec], Bundle]
 Raises BundleError for what cannot be had from it.
 """
 
-#: Readers, and the device that a folder is taken to be of where none is named.
-SOURCES: dict[str, tuple[Importer, Callable[[Path], str]]] = {
-    "vidur": (import_vidur, lambda _: "a100-80g-sxm"),
-    "aiconfigurator": (import_aiconfigurator, lambda _: "a100-80g-sxm"),
-    "llmservingsim": (import_llmservingsim, measured_on),
+
+@dataclass(frozen=True)
+class Source:
+    """A reader, the device that a folder is of where none is named, and the files that it reads."""
+
+    read: Importer
+    usual_device: Callable[[Path], str]
+    forms: str
+
+
+SOURCES = {
+    "vidur": Source(
+        import_vidur,
+        lambda _: "a100-80g-sxm",
+        "Vidur's CSVs: mlp_{a100,a40}_MODEL.csv, attention_a100_CodeLlama-34b_tp2.csv, all_reduce_*"
+        " and p2p_*",
+    ),
+    "aiconfigurator": Source(
+        import_aiconfigurator,
+        lambda _: "a100-80g-sxm",
+        "gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and nccl_collectives.csv of an A100; "
+        "with --device and --stack AIConfigurator's parquet tables (gemm_perf, "
+        "context_attention_perf, generation_attention_perf, custom_allreduce_perf, nccl_perf)",
+    ),
+    "llmservingsim": Source(
+        import_llmservingsim,
+        measured_on,
+        f"LLMServingSim's {FORMS}",
+    ),
 }
 
 
@@ -39,19 +64,24 @@ def import_bundle(
 
     ``folder`` is the source's own or the one that holds it. Raises BundleError (or SpecError, for
     an unknown model or device) with what is wrong and what is allowed, FileNotFoundError where a
-    needed file is not there.
+    needed file is not there. Both say which files the source reads.
     """
     if source not in SOURCES:
         raise BundleError(
             f"unknown source {source!r}{did_you_mean(source, SOURCES)}; "
-            f"allowed: {', '.join(SOURCES)}"
+            f"allowed: {', '.join(f'{name} ({each.forms})' for name, each in SOURCES.items())}"
         )
+    found = SOURCES[source]
+    reads = f"{source} reads {found.forms}"
     if not folder.is_dir():
-        raise BundleError(f"{folder}: no such folder; {WHERE}")
-    (read, usual_device), spec = SOURCES[source], load_model(model)
+        raise BundleError(f"{folder}: no such folder; {reads}; {WHERE}")
+    spec = load_model(model)
     try:
         spec.check_tp(tp)
         spec.check_plain(f"the importer of {source}")
     except ValueError as error:
         raise BundleError(str(error)) from None
-    return read(folder, spec, tp, load_device(device or usual_device(folder)))
+    try:
+        return found.read(folder, spec, tp, load_device(device or found.usual_device(folder)))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; {reads}") from None

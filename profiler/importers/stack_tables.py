@@ -10,6 +10,8 @@ from profiler.facts.formats import Kernels
 from profiler.facts.model import load_model
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_fit import check_fitted, fit_stack
+from profiler.public.kernel_tables import SYSTEMS
+from profiler.storage.strict import SpecError, did_you_mean
 
 
 def import_stack(folder: Path, model: str | Path, tp: int, device: str, kernels: Kernels) -> Bundle:
@@ -18,6 +20,11 @@ def import_stack(folder: Path, model: str | Path, tp: int, device: str, kernels:
     Raises SpecError for a device or stack without tables, BundleError for a table that cannot be
     used, FileNotFoundError for a missing folder, ValueError for a tp that does not fit the model.
     """
+    if device not in SYSTEMS:
+        raise SpecError(
+            f"aiconfigurator has no tables of device {device!r}{did_you_mean(device, SYSTEMS)}; "
+            f"allowed: {', '.join(SYSTEMS)}"
+        )
     check_fitted(device, kernels.stack)
     fitted = fit_stack(folder, device, kernels.stack)
     bundle = make_stack_bundle(device, load_model(model), tp, kernels, fitted=fitted)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, BundleError
+from profiler.bundle.schema import Bundle
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
 from profiler.importers.assemble import Publication, assemble
@@ -33,13 +33,14 @@ _ATTENTION_FILE = "attention_a100_CodeLlama-34b_tp2.csv"
 def import_vidur(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) -> Bundle:
     """A bundle from the folder of Vidur's files; the model is found by its architecture.
 
-    The first part of a file's name (``a100``, ``a40``) gives ``device``. Raises BundleError for a
-    folder without files of the device or the model's shapes.
+    The first part of a file's name (``a100``, ``a40``) gives ``device``. Raises
+    FileNotFoundError for a folder without files of the device, BundleError for one without the
+    model's shapes.
     """
     gpu = device.name.split("-")[0]
     files = vidur_files(folder, gpu)
     if not files:
-        raise BundleError(
+        raise FileNotFoundError(
             f"vidur: {source_folder(folder, 'vidur')} has no mlp_{gpu}_MODEL.csv, so nothing was "
             f"measured on {device.name}; devices there: {listed(_devices(folder))}"
         )

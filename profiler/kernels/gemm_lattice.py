@@ -75,6 +75,8 @@ class GemmLattice:
 
 def _between(at: float, sizes: Array, values: Array) -> Array:
     """Linear over the first axis; the edge's value beyond."""
+    if len(sizes) == 1:
+        return np.asarray(values[0])
     upper = int(np.clip(np.searchsorted(sizes, at), 1, len(sizes) - 1))
     share = np.clip((at - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1]), 0.0, 1.0)
     found: Array = (1 - share) * values[upper - 1] + share * values[upper]

@@ -9,7 +9,8 @@ import pandas as pd
 
 from profiler.facts.roofline import Array
 from profiler.kernels.attention_grid import HeadGrid, decode_us, fit_decode, fit_prefill, prefill_us
-from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, through
+from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
+from profiler.kernels.prefix_grid import fit_prefix, prefix_us
 from profiler.kernels.reduce_curves import cleaned_messages
 from profiler.kernels.stack_file import LeftOut
 from profiler.physics.hold_out import Rows, median_p95_worst
@@ -80,6 +81,16 @@ def gemm_shapes(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
             yield _scored(
                 lattice, clean.some(n_out, k_out, every_m), raw.some(n_out, k_out, every_m)
             )
+
+
+def gemm_each_shape(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Every (n, k) in turn, of a table with few: from all others."""
+    for n, k in rows[["n", "k"]].drop_duplicates().to_numpy().tolist():
+        out = rows[(rows["n"] == n) & (rows["k"] == k)]
+        raw = gemm_cube(rows.drop(out.index))
+        predicted = fit_lattice(raw.cleaned()).time_us(out["m"].to_numpy(np.float64), n, k)
+        off = np.log(predicted / out["time_us"].to_numpy())
+        yield off, off
 
 
 def gemm_beyond(clean: GemmCube, raw: GemmCube) -> Iterator[Errors]:
@@ -159,6 +170,16 @@ def prefill_heads(rows: pd.DataFrame) -> Iterator[Errors]:
         if len(grid.heads):
             out = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
             yield from _prefill_errors(grid, out)
+
+
+def prefix_sizes(rows: pd.DataFrame, prefill: HeadGrid) -> Iterator[Errors]:
+    """Every inner chunk, then every inner context in turn: neighbours a factor of 4 apart."""
+    for column in ("chunk", "context"):
+        for size in np.unique(rows[column])[1:-1]:
+            fitted, out = rows[rows[column] != size], rows[rows[column] == size]
+            predicted = prefix_us(fit_prefix(fitted, prefill), prefill, out)
+            off = np.log(predicted / out["time_us"].to_numpy())
+            yield off, off
 
 
 def _prefill_errors(grid: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:

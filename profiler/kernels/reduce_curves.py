@@ -1,4 +1,4 @@
-"""All-reduce by message size and ranks: the kernel of a stack, and its time."""
+"""Times by bytes: an all-reduce of a stack's, by ranks; elementwise kernels where measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.roofline import Array
+from profiler.facts.ops import OPS, Shard
+from profiler.facts.roofline import HALF, Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
 
 #: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
@@ -40,6 +41,13 @@ class ReduceCurve:
         """From what :meth:`arrays` gave."""
         sizes = 128.0 * arrays["size"].astype(np.float64)
         return cls(sizes, unpacked(np.asarray(arrays["log_us"], np.int16)))
+
+
+def stream_bytes(op: str, shard: Shard) -> float:
+    """The bytes that an op's elementwise kernels move for a token."""
+    streams = OPS[op].streams
+    assert streams is not None
+    return sum(HALF * s.times * s.numbers for s in streams(shard))
 
 
 def fit_reduce(rows: pd.DataFrame) -> ReduceCurve:

@@ -1,7 +1,7 @@
 """Attention of a model's shard from a stack's tables: whole contexts, windows, latent attention.
 
-A chunk after cached tokens is composed: it takes as long as a prompt with as many query-key pairs,
-in blocks of keys, and no less than one decode at that context.
+A chunk after cached tokens is composed, unless that was measured: it takes as long as a prompt with
+as many query-key pairs, in blocks of keys, and no less than one decode at that context.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import PREFILL
-from profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
+from profiler.facts.roofline import KEY_BLOCK, Array, attended_within
 from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
+from profiler.kernels.prefix_grid import alike, prefix_factor
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
 
@@ -28,15 +29,6 @@ _MOST_OF_HBM = 0.9
 _PROJECT_AGAIN = ("vllm", "trtllm")
 
 Slowed = Callable[[Array, Array], Array]
-
-
-def alike(chunk: Array, context: Array) -> Array:
-    """Tokens of the prompt with the query-key pairs of a chunk after ``context`` cached tokens.
-
-    A row of queries attends to what is before it and on average half a block of keys more.
-    """
-    pairs = attended(chunk, context, 0.5, KEY_BLOCK)[1]
-    return np.asarray(np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK)
 
 
 def alike_within(chunk: Array, context: Array, window: float) -> Array:
@@ -83,8 +75,12 @@ class StackAttention:
         pairs = prefill_us(self._grid("prefill"), alike(chunk, context), *self._prompt_heads)
         if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
             pairs = pairs + np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
-        reading = self.decode(np.ones_like(chunk), context + chunk)
-        return np.where(context > 0, np.maximum(pairs, reading), pairs)
+        if self.prefixes is None:
+            after, least = pairs, self.decode(np.ones_like(chunk), context + chunk)
+        else:
+            factor = prefix_factor(self._grid("prefix"), chunk, context)
+            after, least = pairs * factor, self._fastest(self._cache_bytes(context))
+        return np.where(context > 0, np.maximum(after, least), pairs)
 
     def decode(self, batch: Array, context: Array) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens."""
@@ -122,6 +118,11 @@ class StackAttention:
         return self.spec.kernels[f"{kind}.{self._name}"], self._grid(kind).measured(*heads)
 
     @property
+    def prefixes(self) -> KernelFit | None:
+        """The table of chunks after cached tokens, where these were measured."""
+        return self.spec.kernels.get(f"prefix.{self._name}")
+
+    @property
     def about_windows(self) -> str:
         """Of a model with windows: where the times within them come from."""
         if self.model.windows is None:
@@ -144,10 +145,16 @@ class StackAttention:
     ) -> Array:
         """No faster than HBM reads what is cached, up to the ``window``."""
         time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads)
-        numbers = 1.0 * batch * np.minimum(context, window) * self.model.cached_numbers(self.tp)
-        num_bytes = self.kernels.number_bytes.kv * numbers
-        fastest = 1e6 * num_bytes / (_MOST_OF_HBM * self._bandwidth)
-        return np.maximum(self._slowed(time, num_bytes), fastest)
+        num_bytes = self._cache_bytes(batch * np.minimum(context, window))
+        return np.maximum(self._slowed(time, num_bytes), self._fastest(num_bytes))
+
+    def _cache_bytes(self, tokens: Array) -> Array:
+        numbers = 1.0 * tokens * self.model.cached_numbers(self.tp)
+        return np.asarray(self.kernels.number_bytes.kv * numbers)
+
+    def _fastest(self, num_bytes: Array) -> Array:
+        """What reading so much takes at least."""
+        return np.asarray(1e6 * num_bytes / (_MOST_OF_HBM * self._bandwidth))
 
     @property
     def _window(self) -> int:

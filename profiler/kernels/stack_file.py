@@ -69,7 +69,8 @@ class StackSpec:
 
     ``floor_us`` is the least time of an elementwise kernel. ``kernels`` is by table:
     ``gemm.<dtype>``, ``prefill.<kv dtype>.<head_dim>``, ``decode.<kv dtype>.<head_dim>``,
-    ``all_reduce.<kernel>.<gpus>``.
+    ``all_reduce.<kernel>.<gpus>``; ``prefix.<kv dtype>.<head_dim>`` where chunks after cached
+    tokens were measured, and ``elementwise.<op>`` where elementwise kernels were.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT

@@ -12,18 +12,24 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.formats import KV_DTYPES, STACKS, WEIGHT_DTYPES
-from profiler.facts.ops import ALL_REDUCE
+from profiler.facts.model import load_model
+from profiler.facts.ops import ALL_REDUCE, names
 from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
 from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
 from profiler.kernels.left_out import Errors
-from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce
+from profiler.kernels.prefix_grid import fit_prefix
+from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce, stream_bytes
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
+from profiler.physics.study import AIC, LLMSERVINGSIM
 from profiler.public import kernel_tables as tables
+from profiler.public import perf_tables as perf
+from profiler.public.measured_csv import source_folder
 from profiler.storage.strict import SpecError, did_you_mean
 
-ORIGIN, LICENCE = "ai-dynamo/aiconfigurator @095f58a", "Apache-2.0"
+#: Devices of LLMServingSim's profiles: the folder, and the model that ran on one GPU.
+PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
 #: A table with fewer shapes, or pairs of head counts, is a stub.
 _FEWEST_SHAPES, _FEWEST_HEADS = 100, 4
 #: Of the fastest GEMMs (the first percentile): above this the host's launches were measured.
@@ -47,18 +53,24 @@ class Fitted:
     fit: KernelFit
 
 
+def fitted_devices(stack: str) -> list[str]:
+    """The devices with published kernels of a stack."""
+    return [*tables.SYSTEMS, *(PERF if stack == "vllm" else ())]
+
+
 def check_fitted(device: str | None, stack: str) -> list[str]:
     """The devices to fit: one, or all whose kernels are published.
 
     Raises SpecError for a device or a stack that is not among the tables.
     """
-    for what, name, known in (("device", device, list(tables.SYSTEMS)), ("stack", stack, STACKS)):
+    devices = fitted_devices(stack)
+    for what, name, known in (("device", device, devices), ("stack", stack, STACKS)):
         if name is not None and name not in known:
             raise SpecError(
                 f"{what} {name!r} has no published kernels{did_you_mean(name, known)}; "
                 f"allowed: {', '.join(known)}"
             )
-    return [device] if device else list(tables.SYSTEMS)
+    return [device] if device else devices
 
 
 def fit_stack(
@@ -81,10 +93,15 @@ def fit_stack(
         arrays.update({f"{found.table}.{name}": array for name, array in stored.items()})
     floor, source = _floor(datasets, device, stack)
     today = date or datetime.now(UTC).date().isoformat()
-    return StackSpec(device, stack, ORIGIN, LICENCE, today, floor, source, fits), arrays
+    origin = LLMSERVINGSIM if device in PERF else AIC
+    about = (device, stack, origin.repository, origin.licence)
+    return StackSpec(*about, today, floor, source, fits), arrays
 
 
 def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
+    if device in PERF:
+        yield from _perf_fits(datasets, device)
+        return
     for dtype in WEIGHT_DTYPES:
         found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
         for rows, version in islice(found, 1):
@@ -102,16 +119,53 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     yield from _all_reduces(datasets, device, stack)
 
 
+def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
+    """From a ``profiler/perf`` folder: the GEMMs of one model, attention with its head counts."""
+    name, model = PERF[device]
+    folder, spec = source_folder(datasets, name), load_model(model)
+    here, version = perf.degree_folder(folder, 1), str(perf.perf_meta(folder)["vllm_version"])
+    gemms = []
+    for op, shape in spec.gemms(1).items():
+        rows, _ = perf.op_rows(here, op, {next(iter(perf.LAYERS[op])): 1})  # no sampler
+        gemms.append(rows.rename(columns={"num_tokens": "m"}).assign(n=shape.n, k=shape.k))
+    yield fit_gemm("gemm.bf16", pd.concat(gemms, ignore_index=True), version)
+    for op in names(lambda op: op.rest and op.streams is not None):
+        rows, _ = perf.op_rows(here, op)
+        size = (stream_bytes(op, spec.shard(1)) * rows["num_tokens"]).astype(int)
+        sized = rows.assign(num_bytes=size)
+        yield _fit_curve(f"elementwise.{op}", sized, version, left_out.messages(sized))
+    cells = perf.attention_cells(here)
+    heads = {"heads": spec.num_heads, "kv_heads": spec.num_kv_heads}
+    chunks = perf.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"}).assign(**heads)
+    fresh = chunks[chunks["context"] == 0].drop(columns="context")
+    kind = f"bf16.{spec.head_dim}"
+    yield fit_attention("prefill", f"prefill.{kind}", fresh, version)
+    after, prompts = chunks[chunks["context"] > 0], fit_prefill(fresh)
+    prefix = fit_prefix(after, prompts)
+    kinds = {"sizes": left_out.prefix_sizes(after, prompts)}
+    time = after["time_us"].to_numpy(np.float64)
+    fit = _record(version, len(after), time, time, prefix.log_us.size, kinds)
+    yield Fitted(f"prefix.{kind}", prefix, fit)
+    decodes = perf.alone(cells, {"n_decode": "batch", "kv_decode": "context"}).assign(**heads)
+    # A table's context holds the new token.
+    grown = decodes.assign(context=decodes["context"] + 1)
+    yield fit_attention("decode", f"decode.{kind}", grown, version)
+
+
 def _all_reduces(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     for kernel, (rows, version) in tables.all_reduces(datasets, device, stack).items():
         parts = {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
         # One number of ranks has too few sizes to say how far off they are.
         off = [errors for part in parts.values() for errors in left_out.messages(part)]
         for gpus, part in parts.items():
-            time = part.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
-            clean = cleaned_messages(time)
-            fit = _record(version, len(part), time, clean, len(part), {"sizes": iter(off)})
-            yield Fitted(f"{ALL_REDUCE}.{kernel}.{gpus}", fit_reduce(part), fit)
+            yield _fit_curve(f"{ALL_REDUCE}.{kernel}.{gpus}", part, version, iter(off))
+
+
+def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
+    """The curve of a table by bytes."""
+    time = rows.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
+    fit = _record(version, len(rows), time, cleaned_messages(time), len(rows), {"sizes": off})
+    return Fitted(table, fit_reduce(rows), fit)
 
 
 def _is_whole(table: tuple[pd.DataFrame, str]) -> bool:
@@ -130,10 +184,11 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     knots = choose_knots(clean.some(np.arange(0, len(clean.n), 2), every_k, every_m))
     surface = fit_lattice(clean, knots)
     scored = np.arange(1, len(clean.n), 2)
+    few = rows.groupby(["n", "k"]).ngroups < _FEWEST_SHAPES
     kinds = {
         "between": left_out.gemm_token_counts(clean, raw, knots, scored),
         "token pairs": left_out.gemm_pairs(clean, raw),
-        "shapes": left_out.gemm_shapes(clean, raw),
+        "shapes": left_out.gemm_each_shape(rows) if few else left_out.gemm_shapes(clean, raw),
         "beyond": left_out.gemm_beyond(clean, raw),
     }
     fit = _record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
@@ -204,6 +259,11 @@ def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None)
 
 def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
     """The least time of an elementwise kernel: the fastest of the quantisation of one token."""
+    if device in PERF:
+        here = perf.degree_folder(source_folder(datasets, PERF[device][0]), 1)
+        ones = [perf.op_rows(here, "others", {layer: 1})[0] for layer in perf.LAYERS["others"]]
+        floor = float(np.median([rows["time_us"].iloc[0] for rows in ones]))
+        return round(floor, 2), "measured: norm, activation and rotary of one token"
     # SGLang's table holds dynamic quantisation only, which is two kernels and more.
     rows = tables.static_quantisation(datasets, device, "vllm" if stack == "sglang" else stack)
     if rows is None:

@@ -12,7 +12,7 @@ from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_REDUCE, DECODE, KV_UP, OPS, PREFILL, SENDS, names
 from profiler.facts.roofline import HALF, HBM_SHARE, Array
 from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve
+from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve, stream_bytes
 from profiler.kernels.stack_attention import StackAttention
 from profiler.kernels.stack_file import (
     Arrays,
@@ -78,6 +78,9 @@ class StackTimes:
             moved = weight * (shape.n * shape.k + tokens * shape.k) + HALF * tokens * shape.n
             return self._as_on(time, moved)
         assert found.streams is not None
+        if self._elementwise(op) in self.spec.kernels:
+            curve = ReduceCurve.from_arrays(stored(self._arrays, self._elementwise(op)))
+            return curve.time_us(stream_bytes(op, shard) * tokens)
         rate = HBM_SHARE * self.device.memory_bandwidth / 1e6
         return sum(
             (
@@ -127,8 +130,12 @@ class StackTimes:
         found |= {kind: self._of_attention(kind) for kind in (PREFILL, DECODE)}
         floor = f"max({self.spec.floor_us} us, bytes / {HBM_SHARE} of HBM bandwidth) a kernel"
         for op in names(lambda op: op.streams is not None):
+            fit = self.spec.kernels.get(self._elementwise(op))
             found[op] = Provenance(
-                f"modelled: {floor}; floor {self.spec.floor_source}", _ASSUMED_PCT
+                f"interpolated: elementwise kernels of {self._name(fit)}, by bytes"
+                if fit
+                else f"modelled: {floor}; floor {self.spec.floor_source}",
+                _half_width(fit, "sizes") if fit else _ASSUMED_PCT,
             )
         if self.tp > 1:
             fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self.tp}"]
@@ -161,10 +168,10 @@ class StackTimes:
         origin = "measured" if alone else "interpolated"
         mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
         mark += "" if alone else ", between head counts"
-        mark += "; chunks after a prefix composed" if op == PREFILL else ""
-        width = _half_width(fit, "sizes")
+        width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
         if op == PREFILL:
-            width = max(width, _COMPOSED_PCT)
+            mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
+            width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
         width = width if alone else max(width, _half_width(fit, "heads"))
         return self._measured_on(mark + self.attention.about_windows, width)
 
@@ -200,6 +207,9 @@ class StackTimes:
 
     def _gemm(self, op: str) -> GemmLattice:
         return self._lattices[self._dtype(op)]
+
+    def _elementwise(self, op: str) -> str:
+        return f"elementwise.{op}"
 
     def _tuned(self, op: str) -> bool:
         return (self.kernels.stack, self._dtype(op)) in _AUTOTUNED and bool(self._others)

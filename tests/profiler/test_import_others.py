@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from profiler.bundle.check import check_folder
 from profiler.bundle.schema import Bundle, BundleError, write_bundle
 from profiler.facts.device import load_device
+from profiler.facts.formats import Kernels
 from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import wave_fill
 from profiler.importers.shapes import ShapePool
-from profiler.importers.sources import import_bundle
+from profiler.importers.sources import SOURCES, import_bundle
+from profiler.importers.stack_tables import import_stack
 from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from profiler.storage.strict import SpecError
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),
@@ -220,3 +226,22 @@ def test_the_real_folders(
     kinds = {op: str(mark).partition(":")[0] for op, mark in bundle.meta.environment.items()}
     assert {op for op, kind in kinds.items() if kind == "interpolated"} == interpolated
     assert kinds["attn_prefill"] == kinds["attn_decode"] == "measured"
+
+
+def test_help_and_errors_say_which_files_a_source_reads(tmp_path: Path) -> None:
+    def words(text: str) -> set[str]:
+        return set(re.findall(r"[\w{},]+\.(?:csv|yaml)|\w+_perf\b", text))
+
+    shown = CliRunner().invoke(app, ["import", "--help"]).stdout
+    for name, source in SOURCES.items():
+        assert words(source.forms) and words(source.forms) <= words(shown), name
+        with pytest.raises((BundleError, FileNotFoundError)) as caught:
+            import_bundle(name, tmp_path / "absent", "llama-3-8b", 1)
+        assert source.forms in str(caught.value) and "\n" not in str(caught.value)
+        with pytest.raises((BundleError, FileNotFoundError)) as caught:
+            import_bundle(name, tmp_path, "llama-3-8b", 1)
+        assert words(source.forms) <= words(str(caught.value)), "an empty folder"
+    with pytest.raises(BundleError, match=r"vidur \(Vidur's CSVs: mlp_"):
+        import_bundle("none", tmp_path, "llama-3-8b", 1)
+    with pytest.raises(SpecError, match=r"aiconfigurator has no tables of device 'rtx-4090'"):
+        import_stack(tmp_path, "llama-3-8b", 1, "rtx-4090", Kernels("vllm"))

@@ -11,8 +11,8 @@ import pytest
 from profiler.bundle.check import check_folder
 from profiler.bundle.schema import BundleError, write_bundle
 from profiler.facts.ops import ROW_OPS
-from profiler.importers.llmservingsim_perf import LAYERS
 from profiler.importers.sources import import_bundle
+from profiler.public.perf_tables import LAYERS
 from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 from simulator.op_times.regression import OpTimes
 

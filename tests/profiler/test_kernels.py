@@ -24,6 +24,7 @@ from profiler.kernels.gemm_lattice import (
     gemm_cube,
     through,
 )
+from profiler.kernels.prefix_grid import alike, fit_prefix, prefix_factor, prefix_us
 from profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
 from profiler.kernels.stack_fit import check_fitted, fit_stack
 from profiler.storage.strict import SpecError
@@ -213,8 +214,39 @@ def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Pa
 
 
 def test_what_has_no_published_kernels() -> None:
-    assert len(check_fitted(None, "vllm")) == 8
+    assert len(check_fitted(None, "vllm")) == 1 + len(check_fitted(None, "sglang")) == 9
     with pytest.raises(SpecError, match=r"device 'h100' has no published kernels \(did you mean"):
         check_fitted("h100", "vllm")
     with pytest.raises(SpecError, match=r"stack 'vlm' has no published kernels \(did you mean vll"):
         check_fitted(None, "vlm")
+
+
+def test_a_prefix_has_its_own_factor() -> None:
+    """What was measured comes back; between sizes, linear in logarithms; beyond, as at the edge."""
+    lengths = (64, 256, 1024, 8192)
+    fresh = pd.DataFrame([(n, 32, 8, 1e-3 * n * n) for n in lengths],
+                         columns=["chunk", "heads", "kv_heads", "time_us"])  # fmt: skip
+    prefill = fit_prefill(fresh)
+    rows = pd.DataFrame(
+        [(c, p, 32, 8, 0.0) for c in (64, 256) for p in (128, 512, 2048)],
+        columns=["chunk", "context", "heads", "kv_heads", "time_us"],
+    )
+    chunk, context = (rows[c].to_numpy(np.float64) for c in ("chunk", "context"))
+    factor = np.where(chunk == 64, 2.0, 1.0) * (context / 128) ** 0.1
+    rows["time_us"] = factor * prefill_us(prefill, alike(chunk, context), 32, 8)
+    grid = fit_prefix(rows, prefill)
+    np.testing.assert_allclose(prefix_us(grid, prefill, rows), rows["time_us"], rtol=1e-9)
+    one = np.ones(1)
+    assert prefix_factor(grid, 128 * one, 256 * one)[0] == pytest.approx(2**0.5 * 2**0.1)
+    assert prefix_factor(grid, 8 * one, 64 * one)[0] == pytest.approx(2.0)
+    (clean, raw), *others = left_out.prefix_sizes(rows, prefill)
+    assert not others and clean is raw and np.abs(clean).max() < 1e-9, "a power law is a line"
+
+
+def test_few_shapes_are_left_out_one_by_one() -> None:
+    rows = gemm_rows()
+    few = rows[((rows["n"] == 1024) & (rows["k"] < 2048)) | (rows["k"] == 1024)]
+    off = [part for part, _ in left_out.gemm_each_shape(few)]
+    assert len(off) == few.groupby(["n", "k"]).ngroups and all(map(np.isfinite, map(np.sum, off)))
+    inner = [n for n, k in few[["n", "k"]].drop_duplicates().to_numpy().tolist()].index(2048)
+    assert np.abs(off[inner]).max() < 1e-9, "the law is a line in the logarithm of n"

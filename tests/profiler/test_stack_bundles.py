@@ -16,13 +16,13 @@ from profiler.facts.model import load_model
 from profiler.importers.assemble import wanted_ops
 from profiler.importers.sources import import_bundle
 from profiler.importers.stack_tables import import_stack
-from profiler.kernels.stack_attention import alike
+from profiler.kernels.prefix_grid import alike
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
-from profiler.kernels.stack_fit import fit_attention, fit_gemm
+from profiler.kernels.stack_fit import fit_attention, fit_gemm, fit_stack
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.op_times import KINDS
-from profiler.public import kernel_tables
+from profiler.public import kernel_tables, perf_tables
 from profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
 from profiler.storage.strict import SpecError
 
@@ -45,6 +45,7 @@ def made(dtype: str = "bf16", kv: str = "bf16", tp: int = 4, stack: str = "vllm"
 
 def test_every_measured_device_has_every_stack_and_they_are_small() -> None:
     with_stacks = {name: stacks_on(name) for name in list_devices() if stacks_on(name)}
+    assert with_stacks.pop("rtx-4090") == ["vllm"], "LLMServingSim's profile"
     assert with_stacks == dict.fromkeys(sorted([*MEASURED, "a100-40g-sxm"]), sorted(STACKS))
     sizes = [p.stat().st_size for d in MEASURED for s in STACKS for p in stack_files(d, s)]
     assert max(sizes) < 1_000_000 and sum(sizes) < 12_000_000
@@ -235,3 +236,35 @@ def test_an_autotuned_format_takes_the_fastest_of_the_published_kernels() -> Non
     assert "sglang or vllm's where faster" in alone["trtllm"].provenance()["ffn_ln2"].mark
     assert "where faster" not in alone["vllm"].provenance()["ffn_ln2"].mark
     assert "where faster" not in alone["trtllm"].provenance()["lm_head"].mark
+
+
+def test_a_profile_of_one_model_is_a_stack_of_one_gpu() -> None:
+    """RTX 4090: chunks after a prefix and elementwise kernels were measured there."""
+    times = StackTimes("rtx-4090", Kernels("vllm"), LLAMA_8B, 1)
+    origins = times.provenance()
+    assert origins["ffn_ln1"].mark == "measured: bf16 GEMM of vllm 0.19.0, between token counts"
+    assert origins["attn_prefill"].mark.endswith("chunks after a prefix measured")
+    assert origins["others"].mark.startswith("interpolated: elementwise kernels of vllm 0.19.0")
+    assert "llmservingsim" in times.spec.origin.lower() and times.spec.licence == "MIT"
+    bundle = make_stack_bundle("rtx-4090", LLAMA_8B, 1, Kernels("vllm"), max_tokens=4096)
+    found = check_bundle(bundle, load_device("rtx-4090"))
+    assert [f for f in found if f.level == "error"] == []
+    with pytest.raises(SpecError, match=r"no all_reduce of vllm was measured on rtx-4090"):
+        StackTimes("rtx-4090", Kernels("vllm"), LLAMA_8B, 2)
+
+
+@needs_datasets
+def test_the_shipped_profile_is_what_its_folder_gives() -> None:
+    """To the number; and close to what was measured, prefixes included."""
+    spec, arrays = load_stack("rtx-4090", "vllm")
+    again, numbers = fit_stack(public_datasets(), "rtx-4090", "vllm", date=spec.date)
+    assert again == spec
+    for name, array in numbers.items():
+        np.testing.assert_array_equal(array, arrays[name])
+    times = StackTimes("rtx-4090", Kernels("vllm"), LLAMA_8B, 1)
+    cells = perf_tables.attention_cells(public_datasets() / "llmservingsim_rtx4090")
+    chunks = perf_tables.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"})
+    chunk, context = (chunks[c].to_numpy(np.float64) for c in ("chunk", "context"))
+    off = np.abs(np.log(times.attn_prefill(chunk, context, LLAMA_8B, 1) / chunks["time_us"]))
+    # A few cells are faster than HBM: their cache was in L2.
+    assert len(off) == 96 and np.quantile(off, 0.9) < 0.01 and off.max() < 0.2
