@@ -23,8 +23,8 @@ Raises BundleError for what cannot be had from it.
 
 
 @dataclass(frozen=True)
-class Source:
-    """A reader, the device that a folder is of where none is named, and the files that it reads."""
+class Publisher:
+    """Of measurements: a reader, the device that a folder is of where none is named, and the files that it reads."""
 
     read: Importer
     usual_device: Callable[[Path], str]
@@ -32,20 +32,20 @@ class Source:
 
 
 SOURCES = {
-    "vidur": Source(
+    "vidur": Publisher(
         import_vidur,
         lambda _: "a100-80g-sxm",
         "Vidur's CSVs: mlp_{a100,a40}_MODEL.csv, attention_a100_CodeLlama-34b_tp2.csv, all_reduce_*"
         " and p2p_*",
     ),
-    "aiconfigurator": Source(
+    "aiconfigurator": Publisher(
         import_aiconfigurator,
         lambda _: "a100-80g-sxm",
         "gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and nccl_collectives.csv of an A100; "
         "with --device and --stack AIConfigurator's parquet tables (gemm_perf, "
         "context_attention_perf, generation_attention_perf, custom_allreduce_perf, nccl_perf)",
     ),
-    "llmservingsim": Source(
+    "llmservingsim": Publisher(
         import_llmservingsim,
         measured_on,
         f"LLMServingSim's {FORMS}",

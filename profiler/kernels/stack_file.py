@@ -91,11 +91,10 @@ class StackSpec:
 
     def need(self, family: str, name: str, what: str) -> None:
         """Raises SpecError where ``family.name`` was not measured."""
-        there = self.having(family)
-        if name not in there:
+        if f"{family}.{name}" not in self.kernels:
             raise SpecError(
                 f"no {family} of {self.stack} was measured on {self.device} for {what} {name}; "
-                f"there: {', '.join(there)}"
+                f"there: {', '.join(self.having(family)) or 'none'}"
             )
 
 
