@@ -24,7 +24,7 @@ Raises BundleError for what cannot be had from it.
 
 @dataclass(frozen=True)
 class Publisher:
-    """Of measurements: a reader, the device that a folder is of where none is named, and the files that it reads."""
+    """Its reader, the device that a folder is of where none is named, and the files that it has."""
 
     read: Importer
     usual_device: Callable[[Path], str]
