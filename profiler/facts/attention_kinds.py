@@ -46,6 +46,11 @@ class Latent:
         _check_positive(self, ("query_rank",))
 
     @property
+    def kernel(self) -> tuple[int, int, int, int]:
+        """What its attention kernel depends on beside the number of heads."""
+        return self.kv_rank, self.rope_dim, self.nope_dim, self.value_dim
+
+    @property
     def cached(self) -> int:
         """Numbers that the KV cache holds of a token, in one layer on every rank."""
         return self.kv_rank + self.rope_dim

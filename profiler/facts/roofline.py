@@ -109,7 +109,8 @@ def attended(
 def attended_within(chunk: Array, context: Array, window: float, edge: float = 0.5) -> Array:
     """The query-key pairs of :func:`attended` where a query sees the last ``window`` keys only."""
     free = np.clip(window - context, 0, chunk)  # queries that the window does not reach
-    return np.asarray(free * (context + free / 2) + (chunk - free) * window + edge * chunk)
+    pairs = free * (context + free / 2 + 0.5) + (chunk - free) * window
+    return np.asarray(pairs + (edge - 0.5) * chunk)
 
 
 def attn_prefill_us(c: Columns, k: Constants) -> Array:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from profiler.facts.attention_kinds import Latent
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import PREFILL
@@ -19,9 +20,14 @@ from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
 from profiler.kernels.prefix_grid import alike, prefix_factor
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
+from profiler.storage.strict import SpecError
 
 #: The tables of latent attention, which are by heads only.
 LATENT = "mla"
+#: Ends the version of what was not timed alone: the whole block of attention was.
+LESS = "(block less GEMMs and launches)"
+#: The attention of all published rows: DeepSeek V3's.
+MEASURED_LATENT = Latent(512, 64, 128, 128, query_rank=1536)
 #: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
 #: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
 _MOST_OF_HBM = 0.9
@@ -36,7 +42,7 @@ def alike_within(chunk: Array, context: Array, window: float) -> Array:
     pairs = attended_within(chunk, context, window, KEY_BLOCK)
     short = np.sqrt(KEY_BLOCK**2 + 2 * pairs) - KEY_BLOCK
     # From the window on every token more brings as many pairs.
-    far = (pairs + window * window / 2) / (window + KEY_BLOCK)
+    far = (pairs + window * (window - 1) / 2) / (window + KEY_BLOCK - 0.5)
     return np.asarray(np.where(short <= window, short, far))
 
 
@@ -67,6 +73,11 @@ class StackAttention:
         )
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self._bandwidth, self._slowed, self._kv_up = bandwidth, slowed, kv_up
+        if model.latent is not None and model.latent.kernel != MEASURED_LATENT.kernel:
+            raise SpecError(
+                f"{model.name}: latent attention was measured with (kv_rank, rope_dim, nope_dim, "
+                f"value_dim) {MEASURED_LATENT.kernel} only, not {model.latent.kernel}"
+            )
         for kind in ("prefill", "decode"):
             spec.need(kind, self._name, "KV dtype, head_dim")
 
@@ -121,6 +132,11 @@ class StackAttention:
     def prefixes(self) -> KernelFit | None:
         """The table of chunks after cached tokens, where these were measured."""
         return self.spec.kernels.get(f"prefix.{self._name}")
+
+    @property
+    def composes_windows(self) -> bool:
+        """Whether the model has windows that were not measured."""
+        return self.model.windows is not None and not self.windows_measured
 
     @property
     def about_windows(self) -> str:

@@ -18,9 +18,11 @@ from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
 from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
+from profiler.kernels.latent_rows import latent_rows
 from profiler.kernels.left_out import Errors
 from profiler.kernels.prefix_grid import fit_prefix
 from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce, stream_bytes
+from profiler.kernels.stack_attention import LATENT
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
 from profiler.physics.study import AIC, LLMSERVINGSIM
 from profiler.public import kernel_tables as tables
@@ -34,8 +36,9 @@ PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
 _FEWEST_SHAPES, _FEWEST_HEADS = 100, 4
 #: Of the fastest GEMMs (the first percentile): above this the host's launches were measured.
 _LAUNCH_US = 40.0
-#: Those of dense models; 192 and 512 belong to latent and linear attention.
-_HEAD_DIMS = (64, 128, 256)
+#: Head dimensions of plain attention, by sliding window (0: none); those with which published
+#: models use a window.
+_WINDOWS = {0: (64, 128, 256), 128: (64,), 1024: (128, 256), 8192: (128,)}
 #: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
 _LEAST_SHARE = 0.25
 #: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
@@ -102,20 +105,30 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
     if device in PERF:
         yield from _perf_fits(datasets, device)
         return
+    gemms: GemmLattice | None = None
     for dtype in WEIGHT_DTYPES:
         found = filter(_is_whole, tables.gemms(datasets, device, stack, dtype))
         for rows, version in islice(found, 1):
             if dtype == "fp8" and stack == "trtllm":
                 rows = _without_quantisation(rows, tables.quantisation(datasets, device, stack))
-            yield fit_gemm(f"gemm.{dtype}", rows, version)
+            fitted = fit_gemm(f"gemm.{dtype}", rows, version)
+            if dtype == "bf16":  # as it is stored
+                gemms = GemmLattice.from_arrays(fitted.surface.arrays())
+            yield fitted
     for kv_dtype in KV_DTYPES:
         for kind, read in (("prefill", tables.prefill), ("decode", tables.decode)):
-            attention = read(datasets, device, stack, kv_dtype)
-            for head_dim in _HEAD_DIMS if attention else ():
-                assert attention
-                rows = attention[0][attention[0]["head_dim"] == head_dim].drop(columns="head_dim")
-                if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
-                    yield fit_attention(kind, f"{kind}.{kv_dtype}.{head_dim}", rows, attention[1])
+            for window, head_dims in _WINDOWS.items():
+                attention = read(datasets, device, stack, kv_dtype, window)
+                for head_dim in head_dims if attention else ():
+                    assert attention
+                    of_head = attention[0]["head_dim"] == head_dim
+                    rows = attention[0][of_head].drop(columns="head_dim")
+                    if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
+                        table = f"{kind}.{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
+                        yield fit_attention(kind, table, rows, attention[1])
+            latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
+            if latent is not None:
+                yield fit_attention(kind, f"{kind}.{kv_dtype}.{LATENT}", *latent)
     yield from _all_reduces(datasets, device, stack)
 
 

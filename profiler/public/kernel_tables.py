@@ -2,8 +2,8 @@
 
 They lie under ``aiconfigurator/<system>/<family>/<stack>/<version>/``; the newest version that has
 a table comes first. Traps heeded: milliseconds; sizes of messages are ELEMENTS of 2 bytes; the
-context of a decode is ``step + isl``, per sequence; windows are other kernels, and left out; the
-time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`).
+context of a decode is ``step + isl``, per sequence; windows are other kernels, and asked for by
+their length; the time of dynamic quantisation is in TensorRT-LLM's fp8 rows (:func:`quantisation`).
 """
 
 from __future__ import annotations
@@ -66,17 +66,18 @@ def static_quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame
 
 
 def prefill(
-    datasets: Path, device: str, stack: str, kv_dtype: KvDtype
+    datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> tuple[pd.DataFrame, str] | None:
     """Causal attention of one sequence without a prefix: chunk, heads, kv_heads, head_dim.
 
+    ``window``: within the last so many tokens (0: over all).
     With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
     """
     columns = ("batch_size", "isl", "step", *_HEADS, "head_dim")
     for path in _versions(datasets, device, "attention", stack, "context_attention_perf"):
         for attention in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
             chosen = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype), "attn_dtype": attention}
-            rows = _read(path, columns, {**chosen, "batch_size": 1, "step": 0}, window=True)
+            rows = _read(path, columns, {**chosen, "batch_size": 1, "step": 0}, window=window)
             if len(rows):
                 rows = rows.drop(columns=["batch_size", "step"])
                 return merged(rows.rename(columns={**_HEADS, "isl": "chunk"})), path.parent.name
@@ -84,17 +85,40 @@ def prefill(
 
 
 def decode(
-    datasets: Path, device: str, stack: str, kv_dtype: KvDtype
+    datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> tuple[pd.DataFrame, str] | None:
     """Attention of one new token a sequence: batch, context, heads, kv_heads, head_dim."""
     columns = ("batch_size", "isl", "step", *_HEADS, "head_dim")
     for path in _versions(datasets, device, "attention", stack, "generation_attention_perf"):
         chosen = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype), "attn_dtype": "bfloat16"}
-        rows = _read(path, columns, chosen, window=True)
+        rows = _read(path, columns, chosen, window=window)
         if len(rows):
             rows = rows.assign(context=rows["step"] + rows["isl"]).drop(columns=["step", "isl"])
             rows = rows.rename(columns={**_HEADS, "batch_size": "batch"})
             return merged(rows), path.parent.name
+    return None
+
+
+def latent(
+    datasets: Path, device: str, stack: str, kind: str, kv_dtype: KvDtype, whole: bool = False
+) -> tuple[pd.DataFrame, str] | None:
+    """Latent attention of ``prefill`` (heads, chunk) or ``decode`` (heads, batch, context).
+
+    The attention kernel alone or the ``whole`` block of DeepSeek V3 with its bf16 GEMMs.
+    """
+    name = {"prefill": "context", "decode": "generation"}[kind]
+    table = f"mla_{name}_module_perf" if whole else f"{name}_mla_perf"
+    chosen: dict[str, Any] = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype)}
+    chosen |= {"mla_dtype": "bfloat16"} | ({"gemm_type": "bfloat16"} if whole else {})
+    chosen |= {"batch_size": 1, "step": 0} if kind == "prefill" else {}
+    for path in _versions(datasets, device, "mla", stack, table):
+        rows = _read(path, ("num_heads", "batch_size", "isl", "step"), chosen)
+        if not len(rows):
+            continue
+        rows = rows.rename(columns={"num_heads": "heads", "batch_size": "batch", "isl": "chunk"})
+        rows["context"] = rows.pop("step") + rows["chunk"]
+        unused = ["batch", "context"] if kind == "prefill" else ["chunk"]
+        return merged(rows.drop(columns=unused)), path.parent.name
     return None
 
 
@@ -143,23 +167,26 @@ def _read(
     counts: tuple[str, ...],
     chosen: dict[str, Any],
     keep: tuple[str, ...] = (),
-    window: bool = False,
+    window: int | None = None,
     zero: bool = False,
 ) -> pd.DataFrame:
     """``counts``, ``keep`` and ``time_us`` of the rows with these values.
 
-    ``window``: only rows without one, where the table knows windows. ``zero``: a time may be 0.
+    ``window``: only rows with this one (0: with none), where the table knows windows; a table that
+    does not holds rows with none. ``zero``: a time may be 0.
     """
     import pyarrow.parquet as pq
 
     try:
         has = set(pq.read_schema(path).names)
         filters: list[tuple[str, str, Any]] = [(k, "==", value) for k, value in chosen.items()]
-        if window and "window_size" in has:
-            filters.append(("window_size", "==", 0))
+        if window is not None and "window_size" in has:
+            filters.append(("window_size", "==", window))
         for column in (*counts, *keep, "latency", *chosen):
             if column not in has:
                 raise BundleError(f"{path}: column {column!r} is missing; has {sorted(has)}")
+        if window and "window_size" not in has:
+            filters.append((counts[0], "<", 0))  # none
         rows = pd.read_parquet(path, columns=[*counts, *keep, "latency"], filters=filters or None)
     except (OSError, ValueError) as error:
         if isinstance(error, BundleError):

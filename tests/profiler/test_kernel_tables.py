@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from profiler.bundle.tables import BundleError
+from profiler.kernels.gemm_lattice import GemmLattice
+from profiler.kernels.latent_rows import latent_rows
+from profiler.kernels.stack_attention import LESS
 from profiler.public import kernel_tables as tables
 
 GEMM = {"gemm_dtype": "bfloat16", "m": 8, "n": 512, "k": 1024, "latency": 0.004}
@@ -102,3 +106,50 @@ def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:
         list(tables.gemms(tmp_path, "h100-80g-sxm", "vllm", "bf16"))
     with pytest.raises(FileNotFoundError, match="l40s: no such folder"):
         list(tables.gemms(tmp_path, "l40s", "vllm", "bf16"))
+
+
+def test_windows_are_tables_of_their_own(tmp_path: Path) -> None:
+    path = "attention/vllm/0.24.0/generation_attention_perf.parquet"
+    put(tmp_path, path, DECODE, {**DECODE, "window_size": 128, "latency": 0.5})
+    without = {key: value for key, value in DECODE.items() if key != "window_size"}
+    put(tmp_path, path.replace("vllm/0.24.0", "sglang/0.5"), without)
+
+    def times(stack: str, window: int) -> list[float]:
+        found = tables.decode(tmp_path, "h100-80g-sxm", stack, "bf16", window)
+        return [] if found is None else found[0]["time_us"].tolist()
+
+    assert [times("vllm", window) for window in (0, 128, 64)] == [[10.0], [500.0], []]
+    assert [times("sglang", window) for window in (0, 128)] == [[10.0], []]
+
+
+MLA = {"num_heads": 16, "batch_size": 4, "isl": 1, "step": 255, "kv_cache_dtype": "bfloat16",
+       "mla_dtype": "bfloat16", "latency": 0.02}  # fmt: skip
+
+
+def test_latent_attention_is_the_kernel_or_the_block_less_its_gemms(tmp_path: Path) -> None:
+    """GEMMs of 10 us each; of a single token's block 50 us are launches, but for 10 us."""
+    alone = "mla/sglang/0.5/generation_mla_perf.parquet"
+    put(tmp_path, alone, MLA, {**MLA, "kv_cache_dtype": "fp8", "latency": 0.03})
+    ten = GemmLattice(
+        np.array([256.0, 1e5]), np.array([256.0, 1e5]), np.array([1.0, 1e6]), np.zeros((2, 2, 2))
+    )
+    object.__setattr__(ten, "time_us", lambda m, n, k: 10.0 + 0 * m)
+    found = latent_rows(tmp_path, "h100-80g-sxm", "sglang", "decode", "bf16", None)
+    assert found is not None and found[1] == "0.5"
+    assert found[0].to_dict("records") == [
+        {"heads": 16, "batch": 4, "context": 256, "time_us": 20.0, "kv_heads": 1}
+    ]
+    block = {**MLA, "gemm_type": "bfloat16"}
+    single = {**block, "batch_size": 1, "step": 1, "latency": 0.1}
+    other = {**block, "gemm_type": "fp8_block", "latency": 9.0}
+    put(tmp_path, "mla/vllm/0.24.0/mla_generation_module_perf.parquet",
+        single, other, {**block, "latency": 0.2})  # fmt: skip
+    prompt = {**block, "batch_size": 1, "isl": 512, "step": 0, "latency": 0.3}
+    put(tmp_path, "mla/vllm/0.24.0/mla_context_module_perf.parquet", prompt)
+    for kind, expected in (("decode", [10.0, 110.0]), ("prefill", [210.0])):
+        found = latent_rows(tmp_path, "h100-80g-sxm", "vllm", kind, "bf16", ten)
+        assert found is not None and found[1] == f"0.24.0 {LESS}"
+        assert found[0]["time_us"].tolist() == pytest.approx(expected)
+        assert set(found[0]["kv_heads"]) == ({1} if kind == "decode" else {16})
+    assert latent_rows(tmp_path, "h100-80g-sxm", "vllm", "decode", "bf16", None) is None
+    assert latent_rows(tmp_path, "h100-80g-sxm", "trtllm", "decode", "bf16", ten) is None
