@@ -131,13 +131,19 @@ def _sign(folder: Path) -> None:
 def trace(rng: Random, box: Path) -> Command:
     """A damaged trace of requests, or a strange name of one."""
     more = _TRACE if rng.random() < 0.5 else [*_TRACE, "--set", "workload.arrivals={kind: trace}"]
+    name = "trace.csv"
     if rng.random() < 0.06:
         more = [*more, "--set", f"workload.lengths.path='{odd_path(rng)}'"]
-    elif rng.random() < 0.6:
-        _damage(box / "trace.csv", damaged_csv, rng)
+    elif rng.random() < 0.5:
+        _damage(box / name, damaged_csv, rng)
     else:
-        _damage(box / "trace.jsonl", damaged_json_lines, rng)
-        more = [*more, "--set", "workload.lengths.path=trace.jsonl"]
+        name = rng.choice(("trace.jsonl", "log.jsonl", "served.json"))
+        how = damaged_json if name == "served.json" else damaged_json_lines
+        _damage(box / name, how, rng)
+        more = [*more, "--set", f"workload.lengths.path={name}"]
+    if rng.random() < 0.2:
+        column = rng.choice(("prompt=decode", "session=user", "turn=", "arrival=a.b", "=", "x=y"))
+        return Command(["workload", name, "--column", column, "--out", "new"], "new")
     return _checks_or_runs(rng, *more)
 
 

@@ -74,6 +74,13 @@ notes: made up
 fitted: null
 """
 
+LOG = "".join(
+    json.dumps({"timestamp": f"2026-01-02T03:04:{i:02}Z", "input_tokens": 20 + i,
+                "usage": {"out": 4 + i}, "output_len": 9.0, "session_id": f"s{i % 2}"}) + "\n"
+    for i in range(6)
+)  # fmt: skip
+SERVED = {"input_lens": [20, 30], "output_lens": [5, 9], "start_times": [1.5, 2.0], "ttfts": [0.1]}
+
 HF_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -114,6 +121,8 @@ def write_template(folder: Path) -> None:
         "device.yaml": DEVICE,
         "trace.csv": TRACE,
         "trace.jsonl": MOONCAKE,
+        "log.jsonl": LOG,
+        "served.json": json.dumps(SERVED),
         "hf/tiny/config.json": json.dumps(HF_CONFIG, indent=1),
         "mine/notes.txt": "what the user wrote\n",
     }.items():
