@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,6 +47,9 @@ def score(
         Path | None, typer.Option(help="Folder for predictions.csv, summary.json and figures.")
     ] = None,
     workers: WorkersOption = None,
+    fit: Annotated[
+        bool, typer.Option(help="Fit the host's constants, and score them on rows left out.")
+    ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -55,6 +59,10 @@ def score(
     output lengths, concurrency) with its mean TTFT and TPOT. Rows that are not modelled are
     counted with the reason. Finished simulations are kept for the next time.
 
+    Few constants of the engine's host were fitted to measured servers (data/host_time.yaml). A row
+    of such a server gets those that were fitted without it. --fit fits them anew to FILE: each row
+    is predicted from other servers' rows alone; then without its stack, its GPU, its model.
+
     With --config each FILE is a run with the times of every request: vLLM's benchmark_serving JSON,
     or LLMServingSim's JSON lines. Their distributions are compared, and what remains is divided.
 
@@ -62,6 +70,7 @@ def score(
     Examples:
       sarathi-sim score inferencex_dev.csv
       sarathi-sim score tp8_pp1_qps_*.json --config score_llama70b_a100_tp8 --out runs/tp8
+      sarathi-sim score inferencex_dev.csv --fit --out runs/fit
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
     from experiments.config.errors import ConfigError
@@ -74,10 +83,11 @@ def score(
             raise ConfigError(f"{recorded}: a recorded run needs --config, what served it")
         if assignments:
             raise ConfigError("--set goes with --config")
-        _score_rows(files, peer or [], out, workers, json=json, quiet=quiet)
+        _score_rows(files, peer or [], out, workers, fit=fit, json=json, quiet=quiet)
         return
-    if peer:
-        raise ConfigError("--peer goes with tables of servers, not with --config")
+    if peer or fit:
+        given = "--peer" if peer else "--fit"
+        raise ConfigError(f"{given} goes with tables of servers, not with --config")
     score_recorded(files, config, assignments or [], out, json=json, quiet=quiet)
 
 
@@ -87,6 +97,7 @@ def _score_rows(
     out: Path | None,
     workers: int | None,
     *,
+    fit: bool,
     json: bool,
     quiet: bool,
 ) -> None:
@@ -95,9 +106,10 @@ def _score_rows(
     from experiments.results import SCORE_FORMAT, result_folder, write_summary
     from experiments.run.report import ProgressBar
     from experiments.score.figure import error_by_concurrency, measured_against_predicted
-    from experiments.score.league import league, predictions_table, read_peer
+    from experiments.score.league import predictions_table, read_peer
     from experiments.score.measured import read_measured
-    from experiments.score.simulated import plan_rows, runs_folder, simulate_rows
+    from experiments.score.scoring import host_time_yaml, score_rows
+    from profiler.storage.files import write_whole
 
     rows: list[Measured] = []
     refused: dict[str, str] = {}
@@ -110,18 +122,18 @@ def _score_rows(
         refused |= unread
     peers = {str(path): read_peer(path) for path in peer}
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
-        runs, not_modelled = plan_rows(str(files[0]), rows, progress)
-        with runs_folder() as folder:
-            predictions, failed = simulate_rows(
-                runs, folder, local_backend(workers), progress, partial(typer.echo, err=True)
-            )
-    refused |= not_modelled | failed
-    content = league(rows, predictions, refused, peers)
+        say = partial(typer.echo, err=True)
+        found = score_rows(str(files[0]), rows, local_backend(workers), progress, say, fit=fit)
+    predictions, refused = found.best, {**refused, **found.refused}
+    found = replace(found, refused=refused)
+    content = found.content(peers)
     if out is not None:
         with result_folder(out, SCORE_FORMAT) as folder:
             write_summary(folder, SCORE_FORMAT, content)
             table = predictions_table(rows, predictions, refused)
             table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
+            if found.shipped is not None:
+                write_whole(folder / "host_time.yaml", host_time_yaml(found.shipped).encode())
             plain = [row for row in rows if not row.flags]
             with styled():
                 (folder / "figures").mkdir()
@@ -146,18 +158,29 @@ def _print(content: Mapping[str, Any]) -> None:
         ]
         numbers = ["rows", "TTFT", "TPOT", "TTFT there", "TPOT there"]
         print_table(("mean / median error (%)",), numbers, rows, title=f"beside {path}")
-    rows = []
-    for name, one in content["groups"].items():
-        if one["n"]:
-            bias = [f"{one[metric]['bias']:+.1f}" for metric in ("ttft", "tpot")]
-            p90 = [f"{one[metric]['p90']:.1f}" for metric in ("ttft", "tpot")]
-            both = zip(_cells(one), p90, bias, strict=True)
-            rows.append([name, str(one["n"]), *(cell for cells in both for cell in cells)])
-    numbers = ["rows", "TTFT", "p90", "bias", "TPOT", "p90", "bias"]
-    print_table(("mean / median error (%)",), numbers, rows)
-    typer.echo(f"{content['answered']} of {content['rows']} rows answered, nothing fitted to them")
+    for title, groups in {"predicted": content["groups"], **content["variants"]}.items():
+        _print_groups(title.replace("_", "-"), groups)
+    typer.echo(f"{content['answered']} of {content['rows']} rows answered")
+    typer.echo(f"host time: {content['constants']}")
+    for stack, host in content.get("host_time", {}).items():
+        listed = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in host.items())
+        typer.echo(f"  {stack}: {listed}")
     for reason, count in content["refused"].items():
         typer.echo(f"  {count:5d} refused: {reason}")
+
+
+def _print_groups(title: str, groups: Mapping[str, Any]) -> None:
+    rows = []
+    for name, one in groups.items():
+        if one["n"]:
+            cells = [
+                (f"{of['mape']:.1f} / {of['median']:.1f}", f"{of['p90']:.1f}", f"{of['bias']:+.1f}",
+                 "" if of["coverage"] is None else f"{of['coverage']:.0f}")
+                for of in (one["ttft"], one["tpot"])
+            ]  # fmt: skip
+            rows.append([name, str(one["n"]), *(cell for each in cells for cell in each)])
+    numbers = ["rows", "TTFT", "p90", "bias", "in band", "TPOT", "p90", "bias", "in band"]
+    print_table(("mean / median error (%)",), numbers, rows, title=title)
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:

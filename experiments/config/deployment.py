@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from experiments.config.errors import ConfigError
+from experiments.config.host_time import with_host_time
 from experiments.config.inputs import (
     device_of,
     link_scope,
@@ -152,7 +153,7 @@ class Deployment:
     @cached_property
     def predictor(self) -> BundlePredictor:
         """Times of this deployment's batches."""
-        scenario, sizes = self.scenario, self.table_sizes
+        scenario, sizes, engine = self.scenario, self.table_sizes, self.scenario.engine
         return BundlePredictor(
             self.ops,
             max_tokens=sizes.tokens,
@@ -163,7 +164,7 @@ class Deployment:
             num_stages=scenario.cluster.pp,
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
-            host=HostTime(scenario.engine.host_iteration_s, scenario.engine.host_sequence_s),
+            host=HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0),
         )
 
     def simulate(
@@ -176,7 +177,7 @@ class Deployment:
         """
         scenario = self.scenario
         with policy_errors(scenario.policy):
-            return simulate(
+            records = simulate(
                 self.requests,
                 self.schedulers(),
                 predictor or self.predictor,
@@ -187,6 +188,7 @@ class Deployment:
                 clients=build_clients(scenario, self.requests),
                 progress=progress,
             )
+            return replace(records, frontend_s=scenario.engine.frontend_s or 0.0)
 
 
 Requests = Callable[[Scenario, int, Source], list[Request]]
@@ -251,8 +253,11 @@ def deploy(
     }
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes = _notes(max_length, limits, ops, kept, memory if counted else None)
+    engine, said = with_host_time(scenario)
+    notes += said
     resolved = scenario.model_copy(
         update={
+            "engine": engine,
             "cluster": cluster.model_copy(
                 update={"max_length": max_length, "layers_per_stage": list(layers)}
             ),

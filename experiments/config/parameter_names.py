@@ -120,6 +120,7 @@ PARAMETERS = {
     "engine.layer_time": Parameter("layer time"),
     "engine.host_iteration_s": Parameter("host time of an iteration", "s", "host"),
     "engine.host_sequence_s": Parameter("host time of a sequence", "s", "host a sequence"),
+    "engine.frontend_s": Parameter("frontend time of a request", "s", "frontend"),
 }
 """By key path. What is missing, such as a policy's own keys, is called by the key's words."""
 

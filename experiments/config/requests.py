@@ -59,16 +59,15 @@ from simulator.loop.records import Floats, Ints
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:
     """Who sends the requests of sessions and closed loops; None where they arrive by themselves."""
     arrivals, sessions = scenario.workload.arrivals, scenario.workload.sessions
-    think = stream(scenario.seed, "think times")
+    think, frontend_s = stream(scenario.seed, "think times"), scenario.engine.frontend_s or 0.0
     if sessions is not None:
         arrival_s = quantize(np.array([request.arrival_s for request in requests]))
-        think_s = quantize(think.exponential(sessions.think_s, len(requests)))
+        think_s = quantize(think.exponential(sessions.think_s, len(requests)) + frontend_s)
         return Conversations(_turns(sessions, len(requests), scenario.seed), arrival_s, think_s)
     if not isinstance(arrivals, Closed):
         return None
-    return ClosedLoop(
-        arrivals.clients, quantize(think.exponential(arrivals.think_s, len(requests)))
-    )
+    think_s = quantize(think.exponential(arrivals.think_s, len(requests)) + frontend_s)
+    return ClosedLoop(arrivals.clients, think_s)
 
 
 def _turns(sessions: Sessions, count: int, seed: int) -> Ints:

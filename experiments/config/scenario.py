@@ -82,7 +82,9 @@ class KvCache(Strict):
 class Engine(Strict):
     """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
     of variation), sends that occupy the stage or not, whether logits are computed, and the host's
-    time that no GPU time hides: of each iteration, and of each sequence in it.
+    time that no GPU time hides: of each iteration, and of each sequence in it. ``frontend_s`` is
+    what a request takes from its client to the scheduler and back; it counts in TTFT and latency.
+    These three are by default the stack's (``data/host_time.yaml``), without a stack 0.
 
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
     of the ops."""
@@ -92,8 +94,9 @@ class Engine(Strict):
     send: Literal["overlapped", "blocking"] = "overlapped"
     lm_head: bool = True
     layer_time: Literal["measured", "sum"] = "measured"
-    host_iteration_s: Seconds = 0.0
-    host_sequence_s: Seconds = 0.0
+    host_iteration_s: Seconds | None = None
+    host_sequence_s: Seconds | None = None
+    frontend_s: Seconds | None = None
 
 
 class Scenario(Strict):

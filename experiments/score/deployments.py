@@ -9,9 +9,11 @@ about rows ``nvidia_gap_*`` is in docs/accuracy.md.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from experiments.config.errors import ConfigError
+from experiments.config.host_time import HostConstants
 from experiments.score.measured import Measured
 
 #: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
@@ -48,9 +50,24 @@ SGLANG_MEMORY = 0.8
 default would leave room for twice as many requests."""
 
 
-def scenario_of(row: Measured) -> dict[str, Any]:
-    """The row's scenario as a configuration would have it. Raises ConfigError for what is not
-    modelled, with the reason."""
+DYNAMO = "under dynamo"
+
+
+def stack_of(row: Measured) -> str:
+    """Which host runs the row's engine: the engine's own server, or NVIDIA Dynamo's frontend (its
+    images served ``nvidia_gap_*``). Constants of the host are by this name."""
+    return f"{row.backend} {DYNAMO}" if row.source.startswith("nvidia_gap") else row.backend
+
+
+def server_of(row: Measured) -> str:
+    """The row's server without its load. Rows of one are fitted to, or left out, together."""
+    layout = f"tp{row.tp} pp{row.pp} dp{row.dp}"
+    return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
+
+
+def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
+    """The row's scenario as a configuration would have it, with the ``host``'s constants. Raises
+    ConfigError for what is not modelled, with the reason."""
     for name, value, allowed in (
         ("model", row.model, MODELS),
         ("system", row.system, DEVICES),
@@ -88,6 +105,7 @@ def scenario_of(row: Measured) -> dict[str, Any]:
             "declared": "exact",
         },
         "policy": _policy(row),
+        "engine": asdict(host),
         "kv_cache": {
             "prefix_caching": False,
             **({"mem_fraction_static": SGLANG_MEMORY} if row.backend == "sglang" else {}),
@@ -111,22 +129,24 @@ def _kv_cache_dtype(row: Measured) -> str:
 
 def _policy(row: Measured) -> dict[str, Any]:
     """The engine's settings: of InferenceX its launch scripts'. For ``nvidia_gap_*`` they are not
-    recorded; about one new prompt an iteration is inferred for vLLM and TensorRT-LLM."""
-    one_prompt = row.isl + row.concurrency if row.source.startswith("nvidia_gap") else None
+    recorded; about one new prompt an iteration is inferred for vLLM and TensorRT-LLM, where the
+    end of a prompt that decodes push out runs in the next."""
+    dynamo = stack_of(row).endswith(DYNAMO)
     if row.backend == "vllm":
         return {
             "name": "vllm",
-            "max_num_batched_tokens": one_prompt or 8192,
+            "max_num_batched_tokens": row.isl + row.concurrency if dynamo else 8192,
             "max_num_seqs": max(row.concurrency, 16),
             "async_scheduling": True,
         }
     if row.backend == "sglang":
         return {"name": "sglang", "chunked_prefill_size": 8192}
-    waits = one_prompt is None and row.isl == row.osl == 1024 and (row.tp or 0) < 8
+    waits = not dynamo and row.isl == row.osl == 1024 and (row.tp or 0) < 8
     wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9}
     return {
         "name": "trtllm",
-        "max_num_tokens": max(one_prompt or 16384, row.isl),
+        "max_num_tokens": row.isl if dynamo else max(16384, row.isl),
+        "enable_chunked_prefill": dynamo,
         "max_batch_size": max(row.concurrency, 16),
         **(wait if waits else {}),
     }

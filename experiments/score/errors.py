@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,14 @@ METRICS = ("ttft", "tpot")
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Predicted means in milliseconds, and 90 % bands where there are any: (low, high)."""
+    """Predicted means in milliseconds, and 90 % bands where there are any: (low, high). ``kv_full``
+    says whether the KV cache was full at a time."""
 
     ttft_ms: float
     tpot_ms: float
     ttft_band_ms: tuple[float, float] | None = None
     tpot_band_ms: tuple[float, float] | None = None
+    kv_full: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,21 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
     "concurrency": lambda row: row.concurrency_class,
 }
 
+MEMORY = "memory"
 
-def grouped(rows: Iterable[Measured]) -> dict[str, list[Measured]]:
+
+def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
     """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
-    those with flags are in ``flagged``, and nowhere else."""
+    those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
+    cache was full: where requests wait for memory, TTFT is a matter of its size."""
     found: dict[str, list[Measured]] = {"all": []}
     for row in rows:
         names = ["all", *(f"{word} {of(row)}" for word, of in GROUPS.items())]
+        if full:
+            names.append(f"{MEMORY} {'full' if row.id in full else 'not full'}")
         for name in ["flagged"] if row.flags else names:
             found.setdefault(name, []).append(row)
-    order = ["all", *GROUPS, "flagged"]
+    order = ["all", *GROUPS, MEMORY, "flagged"]
 
     def place(name: str) -> tuple[int, int, str]:
         word, _, which = name.partition(" ")

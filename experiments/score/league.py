@@ -50,14 +50,12 @@ def league(
 
     ``peers`` holds for each other predictor its errors and ours on the rows that both answer.
     """
-    groups, known = grouped(rows), {row.id for row in rows}
+    full = {name for name, times in predictions.items() if times.kv_full}
+    groups, known = grouped(rows, full), {row.id for row in rows}
     content: dict[str, Any] = {
         "rows": len(rows) + sum(name not in known for name in refused),
         "answered": len(predictions),
-        "groups": {
-            name: {"n": sum(row.id in predictions for row in group), **of_group(group, predictions)}
-            for name, group in groups.items()
-        },
+        "groups": of_groups(groups, predictions),
         "refused": dict(Counter(refused.values()).most_common()),
     }
     for peer, theirs in peers.items():
@@ -76,6 +74,16 @@ def league(
     return content
 
 
+def of_groups(
+    groups: Mapping[str, Sequence[Measured]], predictions: Mapping[str, ServerTimes]
+) -> dict[str, Any]:
+    """Answered rows and errors of each group."""
+    return {
+        name: {"n": sum(row.id in predictions for row in group), **of_group(group, predictions)}
+        for name, group in groups.items()
+    }
+
+
 def of_group(rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]) -> dict[str, Any]:
     """Errors of both metrics; None where no row has a prediction."""
     found = {metric: errors(rows, predictions, metric) for metric in METRICS}
@@ -85,20 +93,27 @@ def of_group(rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]) -
 def predictions_table(
     rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row for each measured one, in their order: id, ttft_ms, tpot_ms, reason. Rows that could
-    not be read come last."""
+    """A row for each measured one, in their order: id, ttft_ms, tpot_ms, the ends of both bands,
+    reason. Rows that could not be read come last."""
     names = [row.id for row in rows]
     names += [name for name in refused if name not in set(names)]
+    none = ServerTimes(np.nan, np.nan)
+    found = [predictions.get(name, none) for name in names]
+    bands = {
+        f"{metric}_{end}_ms": [
+            (getattr(one, f"{metric}_band_ms") or (np.nan,) * 2)[at] for one in found
+        ]
+        for metric in METRICS
+        for at, end in enumerate(("low", "high"))
+    }
     return pd.DataFrame(
         {
             "id": names,
             **{
-                f"{metric}_ms": [
-                    getattr(predictions[name], f"{metric}_ms") if name in predictions else np.nan
-                    for name in names
-                ]
+                f"{metric}_ms": [getattr(one, f"{metric}_ms") for one in found]
                 for metric in METRICS
             },
+            **bands,
             "reason": [refused.get(name, "") for name in names],
         }
     )

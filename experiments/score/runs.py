@@ -23,7 +23,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
 from experiments.run.compare import Compared, comparison
 from experiments.score.server_files import ServerRun, read_server_run
-from experiments.score.server_run import MEASURES, beside, counts_of, numbers_of
+from experiments.score.server_run import MEASURES, beside, counts_of, from_queue, numbers_of
 from profiler.storage.progress import Progress
 from simulator.loop.records import Floats
 from simulator.op_times.iteration import NO_HOST, HostTime
@@ -73,7 +73,7 @@ class Case:
     def configured(self) -> Overheads:
         """The host time of the configuration."""
         engine = self.deployment.scenario.engine
-        return Overheads(HostTime(engine.host_iteration_s, engine.host_sequence_s))
+        return Overheads(HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0))
 
     def under(self, outside: Overheads) -> Simulated:
         """Its simulation with that time outside of the GPUs."""
@@ -137,7 +137,8 @@ def cases_of(experiment: Experiment, files: Sequence[Path]) -> list[Case]:
             raise ConfigError(f"{file}: no scenario of {experiment.file} is for it ({patterns})")
         for scenario in scenarios:
             source = experiment.sources[scenario]
-            deployment = deploy(experiment.scenarios[scenario], source, run.for_scenario)
+            described = from_queue(experiment.scenarios[scenario])
+            deployment = deploy(described, source, run.for_scenario)
             name = file.stem if len(scenarios) == 1 else f"{file.stem}, {scenario}"
             if name in cases:
                 raise ConfigError(f"{file}: another run is called {name}, too")

@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import Experiment
+from experiments.config.scenario import Scenario
 from experiments.score.server_files import ServerRun
 from experiments.score.server_ticks import Ticks, simulated_ticks
 from simulator.views.metrics import Analysis
@@ -36,7 +37,7 @@ def replay_server(
     :func:`deploy` does.
     """
     deployments = {
-        name: deploy(scenario, experiment.sources[name], run.for_scenario)
+        name: deploy(from_queue(scenario), experiment.sources[name], run.for_scenario)
         for name, scenario in experiment.scenarios.items()
     }
     measured = numbers_of(run.requests) | (ticks.means() if ticks is not None else {})
@@ -49,6 +50,13 @@ def replay_server(
         found = beside(analysis.requests, run, measured, more)
         scenarios[name] = found | counts_of(deployment, analysis)
     return {"requests": len(run.requests), "measured": measured, "scenarios": scenarios}
+
+
+def from_queue(scenario: Scenario) -> Scenario:
+    """Without the frontend, unless it is given: what lies before the scheduler is not in every
+    recorded run."""
+    engine = scenario.engine.model_copy(update={"frontend_s": scenario.engine.frontend_s or 0.0})
+    return scenario.model_copy(update={"engine": engine})
 
 
 def beside(

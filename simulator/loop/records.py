@@ -147,7 +147,8 @@ class Records:
     """A finished simulation.
 
     The request columns are aligned: ``replica`` is where a request went, or -1 if it was rejected
-    (then ``rejections`` says why).
+    (then ``rejections`` says why). ``frontend_s`` is how long each took to its scheduler and its
+    answer back; ``arrival_s`` is when the scheduler had it.
     """
 
     request_id: Ints
@@ -157,6 +158,7 @@ class Records:
     replica: Ints
     rejections: dict[int, str]
     replicas: list[ReplicaLog]
+    frontend_s: float = 0.0
 
     @property
     def end_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
+from experiments.config.host_time import NONE, HostConstants
 from experiments.score.deployments import scenario_of
 from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.league import league, predictions_table, read_peer
@@ -159,15 +161,20 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
 )
 def test_what_is_not_modelled_has_a_reason(change: dict[str, object], reason: str) -> None:
     row = measured("a", 1.0, 1.0, **{"model": "Qwen/Qwen3-32B", **change})
-    runs, refused = plan_rows("f.csv", [row], lambda *_: None)
-    assert runs == {} and reason in refused["a"]
+    plan = plan_rows("f.csv", [row], lambda *_: None, {"": lambda _: NONE})
+    assert plan.runs == {"": {}} and reason in plan.refused["a"]
 
 
 def test_a_closed_loop_is_what_a_row_describes() -> None:
     row = measured("a", 1.0, 1.0, model="Qwen/Qwen3-32B", isl=1024, osl=128, concurrency=8, tp=4,
                    length_range_ratio=0.8)  # fmt: skip
-    runs, refused = plan_rows("f.csv", [row], lambda *_: None)
-    assert refused == {}
+    host = HostConstants(0.001, 2e-5, 0.004)
+    plan = plan_rows(
+        "f.csv", [row], lambda *_: None, {"some": lambda _: host, "no": lambda _: NONE}
+    )
+    runs = plan.runs["some"]
+    assert plan.refused == {} and plan.runs["no"]["a"].key != runs["a"].key
+    assert runs["a"].scenario.engine.model_dump().items() >= asdict(host).items()
     workload = runs["a"].scenario.workload
     assert workload.requests == 80 and workload.arrivals.kind == "closed_loop"
     assert workload.arrivals.clients == 8
@@ -178,9 +185,10 @@ def test_a_closed_loop_is_what_a_row_describes() -> None:
 
 def test_what_a_row_does_not_say_is_inferred() -> None:
     qwen = {"model": "Qwen/Qwen3-32B", "tp": 4, "precision": "fp8"}
-    blocks = scenario_of(measured("a", 1.0, 1.0, **qwen, backend="sglang"))
+    blocks = scenario_of(measured("a", 1.0, 1.0, **{**qwen, "backend": "sglang"}), NONE)
     assert blocks["dtype"] == "fp8_block" and blocks["kv_cache"]["mem_fraction_static"] == 0.8
-    llama = scenario_of(measured("a", 1.0, 1.0, **{**qwen, "model": "meta-llama/Llama-3.1-70B"}))
+    other = {**qwen, "model": "meta-llama/Llama-3.1-70B"}
+    llama = scenario_of(measured("a", 1.0, 1.0, **other), NONE)
     assert llama["dtype"] == "fp8" and "mem_fraction_static" not in llama["kv_cache"]
 
 
@@ -196,6 +204,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(first.stdout)
     assert (found["rows"], found["answered"]) == (3, 1)
     assert len(found["refused"]) == 2 and found["groups"]["all"]["n"] == 1
+    assert found["variants"]["zero-fit"]["all"]["n"] == 1 and "fitted to" in found["constants"]
+    assert found["groups"]["all"]["ttft"]["coverage"] in (0.0, 100.0)
     lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000

@@ -1,0 +1,107 @@
+"""What an engine's host adds to its kernels' times: shipped constants by serving stack.
+
+``data/host_time.yaml`` holds them, with origin, plausible ranges and what they were fitted to. They
+are the defaults of ``engine.host_iteration_s``, ``host_sequence_s`` and ``frontend_s`` where a
+scenario names a stack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from experiments.config.scenario import Engine, Scenario
+from profiler.storage.paths import data_dir
+from profiler.storage.plain_yaml import read_mapping
+from profiler.storage.strict import STRICT, parse
+
+
+@dataclass(frozen=True)
+class HostConstants:
+    """Seconds: of an iteration, of each sequence in it, and of a request on its way from the client
+    to the scheduler and of its first token back."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    host_iteration_s: float
+    host_sequence_s: float
+    frontend_s: float
+
+
+@dataclass(frozen=True)
+class StackErrors:
+    """Standard deviations of the logarithm of a server's mean TTFT and TPOT that the errors of its
+    ops do not explain: settings, version, scheduler."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    ttft: float
+    tpot: float
+
+
+NONE = HostConstants(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A constant: what it stands for, and the plausible range that bounds its fit, in seconds."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    meaning: str
+    range: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The constants by stack that were fitted without some ``servers``."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    servers: list[str]
+    stacks: dict[str, HostConstants]
+    errors: dict[str, StackErrors]
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """The file. ``measured`` is of another engine and data set, ``stacks`` was ``fitted_to`` rows
+    of measured servers, and so was each of ``folds`` without its servers."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    constants: dict[str, Meaning]
+    measured: HostConstants
+    measured_origin: str
+    fitted_to: str
+    stacks: dict[str, HostConstants]
+    errors: dict[str, StackErrors]
+    folds: list[Fold]
+
+    def without(self, stack: str, server: str) -> tuple[HostConstants, StackErrors]:
+        """The stack's constants and errors as fitted without a server, where it was among those
+        fitted to. A stack of which nothing is known has its engine's."""
+        fold = next((fold for fold in self.folds if server in fold.servers), self)
+        known = stack if stack in fold.stacks else stack.partition(" ")[0]
+        return fold.stacks[known], fold.errors[known]
+
+
+@lru_cache(maxsize=1)
+def host_times() -> HostTimes:
+    """The shipped constants."""
+    path = data_dir() / "host_time.yaml"
+    return parse(HostTimes, read_mapping(path), path)
+
+
+def with_host_time(scenario: Scenario) -> tuple[Engine, tuple[str, ...]]:
+    """The engine's section with every constant filled in, and a note on those that are defaults."""
+    given = scenario.engine
+    stack = scenario.stack
+    defaults = asdict(host_times().stacks[stack] if stack else NONE)
+    missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
+    notes: tuple[str, ...] = ()
+    if stack and missing:
+        listed = ", ".join(f"{key} {1e3 * value:.3g} ms" for key, value in missing.items())
+        notes = (f"host time of {stack}: {listed}; {host_times().fitted_to}",)
+    return given.model_copy(update=missing), notes

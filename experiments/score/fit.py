@@ -1,0 +1,188 @@
+"""The host's constants fitted to measured rows, and scored on rows left out of the fit.
+
+A row is simulated three times: with the constants measured elsewhere, with a longer iteration, and
+with a longer time a sequence. Between and beyond these, TTFT and TPOT are taken as linear in the
+constants. So a fit needs no more simulations, however many rows it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+from scipy.optimize import minimize
+from sklearn.model_selection import GroupKFold
+
+from experiments.config.host_time import HostConstants, HostTimes, StackErrors
+from experiments.score.bands import OpShares, draws, stack_sigma, with_bands
+from experiments.score.deployments import server_of, stack_of
+from experiments.score.errors import METRICS, ServerTimes
+from experiments.score.measured import Measured
+from simulator.loop.records import Floats, Ints
+
+FOLDS = 5
+"""Parts of the servers that are left out in turn."""
+FEWEST = 8
+"""Rows to which constants are fitted. With fewer of one stack, those of its engine count, then
+all."""
+LARGEST_ERROR = float(np.log(2))
+"""An error counts as a factor of two at most: requests that wait for memory would rule a fit."""
+TPOT_WEIGHT = 2.0
+ITERATION, SEQUENCE = "longer iteration", "longer sequence"
+BASE = "zero-fit"
+
+
+def grid(measured: HostConstants) -> dict[str, HostConstants]:
+    """The constants that each row is simulated with."""
+    return {
+        BASE: measured,
+        ITERATION: replace(measured, host_iteration_s=measured.host_iteration_s + 5e-4),
+        SEQUENCE: replace(measured, host_sequence_s=measured.host_sequence_s + 3e-5),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Rows, and their times in ms as linear functions of the constants; ``times`` has shape
+    (metric, row, 1 + constants)."""
+
+    rows: Sequence[Measured]
+    times: Floats
+    measured_ms: Floats
+    shares: Mapping[str, OpShares]
+    kv_full: Sequence[bool]
+    limits: HostTimes
+
+    def predicted(self, which: Ints, host: HostConstants) -> Floats:
+        """(metric, row), in ms."""
+        return np.asarray(self.times[:, which] @ np.array([1.0, *asdict(host).values()]))
+
+    def fitted(self, which: Ints) -> HostConstants:
+        """The constants with the least absolute errors of the logarithms, within their ranges."""
+        times, measured = self.times[:, which], self.measured_ms[:, which]
+        bounds = np.array([self.limits.constants[name].range for name in _NAMES])
+        unit = bounds[:, 1]
+
+        def loss(values: Floats) -> float:
+            found = times @ np.concatenate([[1.0], values * unit])
+            off = np.abs(np.log(np.maximum(found, 1e-6) / measured))
+            ttft, tpot = np.minimum(off, LARGEST_ERROR).mean(axis=1)
+            return float(ttft + TPOT_WEIGHT * tpot)
+
+        starts = (np.array([0.2, 0.3, 0.2]), np.array([0.6, 0.6, 0.5]))
+        tried = [
+            minimize(loss, start, method="Nelder-Mead", bounds=bounds / unit[:, None])
+            for start in starts
+        ]
+        return HostConstants(*(min(tried, key=lambda one: one.fun).x * unit).round(7).tolist())
+
+    def sigmas(self, which: Ints, predicted: Floats) -> StackErrors:
+        """The stack's own error by metric, from rows predicted without being fitted to."""
+        found = []
+        for number, metric in enumerate(METRICS):
+            off = np.log(self.measured_ms[number, which] / predicted[number])
+            known = [draws(self.shares[self.rows[row].id], metric) for row in which]
+            found.append(round(stack_sigma(off, known), 4))
+        return StackErrors(*found)
+
+
+_NAMES = tuple(one.name for one in fields(HostConstants))
+
+
+def slopes(
+    rows: Sequence[Measured],
+    simulated: Mapping[str, Mapping[str, ServerTimes]],
+    shares: Mapping[str, OpShares],
+    limits: HostTimes,
+) -> Slopes:
+    """From the simulations with :func:`grid`, of the rows that are answered and not flagged."""
+    rows = [row for row in rows if row.id in simulated[BASE] and not row.flags]
+    hosts = grid(limits.measured)
+    base = limits.measured
+    table = np.array(
+        [[_ms(simulated[name][row.id]) for row in rows] for name in (BASE, ITERATION, SEQUENCE)]
+    ).reshape(3, len(rows), 2)
+    iteration = (table[1] - table[0]) / (hosts[ITERATION].host_iteration_s - base.host_iteration_s)
+    sequence = (table[2] - table[0]) / (hosts[SEQUENCE].host_sequence_s - base.host_sequence_s)
+    frontend = np.broadcast_to([1000.0, 0.0], table[0].shape)
+    start = table[0] - sum(
+        slope * value
+        for slope, value in zip((iteration, sequence, frontend), asdict(base).values(), strict=True)
+    )
+    times = np.stack([start, iteration, sequence, frontend], axis=-1).transpose(1, 0, 2)
+    measured = np.array([[row.ttft_ms, row.tpot_ms] for row in rows]).reshape(-1, 2).T
+    full = [simulated[BASE][row.id].kv_full for row in rows]
+    return Slopes(rows, times, measured, shares, full, limits)
+
+
+def _ms(times: ServerTimes) -> tuple[float, float]:
+    return times.ttft_ms, times.tpot_ms
+
+
+def alike(rows: Sequence[Measured], which: Ints, stack: str) -> Ints:
+    """Of the rows ``which``, those that say most of ``stack``: its own, or its engine's, or all."""
+    own = np.array([stack_of(rows[row]) == stack for row in which], bool)
+    engine = np.array([rows[row].backend == stack.partition(" ")[0] for row in which], bool)
+    for part in (own, engine):
+        if part.sum() >= FEWEST:
+            return np.asarray(which[part])
+    return which
+
+
+#: What is left out together: the name of the scheme, and how a row says which part it is in.
+SCHEMES: Mapping[str, Callable[[Measured], str]] = {
+    "cross-validated": server_of,
+    "leave one stack out": stack_of,
+    "leave one GPU out": lambda row: row.system,
+    "leave one model out": lambda row: row.model,
+}
+
+
+def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
+    """(fitted to, left out) of each part. Of servers a fifth at a time are left out, of all else
+    one. Nothing is left out where there is but one group."""
+    groups = [SCHEMES[scheme](row) for row in rows]
+    count = len(set(groups))
+    if count < 2:
+        return []
+    splits = GroupKFold(min(FOLDS, count) if SCHEMES[scheme] is server_of else count)
+    return list(splits.split(np.zeros(len(rows)), groups=groups))
+
+
+def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
+    """Predictions with bands of every row, by constants and stack errors from other rows alone."""
+    predicted = np.full(found.measured_ms.shape, np.nan)
+    split = parts(found.rows, scheme)
+    for _, out in split:
+        fit_to = np.setdiff1d(np.arange(len(found.rows)), out)
+        for stack, which in _by_stack(found.rows, out):
+            host = found.fitted(alike(found.rows, fit_to, stack))
+            predicted[:, which] = found.predicted(which, host)
+    sigma: dict[str, dict[str, float]] = {}
+    for fit_to, out in split:
+        for stack, which in _by_stack(found.rows, out):
+            near = alike(found.rows, fit_to, stack)
+            errors = asdict(found.sigmas(near, predicted[:, near]))
+            sigma |= {found.rows[row].id: errors for row in which}
+    times = {
+        row.id: ServerTimes(float(ttft), float(tpot), kv_full=full)
+        for row, ttft, tpot, full in zip(found.rows, *predicted, found.kv_full, strict=True)
+        if row.id in sigma
+    }
+    return with_bands(times, found.shares, sigma)
+
+
+def _by_stack(rows: Sequence[Measured], which: Ints) -> Iterable[tuple[str, Ints]]:
+    names = np.array([stack_of(rows[row]) for row in which])
+    return ((str(name), which[names == name]) for name in np.unique(names))
+
+
+def names(rows: Sequence[Measured]) -> list[str]:
+    """The stacks and engines among the rows."""
+    return sorted({stack_of(row) for row in rows} | {row.backend for row in rows})
+
+
+def constants(found: Slopes, which: Ints) -> dict[str, HostConstants]:
+    """Of every stack and engine among the rows, fitted to ``which`` of them."""
+    return {name: found.fitted(alike(found.rows, which, name)) for name in names(found.rows)}

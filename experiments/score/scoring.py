@@ -1,0 +1,144 @@
+"""A score, from rows to what is printed: predictions, fits, and errors beside another's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.config.host_time import Fold, HostConstants, HostTimes, StackErrors, host_times
+from experiments.score.bands import with_bands
+from experiments.score.deployments import server_of, stack_of
+from experiments.score.errors import ServerTimes, grouped
+from experiments.score.fit import (
+    BASE,
+    SCHEMES,
+    Slopes,
+    alike,
+    constants,
+    grid,
+    left_out,
+    names,
+    parts,
+    slopes,
+)
+from experiments.score.league import league, of_groups
+from experiments.score.measured import Measured
+from experiments.score.simulated import Host, plan_rows, runs_folder, simulate_rows
+from experiments.sweeps.backends import Backend
+from profiler.storage.plain_yaml import dump_yaml
+from profiler.storage.progress import Progress, Say
+
+FITTED = "fitted"
+CROSS_VALIDATED = "cross-validated"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
+    rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and
+    ``shipped`` the constants, where they were fitted here."""
+
+    rows: Sequence[Measured]
+    best: Mapping[str, ServerTimes]
+    zero_fit: Mapping[str, ServerTimes]
+    refused: Mapping[str, str]
+    fits: Mapping[str, Mapping[str, ServerTimes]] = field(default_factory=dict)
+    shipped: HostTimes | None = None
+
+    def content(self, peers: Mapping[str, Mapping[str, ServerTimes]]) -> dict[str, Any]:
+        """As ``score --json`` prints it; percentages."""
+        found = league(self.rows, self.best, self.refused, peers)
+        known = host_times()
+        found["constants"] = known.fitted_to if self.shipped is None else self.shipped.fitted_to
+        groups = grouped(self.rows, {id for id, times in self.best.items() if times.kv_full})
+        for name, predictions in {"zero_fit": self.zero_fit, **self.fits}.items():
+            found.setdefault("variants", {})[name] = of_groups(groups, predictions)
+        if self.shipped is not None:
+            found["host_time"] = {n: asdict(host) for n, host in self.shipped.stacks.items()}
+        return found
+
+
+def score_rows(
+    file: str,
+    rows: Sequence[Measured],
+    backend: Backend,
+    progress: Progress,
+    say: Say,
+    *,
+    fit: bool = False,
+) -> Score:
+    """Simulate rows, with the shipped constants or with those that ``fit`` finds for rows left out.
+
+    Rows of servers to which the shipped constants were fitted get those that were fitted without
+    them. With ``fit`` the best predictions are the cross-validated ones.
+    """
+    known = host_times()
+    hosts: dict[str, Host] = {BASE: lambda _: known.measured}
+    if fit:
+        hosts |= {n: _unflagged(host) for n, host in grid(known.measured).items() if n != BASE}
+    else:
+        hosts[FITTED] = lambda row: _without(known, row)[0]
+    plan = plan_rows(file, rows, progress, hosts)
+    with runs_folder() as folder:
+        simulated, failed = simulate_rows(plan, folder, backend, progress, say)
+    refused = plan.refused | failed
+    error_of = {
+        row.id: asdict(_without(known, row)[1]) for row in rows if row.id in simulated[BASE]
+    }
+    zero_fit = with_bands(simulated[BASE], plan.shares, error_of)
+    if not fit:
+        return Score(rows, with_bands(simulated[FITTED], plan.shares, error_of), zero_fit, refused)
+    found = slopes(rows, simulated, plan.shares, known)
+    fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
+    shipped = to_ship(found, fits, file, known)
+    return Score(rows, fits[CROSS_VALIDATED], zero_fit, refused, fits, shipped)
+
+
+def _unflagged(host: HostConstants) -> Host:
+    """Of rows that are fitted to."""
+    return lambda row: None if row.flags else host
+
+
+def _without(known: HostTimes, row: Measured) -> tuple[HostConstants, StackErrors]:
+    return known.without(stack_of(row), server_of(row))
+
+
+def to_ship(
+    found: Slopes, fits: Mapping[str, Mapping[str, ServerTimes]], file: str, known: HostTimes
+) -> HostTimes:
+    """What ``data/host_time.yaml`` would hold after this fit. The errors of a server that was among
+    those fitted to are cross-validated ones; any other server's are those of GPUs left out."""
+    count = len({server_of(row) for row in found.rows})
+    note = f"fitted to {len(found.rows)} rows of {count} servers of {Path(file).name}"
+    folds = [
+        Fold(
+            sorted({server_of(found.rows[row]) for row in out}),
+            constants(found, fit_to),
+            _errors(found, fits[CROSS_VALIDATED], fit_to),
+        )
+        for fit_to, out in parts(found.rows, CROSS_VALIDATED)
+    ]
+    every = np.arange(len(found.rows))
+    elsewhere = fits["leave one GPU out"] or fits[CROSS_VALIDATED]
+    errors = _errors(found, elsewhere, every) if elsewhere else {}
+    return replace(
+        known, fitted_to=note, stacks=constants(found, every), errors=errors, folds=folds
+    )
+
+
+def _errors(
+    found: Slopes, predictions: Mapping[str, ServerTimes], which: Any
+) -> dict[str, StackErrors]:
+    times = [predictions[row.id] for row in found.rows]
+    predicted = np.array([[each.ttft_ms, each.tpot_ms] for each in times]).T
+    near = {name: alike(found.rows, which, name) for name in names(found.rows)}
+    return {name: found.sigmas(rows, predicted[:, rows]) for name, rows in near.items()}
+
+
+def host_time_yaml(shipped: HostTimes) -> str:
+    """The text of ``data/host_time.yaml``."""
+    return dump_yaml(asdict(shipped), width=96)

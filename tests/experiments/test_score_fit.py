@@ -1,0 +1,184 @@
+"""The host's constants fitted to some servers and scored on others, and the bands."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from experiments.config.host_time import NONE, HostConstants, host_times
+from experiments.score.bands import DRAWS, OpShares, draws, stack_sigma, with_bands
+from experiments.score.deployments import server_of, stack_of
+from experiments.score.errors import ServerTimes, errors
+from experiments.score.fit import BASE, FOLDS, SCHEMES, Slopes, alike, grid, left_out, parts, slopes
+from experiments.score.measured import Measured
+from experiments.score.scoring import host_time_yaml, to_ship
+from profiler.storage.plain_yaml import parse_yaml
+
+TRUE = HostConstants(0.0008, 2e-5, 0.01)
+"""What the made-up servers below have."""
+SHARES = OpShares(
+    {"ttft": {"gemm": 1.0}, "tpot": {"gemm": 0.5, "host": 0.5}}, {"gemm": 0.02, "host": 0.1}
+)
+
+
+def server(number: int, concurrency: int, **more: object) -> Measured:
+    """A row whose times follow from :data:`TRUE` exactly, on one of many servers."""
+    kind = {
+        "backend": ("vllm", "trtllm")[number % 2],
+        "system": f"gpu{number % 3}",
+        "tp": 1 + number,
+    }
+    row = Measured.model_validate(
+        {"id": f"{number} {concurrency}", "model": "m", "isl": 8, "osl": 8, "ttft_ms": 1.0,
+         "tpot_ms": 1.0, "concurrency": concurrency, **kind, **more}
+    )  # fmt: skip
+    times = simulated(row, TRUE)
+    return row.model_copy(update={"ttft_ms": times.ttft_ms, "tpot_ms": times.tpot_ms})
+
+
+def simulated(row: Measured, host: HostConstants) -> ServerTimes:
+    step_ms = 1e3 * (host.host_iteration_s + host.host_sequence_s * row.concurrency)
+    tp = row.tp or 1
+    return ServerTimes(40 + 3 * tp + 2 * step_ms + 1e3 * host.frontend_s, 8 + tp + step_ms)
+
+
+def some(noise: float = 0.0) -> Slopes:
+    rows = [server(number, clients) for number in range(8) for clients in (4, 16, 64, 128)]
+    factors = np.exp(noise * np.random.default_rng(0).standard_normal(len(rows))).tolist()
+    rows = [row.model_copy(update={"ttft_ms": row.ttft_ms * f}) for row, f in zip(rows, factors)]  # noqa: B905
+    known = host_times()
+    found = {n: {r.id: simulated(r, h) for r in rows} for n, h in grid(known.measured).items()}
+    return slopes(rows, found, {row.id: SHARES for row in rows}, known)
+
+
+def test_no_server_is_in_both_halves() -> None:
+    rows = some().rows
+    split = parts(rows, "cross-validated")
+    assert len(split) == FOLDS
+    assert sorted(np.concatenate([out for _, out in split]).tolist()) == list(range(len(rows)))
+    for scheme, group in SCHEMES.items():
+        for fitted, out in parts(rows, scheme):
+            assert not {group(rows[i]) for i in fitted} & {group(rows[i]) for i in out}
+    assert len(parts(rows, "leave one GPU out")) == 3
+    assert parts(rows, "leave one model out") == []  # there is but one
+    assert len({server_of(row) for row in rows}) == 8
+
+
+def test_a_row_of_dynamo_has_another_stack() -> None:
+    row = server(0, 4)
+    assert stack_of(row) == "vllm"
+    assert stack_of(row.model_copy(update={"source": "nvidia_gap_sweep"})) == "vllm under dynamo"
+
+
+def test_linear_times_are_those_simulated() -> None:
+    found = some()
+    every = np.arange(len(found.rows))
+    host = HostConstants(0.0015, 7e-5, 0.03)
+    expected = [simulated(row, host) for row in found.rows]
+    assert found.predicted(every, host)[0] == pytest.approx([one.ttft_ms for one in expected])
+    assert found.predicted(every, host)[1] == pytest.approx([one.tpot_ms for one in expected])
+
+
+def test_a_fit_finds_the_constants_and_stays_in_their_ranges() -> None:
+    found = some()
+    host = found.fitted(np.arange(len(found.rows)))
+    assert asdict(host) == pytest.approx(asdict(TRUE), rel=0.02)
+    narrow = {name: replace(one, range=(0.0, 1e-5)) for name, one in found.limits.constants.items()}
+    bounded = replace(found, limits=replace(found.limits, constants=narrow))
+    assert max(asdict(bounded.fitted(np.arange(len(found.rows)))).values()) <= 1e-5
+
+
+def test_left_out_rows_are_predicted_from_others() -> None:
+    """One server's measurements are made three times as long: its own prediction ignores this."""
+    found = some()
+    strange = found.measured_ms.copy()
+    own = [i for i, row in enumerate(found.rows) if row.tp == 1]
+    strange[:, own] *= 3
+    there = left_out(replace(found, measured_ms=strange), "cross-validated")
+    assert set(there) == {row.id for row in found.rows}
+    for i in own:
+        assert there[found.rows[i].id].tpot_ms == pytest.approx(found.measured_ms[1, i], rel=0.05)
+
+
+def test_what_says_most_of_a_stack() -> None:
+    rows = [server(0, c) for c in range(1, 9)] + [server(1, c) for c in range(1, 8)]
+    every = np.arange(15)
+    assert alike(rows, every, "vllm").tolist() == list(range(8))
+    assert alike(rows, every, "vllm under dynamo").tolist() == list(range(8))  # its engine's
+    assert alike(rows, every, "trtllm").tolist() == list(range(15))  # seven are too few
+
+
+def test_draws_have_the_width_of_their_ops() -> None:
+    alone = draws(OpShares({"tpot": {"gemm": 1.0}}, {"gemm": 0.1}), "tpot")
+    assert len(alone) == DRAWS
+    assert np.quantile(alone, 0.95) == pytest.approx(0.1645, rel=0.1)
+    half = OpShares({"tpot": {"gemm": 0.5, "host": 0.5}}, {"gemm": 0.1, "host": 0.0})
+    assert np.quantile(draws(half, "tpot"), 0.95) == pytest.approx(0.0825, rel=0.12)
+
+
+def test_a_stacks_error_covers_what_ops_do_not() -> None:
+    known = [np.zeros(DRAWS)] * 200
+    off = 0.1 * np.random.default_rng(1).standard_normal(200)
+    assert stack_sigma(off, known) == pytest.approx(0.1, rel=0.15)
+    wide = [draws(OpShares({"ttft": {"gemm": 1.0}}, {"gemm": 0.3}), "ttft")] * 200
+    assert stack_sigma(off, wide) == 0.0
+    assert stack_sigma(np.array([]), []) > 0.1  # nothing is known
+
+
+def test_coverage_by_hand() -> None:
+    """Bands of a factor of e^0.1645 hold +10 %, and miss +30 %."""
+    rows = [server(0, 4), server(0, 16)]
+    exact = {row.id: ServerTimes(row.ttft_ms, row.tpot_ms) for row in rows}
+    off = [row.model_copy(update={"ttft_ms": f * row.ttft_ms}) for row, f in zip(rows, (1.1, 1.3))]  # noqa: B905
+    shares = {
+        row.id: OpShares({"ttft": {"a": 1.0}, "tpot": {"a": 1.0}}, {"a": 0.0}) for row in rows
+    }
+    found = with_bands(exact, shares, {row.id: {"ttft": 0.1, "tpot": 0.0} for row in rows})
+    ttft, tpot = errors(off, found, "ttft"), errors(off, found, "tpot")
+    assert ttft is not None and ttft.coverage == 50.0
+    assert tpot is not None and tpot.coverage == 100.0
+
+
+def test_cross_validated_bands_cover_nine_tenths() -> None:
+    found = some(noise=0.1)
+    predictions = left_out(found, "cross-validated")
+    covered = errors(found.rows, predictions, "ttft")
+    assert covered is not None and covered.coverage is not None
+    assert 75 <= covered.coverage <= 100
+
+
+def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: object) -> None:
+    found = some(noise=0.05)
+    fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
+    shipped = to_ship(found, fits, "folder/rows.csv", found.limits)
+    assert shipped.fitted_to == "fitted to 32 rows of 8 servers of rows.csv"
+    assert parse_yaml(host_time_yaml(shipped), "x")["stacks"]["vllm"] == asdict(
+        shipped.stacks["vllm"]
+    )
+    fold = shipped.folds[0]
+    assert shipped.without("vllm", fold.servers[0])[0] == fold.stacks["vllm"]
+    assert shipped.without("vllm under dynamo", "another")[0] == shipped.stacks["vllm"]
+
+
+def test_the_shipped_constants_are_plausible_and_say_what_they_are() -> None:
+    known = host_times()
+    assert "fitted to" in known.fitted_to and known.measured != NONE and known.measured_origin
+    for part in (known, *known.folds):
+        assert {"vllm", "sglang", "trtllm"} <= part.stacks.keys() == part.errors.keys()
+        for host in part.stacks.values():
+            for name, value in asdict(host).items():
+                low, high = known.constants[name].range
+                assert low <= value <= high
+    servers = [name for fold in known.folds for name in fold.servers]
+    assert len(servers) == len(set(servers)) > 10
+
+
+def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
+    rows = [server(0, 4), server(0, 8, flags="doubtful"), server(0, 16)]
+    known = host_times()
+    hosts = grid(known.measured).items()
+    found = {name: {r.id: simulated(r, host) for r in rows[:2]} for name, host in hosts}
+    kept = slopes(rows, found, {row.id: SHARES for row in rows}, known)
+    assert [row.id for row in kept.rows] == ["0 4"] and BASE in found
