@@ -159,7 +159,7 @@ def _print(content: Mapping[str, Any]) -> None:
         numbers = ["rows", "TTFT", "TPOT", "TTFT there", "TPOT there"]
         print_table(("mean / median error (%)",), numbers, rows, title=f"beside {path}")
     for title, groups in {"predicted": content["groups"], **content["variants"]}.items():
-        _print_groups(title.replace("_", "-"), groups)
+        _print_groups(title.replace("_", " "), groups)
     typer.echo(f"{content['answered']} of {content['rows']} rows answered")
     typer.echo(f"host time: {content['constants']}")
     for stack, host in content.get("host_time", {}).items():

@@ -6,23 +6,12 @@ replaces what stands between ``<!-- table: TITLE -->`` and ``<!-- end -->`` in `
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from pathlib import Path
 
+from experiments.figures.page import update
 from profiler.storage.files import write_whole
-
-
-def update(page: str, tables: str) -> str:
-    """The page with its tables replaced by those of the same titles. Raises KeyError without."""
-    parts = dict(re.findall(r"^## (.+?)\n\n((?:\|.*\n)+)", tables, re.MULTILINE))
-
-    def table(match: re.Match[str]) -> str:
-        return f"{match[1]}\n\n{parts[match[2]]}\n<!-- end -->"
-
-    return re.sub(r"(<!-- table: (.+?) -->).*?<!-- end -->", table, page, flags=re.DOTALL)
-
 
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])

@@ -30,7 +30,8 @@ LARGEST_ERROR = float(np.log(2))
 """An error counts as a factor of two at most: requests that wait for memory would rule a fit."""
 TPOT_WEIGHT = 2.0
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
-BASE = "zero-fit"
+BASE = "zero_fit"
+CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
 
 
 def grid(measured: HostConstants) -> dict[str, HostConstants]:
@@ -132,10 +133,10 @@ def alike(rows: Sequence[Measured], which: Ints, stack: str) -> Ints:
 
 #: What is left out together: the name of the scheme, and how a row says which part it is in.
 SCHEMES: Mapping[str, Callable[[Measured], str]] = {
-    "cross-validated": server_of,
-    "leave one stack out": stack_of,
-    "leave one GPU out": lambda row: row.system,
-    "leave one model out": lambda row: row.model,
+    CROSS_VALIDATED: server_of,
+    "leave_one_stack_out": stack_of,
+    ONE_GPU_OUT: lambda row: row.system,
+    "leave_one_model_out": lambda row: row.model,
 }
 
 

@@ -15,6 +15,8 @@ from experiments.score.deployments import server_of, stack_of
 from experiments.score.errors import ServerTimes, grouped
 from experiments.score.fit import (
     BASE,
+    CROSS_VALIDATED,
+    ONE_GPU_OUT,
     SCHEMES,
     Slopes,
     alike,
@@ -33,7 +35,6 @@ from profiler.storage.plain_yaml import dump_yaml
 from profiler.storage.progress import Progress, Say
 
 FITTED = "fitted"
-CROSS_VALIDATED = "cross-validated"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Score:
         known = host_times()
         found["constants"] = known.fitted_to if self.shipped is None else self.shipped.fitted_to
         groups = grouped(self.rows, {id for id, times in self.best.items() if times.kv_full})
-        for name, predictions in {"zero_fit": self.zero_fit, **self.fits}.items():
+        for name, predictions in {BASE: self.zero_fit, **self.fits}.items():
             found.setdefault("variants", {})[name] = of_groups(groups, predictions)
         if self.shipped is not None:
             found["host_time"] = {n: asdict(host) for n, host in self.shipped.stacks.items()}
@@ -123,7 +124,7 @@ def to_ship(
         for fit_to, out in parts(found.rows, CROSS_VALIDATED)
     ]
     every = np.arange(len(found.rows))
-    elsewhere = fits["leave one GPU out"] or fits[CROSS_VALIDATED]
+    elsewhere = fits[ONE_GPU_OUT] or fits[CROSS_VALIDATED]
     errors = _errors(found, elsewhere, every) if elsewhere else {}
     return replace(
         known, fitted_to=note, stacks=constants(found, every), errors=errors, folds=folds

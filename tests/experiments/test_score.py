@@ -204,7 +204,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = json.loads(first.stdout)
     assert (found["rows"], found["answered"]) == (3, 1)
     assert len(found["refused"]) == 2 and found["groups"]["all"]["n"] == 1
-    assert found["variants"]["zero-fit"]["all"]["n"] == 1 and "fitted to" in found["constants"]
+    assert found["variants"]["zero_fit"]["all"]["n"] == 1 and "fitted to" in found["constants"]
     assert found["groups"]["all"]["ttft"]["coverage"] in (0.0, 100.0)
     lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
