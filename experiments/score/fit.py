@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
-from scipy.optimize import minimize
-from sklearn.model_selection import GroupKFold
 
 from experiments.config.host_time import HostConstants, HostTimes, StackErrors
 from experiments.score.bands import OpShares, draws, stack_sigma, with_bands
@@ -61,6 +59,8 @@ class Slopes:
 
     def fitted(self, which: Ints) -> HostConstants:
         """The constants with the least absolute errors of the logarithms, within their ranges."""
+        from scipy.optimize import minimize
+
         times, measured = self.times[:, which], self.measured_ms[:, which]
         bounds = np.array([self.limits.constants[name].range for name in _NAMES])
         unit = bounds[:, 1]
@@ -143,6 +143,8 @@ SCHEMES: Mapping[str, Callable[[Measured], str]] = {
 def parts(rows: Sequence[Measured], scheme: str) -> list[tuple[Ints, Ints]]:
     """(fitted to, left out) of each part. Of servers a fifth at a time are left out, of all else
     one. Nothing is left out where there is but one group."""
+    from sklearn.model_selection import GroupKFold  # takes a second to import
+
     groups = [SCHEMES[scheme](row) for row in rows]
     count = len(set(groups))
     if count < 2:

@@ -38,7 +38,7 @@ FITTED = "fitted"
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoredRows:
     """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
     rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and
     ``shipped`` the constants, where they were fitted here."""
@@ -71,7 +71,7 @@ def score_rows(
     say: Say,
     *,
     fit: bool = False,
-) -> Score:
+) -> ScoredRows:
     """Simulate rows, with the shipped constants or with those that ``fit`` finds for rows left out.
 
     Rows of servers to which the shipped constants were fitted get those that were fitted without
@@ -92,11 +92,13 @@ def score_rows(
     }
     zero_fit = with_bands(simulated[BASE], plan.shares, error_of)
     if not fit:
-        return Score(rows, with_bands(simulated[FITTED], plan.shares, error_of), zero_fit, refused)
+        return ScoredRows(
+            rows, with_bands(simulated[FITTED], plan.shares, error_of), zero_fit, refused
+        )
     found = slopes(rows, simulated, plan.shares, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, file, known)
-    return Score(rows, fits[CROSS_VALIDATED], zero_fit, refused, fits, shipped)
+    return ScoredRows(rows, fits[CROSS_VALIDATED], zero_fit, refused, fits, shipped)
 
 
 def _unflagged(host: HostConstants) -> Host:

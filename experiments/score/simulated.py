@@ -33,7 +33,7 @@ Host = Callable[[Measured], HostConstants | None]
 """The constants that a row is simulated with; None if it is not."""
 
 
-class Plan:
+class RowPlan:
     """The runs of each host by row's id, the rows that have none with the reason, and the shares of
     the ops in each row's times."""
 
@@ -44,7 +44,7 @@ class Plan:
         self.shares: dict[str, OpShares] = {}
 
     def add(self, file: str, row: Measured, requests_of: SharedRequests) -> None:
-        """Plan a row's runs, or note why it has none."""
+        """RowPlan a row's runs, or note why it has none."""
         source = Source(f"{file}: {row.id}", NAME, {}, ())
         try:
             given = {name: host(row) for name, host in self.hosts.items()}
@@ -67,10 +67,10 @@ def _run(found: Deployment) -> Run:
 
 def plan_rows(
     file: str, rows: Sequence[Measured], progress: Progress, hosts: Mapping[str, Host]
-) -> Plan:
+) -> RowPlan:
     """A run for each row and host. Rows of one server follow each other: they share op times, and
     workers take runs in this order."""
-    plan, requests_of = Plan(hosts), SharedRequests()
+    plan, requests_of = RowPlan(hosts), SharedRequests()
     alike = sorted(rows, key=lambda r: (r.system, r.backend, r.model, r.precision, r.tp or 0))
     for done, row in enumerate(alike):
         progress("checking", done, len(alike))
@@ -90,7 +90,7 @@ def runs_folder() -> Iterator[Path]:
 
 
 def simulate_rows(
-    plan: Plan, folder: Path, backend: Backend, progress: Progress, say: Say
+    plan: RowPlan, folder: Path, backend: Backend, progress: Progress, say: Say
 ) -> tuple[dict[str, dict[str, ServerTimes]], dict[str, str]]:
     """Predictions by host and id, and errors of runs that failed. ``folder`` keeps finished runs.
 
@@ -120,7 +120,7 @@ def simulate_rows(
     return found, failed
 
 
-def _of(plan: Plan, id: str) -> list[Run]:
+def _of(plan: RowPlan, id: str) -> list[Run]:
     return [runs[id] for runs in plan.runs.values() if id in runs]
 
 
