@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from experiments.figures.page import update
+from experiments.figures.page_tables import update
 from profiler.storage.files import write_whole
 
 if __name__ == "__main__":

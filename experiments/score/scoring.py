@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from experiments.config.host_time import Fold, HostConstants, HostTimes, StackErrors, host_times
-from experiments.score.bands import with_bands
 from experiments.score.deployments import server_of, stack_of
 from experiments.score.errors import ServerTimes, grouped
-from experiments.score.fit import (
+from experiments.score.host_fit import (
     BASE,
     CROSS_VALIDATED,
     ONE_GPU_OUT,
@@ -29,6 +28,7 @@ from experiments.score.fit import (
 )
 from experiments.score.league import league, of_groups
 from experiments.score.measured import Measured
+from experiments.score.server_bands import with_bands
 from experiments.score.simulated import Host, plan_rows, runs_folder, simulate_rows
 from experiments.sweeps.backends import Backend
 from profiler.storage.plain_yaml import dump_yaml

@@ -12,10 +12,10 @@ from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.host_time import HostConstants
 from experiments.config.loading import Source, check_scenario
-from experiments.score.bands import OpShares, op_shares
 from experiments.score.deployments import scenario_of
 from experiments.score.errors import ServerTimes
 from experiments.score.measured import Measured
+from experiments.score.server_bands import OpShares, op_shares
 from experiments.sweeps.backends import Backend
 from experiments.sweeps.execute import Report, execute
 from experiments.sweeps.identity import run_key

@@ -8,12 +8,22 @@ import numpy as np
 import pytest
 
 from experiments.config.host_time import NONE, HostConstants, host_times
-from experiments.score.bands import DRAWS, OpShares, draws, stack_sigma, with_bands
 from experiments.score.deployments import server_of, stack_of
 from experiments.score.errors import ServerTimes, errors
-from experiments.score.fit import BASE, FOLDS, SCHEMES, Slopes, alike, grid, left_out, parts, slopes
+from experiments.score.host_fit import (
+    BASE,
+    FOLDS,
+    SCHEMES,
+    Slopes,
+    alike,
+    grid,
+    left_out,
+    parts,
+    slopes,
+)
 from experiments.score.measured import Measured
 from experiments.score.scoring import host_time_yaml, to_ship
+from experiments.score.server_bands import DRAWS, OpShares, draws, stack_sigma, with_bands
 from profiler.storage.plain_yaml import parse_yaml
 
 TRUE = HostConstants(0.0008, 2e-5, 0.01)

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 
 from experiments.config.host_time import HostConstants, HostTimes, StackErrors
-from experiments.score.bands import OpShares, draws, stack_sigma, with_bands
 from experiments.score.deployments import server_of, stack_of
 from experiments.score.errors import METRICS, ServerTimes
 from experiments.score.measured import Measured
+from experiments.score.server_bands import OpShares, draws, stack_sigma, with_bands
 from simulator.loop.records import Floats, Ints
 
 FOLDS = 5

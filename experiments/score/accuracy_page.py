@@ -1,5 +1,5 @@
 """Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
-docs/accuracy.md: ``python -m experiments.score.page DIR DOCS``.
+docs/accuracy.md: ``python -m experiments.score.accuracy_page DIR DOCS``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.page import update
+from experiments.figures.page_tables import update
 from experiments.results import SUMMARY
 from experiments.score.errors import METRICS
-from experiments.score.fit import BASE
+from experiments.score.host_fit import BASE
 from profiler.storage.files import write_whole
 
 ALL = "class dense"
