@@ -59,8 +59,10 @@ def with_formats(
 
     Raises ConfigError for a quantised checkpoint without a stack.
     """
-    own = {key: getattr(model, key) for key in ("dtype", "kv_cache_dtype")}
-    found = {k: v for k, v in own.items() if v != "bf16" and getattr(scenario, k) is None}
+    own = {key: getattr(model, key) for key in ("dtype", "kv_cache_dtype", "moe_dtype")}
+    found = {
+        k: v for k, v in own.items() if v not in ("bf16", None) and getattr(scenario, k) is None
+    }
     if found and scenario.stack is None:
         formats = ", ".join(f"{key} {value}" for key, value in found.items())
         problem = f"is needed for {model.name} ({formats}): {_stacks(device)}"
@@ -87,13 +89,23 @@ def number_bytes_of(
     """Bytes of numbers in the profiled dtype; those of fp16 if there is no profile.
 
     A missing profile is reported later, after the check of the memory. Raises ConfigError for a
-    number format without a stack whose kernels compute with it.
+    number format without a stack whose kernels compute with it, and for experts of a model that
+    has none.
     """
-    for key in ("dtype", "kv_cache_dtype"):
-        value = getattr(scenario, key)
-        if scenario.stack is None and value is not None:
+    cluster = scenario.cluster
+    formats = {key: getattr(scenario, key) for key in ("dtype", "kv_cache_dtype")}
+    experts = {key: getattr(scenario, key) for key in ("moe_dtype", "expert_distribution")}
+    for key in ("expert_parallel", "moe_a2a_backend"):
+        experts[f"cluster.{key}"] = getattr(cluster, key)
+    for key, value in {**formats, **experts}.items():
+        if value is not None and scenario.stack is None:
             problem = f"needs stack: {_stacks(device)}"
             raise source.error(key, value, problem)
+        if value is not None and key in experts and model.experts is None:
+            raise source.error(key, value, f"model {model.name} has no experts")
+    if cluster.moe_a2a_backend not in (None, "none") and not cluster.expert_parallel:
+        problem = "needs cluster.expert_parallel: true"
+        raise source.error("cluster.moe_a2a_backend", cluster.moe_a2a_backend, problem)
     if scenario.kernels is not None:
         return scenario.kernels.number_bytes
     try:

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
 from experiments.config.policy import PolicyConfig
 from experiments.config.workload import Workload
-from profiler.facts.formats import Kernels, KvDtype, Stack, WeightDtype
+from profiler.facts.formats import (
+    A2aBackend,
+    Distribution,
+    Kernels,
+    KvDtype,
+    MoeDtype,
+    Stack,
+    WeightDtype,
+)
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
@@ -25,7 +33,10 @@ class Cluster(Strict):
 
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
-    with more GPUs sends between nodes.
+    with more GPUs sends between nodes. Of a mixture's experts each of the ``tp`` GPUs
+    holds a part of every one or, with ``expert_parallel``, some whole; ``moe_a2a_backend`` sends
+    tokens to them and back (none: the layer's all-reduce adds up). ``dp`` is 1: data-parallel
+    attention is not modelled.
     """
 
     tp: Degree = 1
@@ -36,6 +47,19 @@ class Cluster(Strict):
     usable_memory: MemoryShare = 0.9
     max_length: Tokens | None = None
     gpus_per_node: Degree | None = None
+    expert_parallel: bool | None = None
+    moe_a2a_backend: A2aBackend | None = None
+    dp: Degree = 1
+
+    @field_validator("dp")
+    @classmethod
+    def _no_data_parallel_attention(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError(
+                "must be 1: data-parallel attention is not modelled; "
+                "independent servers are replicas"
+            )
+        return value
 
 
 class Batching(Strict):
@@ -105,7 +129,9 @@ class Scenario(Strict):
     ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
     device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
     ``stack`` takes the kernels of a serving stack, with weights in ``dtype`` and a KV cache in
-    ``kv_cache_dtype`` (both bf16 by default); without it op times are the profile's own.
+    ``kv_cache_dtype`` (both bf16 by default); without it op times are the profile's own. A
+    mixture's experts are in ``moe_dtype`` (default: ``dtype``), and tokens spread over them by
+    ``expert_distribution`` (default: power_law_1.2).
     Paths are relative to the current folder.
     """
 
@@ -116,6 +142,8 @@ class Scenario(Strict):
     stack: Stack | None = None
     dtype: WeightDtype | None = None
     kv_cache_dtype: KvDtype | None = None
+    moe_dtype: MoeDtype | None = None
+    expert_distribution: Distribution | None = None
     workload: Workload
     cluster: Cluster = Cluster()
     policy: PolicyConfig
@@ -128,7 +156,15 @@ class Scenario(Strict):
         """Whose kernels run, where a stack is named."""
         if self.stack is None:
             return None
-        return Kernels(self.stack, self.dtype or "bf16", self.kv_cache_dtype or "bf16")
+        return Kernels(
+            self.stack,
+            self.dtype or "bf16",
+            self.kv_cache_dtype or "bf16",
+            self.moe_dtype,
+            self.expert_distribution or Kernels.expert_distribution,
+            bool(self.cluster.expert_parallel),
+            self.cluster.moe_a2a_backend or "none",
+        )
 
 
 # The file ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pandas as pd
 
 from profiler.facts.device import load_device
 from profiler.facts.formats import STACKS
-from profiler.facts.ops import ALL_REDUCE, LAYER_GEMMS, GemmShape
+from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, LAYER_GEMMS, MOE, GemmShape
 from profiler.kernels.stack_file import StackSpec
 from profiler.kernels.stack_fit import fit_stack, fitted_devices
 from profiler.physics.fit import held_out
@@ -255,7 +255,11 @@ _LEFT_OUT: dict[tuple[str, str], tuple[str, tuple[float, float] | None]] = {
     ("decode", "sizes"): ("every other batch or context", (3.0, 12.0)),
     ("decode", "heads"): ("each pair of head counts", (3.0, 12.0)),
     ("elementwise", "sizes"): ("each token count", None),
+    (MOE, "between"): ("token counts that are no knots", (5.0, 20.0)),
+    (MOE, "shapes"): ("each model's shapes", (5.0, 20.0)),
+    (MOE, "beyond"): ("models that choose another number of experts", None),
     (ALL_REDUCE, "sizes"): ("each message size", (5.0, 15.0)),
+    (ALL_TO_ALL, "sizes"): ("each message size", (5.0, 15.0)),
 }
 
 

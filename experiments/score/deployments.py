@@ -26,6 +26,16 @@ MODELS = {
     "Qwen/Qwen3-32B": "qwen3-32b",
     "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
 }
+#: Mixtures of experts: the shipped model, and the formats of a layer's weights and of its experts
+#: by the row's precision. MiniMax's fp8 and Qwen3's are in blocks.
+MIXTURES = {
+    "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": ("fp8_block", "fp8_block")}),
+    "MiniMaxAI/MiniMax-M2.5": (
+        "minimax-m2",
+        {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
+    ),
+}
+MODELS |= {name: model for name, (model, _) in MIXTURES.items()}
 #: AIConfigurator's system -> shipped device.
 DEVICES = {
     "a100_sxm": "a100-80g-sxm",
@@ -86,9 +96,9 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
         "stack": row.backend,
-        "dtype": _weights(row),
+        **_weights(row),
         "kv_cache_dtype": _kv_cache_dtype(row),
-        "cluster": {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl},
+        "cluster": _cluster(row),
         "workload": {
             "requests": ROUNDS * row.concurrency,
             "lengths": {
@@ -113,10 +123,24 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
     }
 
 
-def _weights(row: Measured) -> str:
+def _weights(row: Measured) -> dict[str, str]:
     """Qwen3's published fp8 checkpoints (``Qwen/Qwen3-32B-FP8``) are quantised in blocks."""
+    if row.model in MIXTURES:
+        formats = MIXTURES[row.model][1]
+        if row.precision not in formats:
+            raise ConfigError(
+                f"precision {row.precision} of {row.model}: not modelled; "
+                f"modelled: {', '.join(formats)}"
+            )
+        return dict(zip(("dtype", "moe_dtype"), formats[row.precision], strict=True))
     dtype = DTYPES[row.precision]
-    return "fp8_block" if dtype == "fp8" and row.model.startswith("Qwen/Qwen3-") else dtype
+    in_blocks = dtype == "fp8" and row.model.startswith("Qwen/Qwen3-")
+    return {"dtype": "fp8_block" if in_blocks else dtype}
+
+
+def _cluster(row: Measured) -> dict[str, Any]:
+    spread = {"expert_parallel": row.moe_ep > 1} if row.model in MIXTURES else {}
+    return {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl, **spread}
 
 
 def _kv_cache_dtype(row: Measured) -> str:

@@ -9,9 +9,19 @@ from profiler.storage.strict import STRICT
 
 Stack = Literal["vllm", "sglang", "trtllm"]
 WeightDtype = Literal["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo"]
+#: Of routed experts: those of any weight, and 4-bit floats in blocks of 32 (MXFP4), computed in
+#: bf16 or, with activations in fp8 blocks, in fp8.
+MoeDtype = Literal[
+    "bf16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
+]
+#: How tokens spread over the experts: evenly, or by a power law with this exponent.
+Distribution = Literal["balanced", "power_law_1.01", "power_law_1.2"]
+A2aBackend = Literal["none", "nccl"]
 KvDtype = Literal["bf16", "fp8"]
 STACKS: tuple[Stack, ...] = get_args(Stack)
 WEIGHT_DTYPES: tuple[WeightDtype, ...] = get_args(WeightDtype)
+MOE_DTYPES: tuple[MoeDtype, ...] = get_args(MoeDtype)
+DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 #: Bytes that a weight takes, its share of the scales included: one float32 a block of 128 x 128
@@ -22,6 +32,11 @@ WEIGHT_BYTES: dict[WeightDtype, float] = {
     "fp8_block": 1.0 + 4 / 128**2,
     "nvfp4": 0.5 + 1 / 16,
     "int4_wo": 0.5 + 2 / 128,
+}
+MOE_BYTES: dict[MoeDtype, float] = {
+    **{dtype: WEIGHT_BYTES[dtype] for dtype in WEIGHT_DTYPES},
+    "w4a16_mxfp4": 0.5 + 1 / 32,
+    "w4a8_mxfp4_mxfp8": 0.5 + 1 / 32,
 }
 KV_BYTES: dict[KvDtype, int] = {"bf16": 2, "fp8": 1}
 #: FLOP/s of a format's matrix units over those of bf16, at most (data sheets).
@@ -50,11 +65,22 @@ class NumberBytes:
 TWO_BYTES = NumberBytes()
 
 
+MOE_SPEEDUP: dict[MoeDtype, float] = {
+    **{dtype: SPEEDUP[dtype] for dtype in WEIGHT_DTYPES},
+    "w4a16_mxfp4": 1.0,
+    "w4a8_mxfp4_mxfp8": 2.1,
+}
+
+
 @dataclass(frozen=True)
 class Kernels:
     """Whose kernels run: a stack's, with weights of a layer in ``dtype``.
 
-    Embedding, LM head and activations between ops are bf16 whatever ``dtype`` is.
+    Embedding, LM head and activations between ops are bf16 whatever ``dtype`` is. A mixture's
+    experts are in ``moe_dtype`` (None: in ``dtype``), and tokens spread over them by
+    ``expert_distribution``. The tensor-parallel ranks divide each expert or, with
+    ``expert_parallel``, their number. Their outputs are added up by the layer's all-reduce
+    or, with ``moe_a2a_backend``, tokens are sent to the experts and back.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -62,14 +88,29 @@ class Kernels:
     stack: Stack
     dtype: WeightDtype = "bf16"
     kv_cache_dtype: KvDtype = "bf16"
+    moe_dtype: MoeDtype | None = None
+    expert_distribution: Distribution = "power_law_1.2"
+    expert_parallel: bool = False
+    moe_a2a_backend: A2aBackend = "none"
+
+    @property
+    def experts_in(self) -> MoeDtype:
+        """The number format of a mixture's experts."""
+        return self.moe_dtype or self.dtype
 
     @property
     def number_bytes(self) -> NumberBytes:
         """What its numbers take."""
-        return NumberBytes(2, WEIGHT_BYTES[self.dtype], KV_BYTES[self.kv_cache_dtype])
+        kv, expert = KV_BYTES[self.kv_cache_dtype], MOE_BYTES[self.experts_in]
+        return NumberBytes(2, WEIGHT_BYTES[self.dtype], kv, expert)
 
     @property
     def name(self) -> str:
         """As folders and messages call it: ``vllm-fp8``, ``vllm-fp8-kv-fp8``."""
-        cache = "" if self.kv_cache_dtype == "bf16" else f"-kv-{self.kv_cache_dtype}"
-        return f"{self.stack}-{self.dtype}{cache}"
+        found = f"{self.stack}-{self.dtype}"
+        found += "" if self.kv_cache_dtype == "bf16" else f"-kv-{self.kv_cache_dtype}"
+        found += f"-moe-{self.moe_dtype}" if self.moe_dtype else ""
+        found += "-ep" if self.expert_parallel else ""
+        found += "" if self.moe_a2a_backend == "none" else f"-a2a-{self.moe_a2a_backend}"
+        usual = self.expert_distribution == Kernels.expert_distribution
+        return found if usual else f"{found}-{self.expert_distribution}"

@@ -12,7 +12,7 @@ import numpy as np
 from profiler.facts.attention_kinds import Latent, Windows
 from profiler.facts.experts import MOST_WIDE
 from profiler.facts.experts import Experts as Experts
-from profiler.facts.formats import KvDtype, WeightDtype
+from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from profiler.facts.hf_config import model_fields, read_json
 from profiler.facts.hf_keys import short
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
@@ -73,7 +73,7 @@ class ModelSpec:
     latent: Latent | None = None
     dtype: WeightDtype = "bf16"
     kv_cache_dtype: KvDtype = "bf16"
-    moe_dtype: str | None = None
+    moe_dtype: MoeDtype | None = None
 
     def __post_init__(self) -> None:
         for key, most in LARGEST.items():

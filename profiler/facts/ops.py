@@ -187,6 +187,12 @@ _LIST = (
     Op(
         "moe", "layer", (TOKENS,), "piecewise", "linear", layers="sparse", present=_mixture,
     ),
+    # Dispatch and combine, where experts do not wait for the layer's all-reduce; a bundle has it or
+    # not, whatever the model.
+    Op(
+        "all_to_all", "layer", (TOKENS,), "piecewise", "all_reduce", layers="sparse",
+        present=_never,
+    ),
     _gemm(
         "shared_ln1",
         lambda s: GemmShape(n=s.shared_ffn * (2 if s.gated_ffn else 1), k=s.hidden),
@@ -235,7 +241,8 @@ _PLAIN = Shard(
 #: The ops of ``linear.csv`` of any model, and of a plain dense one: those of one layer, then whole
 #: ones.
 ALL_ROW_OPS = names(lambda op: op.table == "linear")
-LAYER_OPS = names(lambda op: op.table == "linear" and op.part == "layer" and op.present(_PLAIN))
+ALL_LAYER_OPS = tuple(name for name in ALL_ROW_OPS if OPS[name].part == "layer")
+LAYER_OPS = tuple(name for name in ALL_LAYER_OPS if OPS[name].present(_PLAIN))
 EDGE_OPS = names(lambda op: op.table == "linear" and op.part != "layer")
 ROW_OPS = (*LAYER_OPS, *EDGE_OPS)
 #: Of a plain dense model: the GEMMs of one layer in the order they run, and all.
@@ -248,7 +255,7 @@ ALL_REDUCE, SEND_RECV = MESSAGES
 #: Keys and values of each head from what latent attention caches.
 (KV_UP,) = names(lambda op: op.shape is rank_shapes.kv_up)
 #: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.
-(MOE,) = names(lambda op: op.layers == "sparse" and op.shape is None)
+MOE, ALL_TO_ALL = names(lambda op: op.layers == "sparse" and op.shape is None)
 #: What one rank of a plain dense model computes alone.
 LOCAL = (*ROW_OPS, *ATTENTION)
 #: Transfers between two stages as ops of their own, and whom they reach.

@@ -10,6 +10,7 @@ import pandas as pd
 from profiler.facts.roofline import Array
 from profiler.kernels.attention_grid import HeadGrid, decode_us, fit_decode, fit_prefill, prefill_us
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
+from profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
 from profiler.kernels.prefix_grid import fit_prefix, prefix_us
 from profiler.kernels.reduce_curves import cleaned_messages
 from profiler.kernels.stack_file import LeftOut
@@ -188,6 +189,30 @@ def _prefill_errors(grid: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
         predicted = prefill_us(grid, chunk, heads, kv_heads)
         off = np.log(predicted / part["time_us"].to_numpy())
         yield off, off
+
+
+def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterator[Errors]:
+    """The token counts that are no knots, of the ``scored`` shapes (the others chose the knots)."""
+    clean = raw.cleaned()
+    rest = np.setdiff1d(np.arange(len(clean.tokens)), knots)
+    if len(rest) and len(scored):
+        ratio = clean.log_ratio(rates)
+        off = (between_knots(ratio, clean.tokens, knots) - ratio)[scored][:, rest]
+        lowered = np.log(clean.time_us / raw.time_us)[scored][:, rest]
+        yield off, off + lowered
+
+
+def moe_shapes(raw: MoeTable, rates: Rates, inside: bool) -> Iterator[Errors]:
+    """Each model's shapes in turn, from those of the others.
+
+    ``inside``: models of whose number of chosen experts there is another; else the others.
+    """
+    clean = raw.cleaned()
+    surface = fit_moe(clean, rates)
+    for mine, alike in groups(clean.shapes):
+        if alike == inside and not mine.all():
+            off = surface.some(~mine).curves(clean.shapes[mine]) - surface.log_ratio[mine]
+            yield off, off + np.log(clean.time_us[mine] / raw.time_us[mine])
 
 
 def messages(rows: pd.DataFrame) -> Iterator[Errors]:

@@ -1,4 +1,4 @@
-"""Times by bytes: an all-reduce of a stack's, by ranks; elementwise kernels where measured."""
+"""Times by bytes: messages of a stack's, by ranks; elementwise kernels where measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from profiler.facts.device import Link
 from profiler.facts.ops import OPS, Shard
 from profiler.facts.roofline import HALF, Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
@@ -15,6 +16,13 @@ from profiler.kernels.gemm_lattice import Stored, packed, unpacked
 #: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
 #: kernel (assumed: vLLM's and SGLang's defaults on these GPUs).
 CAPTURED_TOKENS = 512
+#: Until a message of one byte arrives: AIConfigurator's assumption for all systems.
+SEND_LATENCY_US = 10.0
+
+
+def sent_us(num_bytes: Array, link: Link) -> Array:
+    """One message where nothing was measured: latency and the link's bandwidth."""
+    return SEND_LATENCY_US + 1e6 * num_bytes / link.bandwidth
 
 
 @dataclass(frozen=True, eq=False)

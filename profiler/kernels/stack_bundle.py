@@ -6,6 +6,7 @@ from profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
 from profiler.facts.device import device_sha256
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
+from profiler.facts.ops import ALL_TO_ALL
 from profiler.kernels.stack_file import Arrays, StackSpec, stack_sha256, surfaces_sha256
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import TILE, SampledSizes, sampled
@@ -58,6 +59,10 @@ def make_stack_bundle(
     longest = min(max(model.max_position_embeddings, _LEAST_CONTEXT), _MOST_CONTEXT)
     edge = int(times.captured_bytes)
     grid = SampledSizes(
-        max_tokens, longest, contexts=_CONTEXTS, messages=frozenset({edge, edge + 1024})
+        max_tokens,
+        longest,
+        contexts=_CONTEXTS,
+        messages=frozenset({edge, edge + 1024}),
+        also=(ALL_TO_ALL,) if times.exchanges else (),
     )
     return Bundle(meta=meta, **sampled(times, model, tp, grid)).identified()

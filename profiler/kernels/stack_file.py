@@ -21,7 +21,7 @@ from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
 from profiler.storage.strict import STRICT, SpecError, parse
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class StackSpec:
 def stored(arrays: Arrays, table: str) -> Arrays:
     """The arrays of one table."""
     start = f"{table}."
-    return {k.removeprefix(start): array for k, array in arrays.items() if k.startswith(start)}
+    return {k.removeprefix(start): arrays[k] for k in arrays if k.startswith(start)}
 
 
 def _folder(device: str) -> Path:
@@ -123,7 +123,10 @@ def stacks_on(device: str) -> list[Stack]:
 
 @lru_cache(maxsize=4)
 def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
-    """A shipped stack. Raises SpecError where there is none, saying which there are."""
+    """A shipped stack; its arrays are unpacked when asked for.
+
+    Raises SpecError where there is none, saying which there are.
+    """
     files = stack_files(device, stack)
     if len(files) < 2:
         there = ", ".join(stacks_on(device)) or "none"
@@ -131,8 +134,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
             f"no kernels of stack {stack} were fitted on device {device}; there: {there}"
         )
     spec = parse(StackSpec, read_mapping(files[0]), files[0])
-    with np.load(files[1], allow_pickle=False) as stored:
-        return spec, {name: stored[name] for name in stored.files}
+    return spec, np.load(BytesIO(files[1].read_bytes()), allow_pickle=False)
 
 
 def stack_sha256(device: str, stack: str) -> str:

@@ -7,19 +7,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.formats import KV_DTYPES, STACKS, WEIGHT_DTYPES
+from profiler.facts.formats import DISTRIBUTIONS, KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
 from profiler.facts.model import load_model
-from profiler.facts.ops import ALL_REDUCE, names
+from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, names
 from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
 from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
 from profiler.kernels.latent_rows import latent_rows
 from profiler.kernels.left_out import Errors
+from profiler.kernels.moe_surface import (
+    MoeSurface,
+    Rates,
+    choose_tokens,
+    fit_moe,
+    moe_table,
+    rates_of,
+)
 from profiler.kernels.prefix_grid import fit_prefix
 from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce, stream_bytes
 from profiler.kernels.stack_attention import LATENT
@@ -44,7 +54,7 @@ _LEAST_SHARE = 0.25
 #: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
 _ASSUMED_FLOOR_US = 2.1
 
-Surface = GemmLattice | HeadGrid | ReduceCurve
+Surface = GemmLattice | HeadGrid | ReduceCurve | MoeSurface
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +97,8 @@ def fit_stack(
 
     Raises FileNotFoundError for a missing folder, BundleError for a table that cannot be used.
     """
-    fits, arrays = {}, {}
+    fits: dict[str, KernelFit] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for found in _fits(datasets, device, stack):
         if progress is not None:
             progress(f"{device} {stack}: {found.table} ({found.fit.rows} rows)")
@@ -129,7 +140,15 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
             if latent is not None:
                 yield fit_attention(kind, f"{kind}.{kv_dtype}.{LATENT}", *latent)
-    yield from _all_reduces(datasets, device, stack)
+    for expert_dtype in MOE_DTYPES:
+        for distribution in DISTRIBUTIONS:
+            experts = tables.experts(datasets, device, stack, expert_dtype, distribution)
+            if experts is not None:
+                name, rates = f"{MOE}.{expert_dtype}.{distribution}", rates_of(device, expert_dtype)
+                yield fit_experts(name, *experts, rates)
+    yield from _messages(ALL_REDUCE, tables.all_reduces(datasets, device, stack))
+    if (found_all := tables.all_to_alls(datasets, device)) is not None:
+        yield from _messages(ALL_TO_ALL, {"nccl": found_all})
 
 
 def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
@@ -165,13 +184,13 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     yield fit_attention("decode", f"decode.{kind}", grown, version)
 
 
-def _all_reduces(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
-    for kernel, (rows, version) in tables.all_reduces(datasets, device, stack).items():
+def _messages(op: str, kernels: dict[str, tuple[pd.DataFrame, str]]) -> Iterator[Fitted]:
+    for kernel, (rows, version) in kernels.items():
         parts = {int(gpus): rows[rows["gpus"] == gpus] for gpus in np.unique(rows["gpus"])}
         # One number of ranks has too few sizes to say how far off they are.
         off = [errors for part in parts.values() for errors in left_out.messages(part)]
         for gpus, part in parts.items():
-            yield _fit_curve(f"{ALL_REDUCE}.{kernel}.{gpus}", part, version, iter(off))
+            yield _fit_curve(f"{op}.{kernel}.{gpus}", part, version, iter(off))
 
 
 def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
@@ -205,6 +224,24 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
         "beyond": left_out.gemm_beyond(clean, raw),
     }
     fit = _record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
+    return Fitted(table, surface, fit)
+
+
+def fit_experts(table: str, rows: pd.DataFrame, version: str, rates: Rates) -> Fitted:
+    """The surface of a table of experts (sizes, tokens, time_us)."""
+    raw = moe_table(rows)
+    clean = raw.cleaned()
+    # Half of the shapes choose the knots, the others are scored.
+    chosen = np.arange(len(raw.shapes)) % 2 == 0
+    knots = choose_tokens(clean.some(chosen), rates)
+    surface = fit_moe(clean, rates, knots)
+    kinds = {
+        "between": left_out.moe_tokens(raw, rates, knots, np.flatnonzero(~chosen)),
+        "shapes": left_out.moe_shapes(raw, rates, inside=True),
+        "beyond": left_out.moe_shapes(raw, rates, inside=False),
+    }
+    numbers = surface.log_ratio.size
+    fit = _record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
     return Fitted(table, surface, fit)
 
 

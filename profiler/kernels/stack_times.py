@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_REDUCE, DECODE, KV_UP, OPS, PREFILL, SENDS, names
+from profiler.facts.ops import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    DECODE,
+    KV_UP,
+    MOE,
+    OPS,
+    PREFILL,
+    SENDS,
+    names,
+)
 from profiler.facts.roofline import HALF, HBM_SHARE, Array
 from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.reduce_curves import CAPTURED_TOKENS, ReduceCurve, stream_bytes
+from profiler.kernels.moe_times import ExpertTimes, experts_name
+from profiler.kernels.reduce_curves import (
+    CAPTURED_TOKENS,
+    SEND_LATENCY_US,
+    ReduceCurve,
+    sent_us,
+    stream_bytes,
+)
 from profiler.kernels.stack_attention import LESS, StackAttention
 from profiler.kernels.stack_file import (
     Arrays,
@@ -24,8 +41,6 @@ from profiler.kernels.stack_file import (
 )
 from profiler.physics.op_times import Provenance
 
-#: Seconds until a message of one byte arrives: AIConfigurator's assumption for all systems.
-_SEND_LATENCY_US = 10.0
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.
 _ASSUMED_PCT = 25.0
@@ -69,15 +84,23 @@ class StackTimes:
         )  # fmt: skip
         if tp > 1:
             self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
+        if model.experts is not None:
+            self.spec.need(MOE, experts_name(kernels), "moe_dtype, expert_distribution")
+            tables = partial(stored, self._arrays)
+            self._experts = ExpertTimes(self.device, kernels, model, tp, self.spec, tables)
 
     def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
         """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
         found, shard = OPS[op], model.shard(tp)
+        if op == MOE:
+            return self._as_on(*self._experts.time_us(tokens))
+        if op == ALL_TO_ALL:
+            return self._experts.all_to_all_us(tokens)
         if found.shape is not None:
             shape = found.shape(shard)
             kernels = (lattice.time_us(tokens, shape.n, shape.k) for lattice in self._choices(op))
             time = np.minimum.reduce([*kernels])
-            weight = self.kernels.number_bytes.weight if found.part == "layer" else HALF
+            weight = self.kernels.number_bytes.weight if found.split else HALF
             moved = weight * (shape.n * shape.k + tokens * shape.k) + HALF * tokens * shape.n
             return self._as_on(time, moved)
         assert found.streams is not None
@@ -120,7 +143,7 @@ class StackTimes:
     def send_recv(self, num_bytes: Array, scope: str) -> Array:
         """One message: no data, so latency and the link's bandwidth."""
         link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
-        return _SEND_LATENCY_US + 1e6 * num_bytes / link.bandwidth
+        return sent_us(num_bytes, link)
 
     @property
     def captured_bytes(self) -> float:
@@ -140,6 +163,10 @@ class StackTimes:
                 else f"modelled: {floor}; floor {self.spec.floor_source}",
                 _half_width(fit, "sizes") if fit else _ASSUMED_PCT,
             )
+        if self.model.experts is not None:
+            found[MOE] = self._measured_on(*self._experts.provenance())
+        if self.exchanges:
+            found[ALL_TO_ALL] = Provenance(*self._experts.all_to_all_provenance())
         if self.tp > 1:
             fit = self.spec.kernels[f"{ALL_REDUCE}.{self._captured}.{self.tp}"]
             both = " and eager" if "eager" in self._reduces else ""
@@ -147,7 +174,7 @@ class StackTimes:
             found[ALL_REDUCE] = self._measured_on(mark, _half_width(fit, "sizes"))
         for op, scope in SENDS.items():
             link = self.device.intra_node if scope == "intra_node" else self.device.inter_node
-            mark = f"modelled: {_SEND_LATENCY_US:g} us + bytes / {link.kind} (formula, no data)"
+            mark = f"modelled: {SEND_LATENCY_US:g} us + bytes / {link.kind} (formula, no data)"
             found[op] = Provenance(mark, _ASSUMED_PCT)
         return found
 
@@ -165,6 +192,11 @@ class StackTimes:
         others = f", or {' or '.join(self._others)}'s where faster" if self._tuned(op) else ""
         mark = f"{origin}: {dtype} GEMM of {self._name(fit)}{others}, {how}"
         return self._measured_on(mark, _half_width(fit, kind))
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether tokens are sent to their experts and back."""
+        return self.kernels.moe_a2a_backend != "none" and self.tp > 1
 
     def _of_attention(self, op: str) -> Provenance:
         fit, alone = self.attention.measured(op)
@@ -205,7 +237,7 @@ class StackTimes:
         return Provenance(derived, round(width + _DERIVED_PCT, 2))
 
     def _dtype(self, op: str) -> str:
-        return self.kernels.dtype if OPS[op].part == "layer" else "bf16"
+        return self.kernels.dtype if OPS[op].split else "bf16"
 
     @cached_property
     def _lattices(self) -> dict[str, GemmLattice]:

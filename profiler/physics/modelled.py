@@ -53,13 +53,15 @@ class ShardTimes(Protocol):
 class SampledSizes:
     """What to sample: tokens of a batch, chunk and cached tokens of a sequence up to these.
 
-    ``contexts`` (of decodes) and ``messages`` (bytes) are sampled beside the usual ones.
+    ``contexts`` (of decodes) and ``messages`` (bytes) are sampled beside the usual ones, and the
+    ops ``also`` by rows beside the model's.
     """
 
     max_tokens: int
     max_context: int
     contexts: frozenset[int] = frozenset()
     messages: frozenset[int] = frozenset()
+    also: tuple[str, ...] = ()
 
 
 def make_bundle(
@@ -111,7 +113,7 @@ def sampled(
 ) -> dict[str, pd.DataFrame]:
     """The tables of a bundle by name."""
     return {
-        "linear": _linear(times, model, tp, grid.max_tokens),
+        "linear": _linear(times, model, tp, grid),
         "attn_prefill": _prefill(times, model, tp, grid.max_context),
         "attn_decode": _decode(times, model, tp, grid),
         "all_reduce": _all_reduce(times, tp, grid),
@@ -143,9 +145,9 @@ def rounded_us(times_us: Array) -> Array:
     return np.array([float(f"{t:.6g}") for t in times_us])
 
 
-def _linear(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
-    parts = []
-    for op in sorted(model.row_ops):
+def _linear(times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes) -> pd.DataFrame:
+    parts, most = [], grid.max_tokens
+    for op in sorted((*model.row_ops, *grid.also)):
         rows = token_grid(min(most, _MAX_LOGIT_ROWS) if OPS[op].outputs else most)
         time_us = rounded_us(times.by_rows(op, rows, model, tp))
         parts.append(pd.DataFrame({"op": op, "num_tokens": rows.astype(int), "time_us": time_us}))

@@ -110,10 +110,7 @@ class DeviceModel:
         if found.shape is not None:
             return self.gemm(tokens, found.shape(shard))
         if found.streams is None:
-            raise SpecError(
-                f"device {self.spec.name}: no constants of op {op} were fitted; a mixture of "
-                "experts needs a stack whose kernels were measured (sarathi-sim devices)"
-            )
+            raise SpecError(f"op {op}: the registry says neither its shape nor what it moves")
         return sum(
             (s.times * self._stream(s.kernel, tokens, s.numbers) for s in found.streams(shard)),
             np.zeros(np.shape(tokens)),

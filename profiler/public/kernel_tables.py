@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from profiler.bundle.tables import BundleError
-from profiler.facts.formats import KvDtype, WeightDtype
+from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from profiler.public.measured_csv import merged, source_folder
 
 FOLDER = "aiconfigurator"
@@ -35,6 +35,17 @@ SYSTEMS = {
 #: What they call number formats, where they do not call them as we do.
 _THEIRS = {"bf16": "bfloat16"}
 _HALF = 2
+_MOE = {
+    "hidden_size": "hidden",
+    "inter_size": "inter",
+    "topk": "top_k",
+    "num_experts": "experts",
+    "moe_tp_size": "tp",
+    "moe_ep_size": "ep",
+    "num_tokens": "tokens",
+}
+#: Ranks that divide the experts of a layer, at most.
+MOST_RANKS = 16
 _HEADS = {"num_heads": "heads", "num_key_value_heads": "kv_heads"}
 
 
@@ -119,6 +130,39 @@ def latent(
         rows["context"] = rows.pop("step") + rows["chunk"]
         unused = ["batch", "context"] if kind == "prefill" else ["chunk"]
         return merged(rows.drop(columns=unused)), path.parent.name
+    return None
+
+
+def experts(
+    datasets: Path, device: str, stack: str, dtype: MoeDtype, distribution: str
+) -> tuple[pd.DataFrame, str] | None:
+    """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
+
+    Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Left out
+    are experts without a gate and those with another activation. Where two kernels were timed, the
+    faster counts: an engine tunes.
+    """
+    for path in _versions(datasets, device, "moe", stack, "moe_perf"):
+        chosen = {"moe_dtype": _THEIRS.get(dtype, dtype), "distribution": distribution}
+        rows = _read(path, tuple(_MOE), chosen, keep=("kernel_source",)).rename(columns=_MOE)
+        other = rows.pop("kernel_source").astype(str).str.contains("nongated|situ")
+        ungated = (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
+        ranks = rows["tp"] * rows["ep"]
+        one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
+        rows = rows[~other & ~ungated & one_way & (ranks <= MOST_RANKS)]
+        if len(rows):
+            sizes = [column for column in rows.columns if column != "time_us"]
+            return rows.groupby(sizes)["time_us"].min().reset_index(), path.parent.name
+    return None
+
+
+def all_to_alls(datasets: Path, device: str) -> tuple[pd.DataFrame, str] | None:
+    """NCCL's all-to-all (gpus, num_bytes, time_us): what a rank sends in all, itself included."""
+    for path in _versions(datasets, device, "comm", "nccl", "nccl_perf")[:1]:
+        chosen = {"op_name": "alltoall", "nccl_dtype": "half"}
+        rows = _read(path, ("num_gpus", "message_size"), chosen)
+        if len(rows):
+            return _messages(rows), path.parent.name
     return None
 
 

@@ -219,7 +219,12 @@ def _peak_bytes(
     The ranks gather whole rows of logits. Of a forward pass hidden states stay meanwhile.
     """
     shard = model.shard(tp)
-    inner = shard.ffn * (3 if shard.gated_ffn else 2)  # gate and up, and their product
+    # Gate and up, and their product; of experts for each one chosen, and their output.
+    inner = max(shard.ffn, shard.shared_ffn) * (3 if shard.gated_ffn else 2)
+    if model.experts is not None:
+        width = -(-model.experts.intermediate_size // tp)
+        each = max(2 * width, model.hidden_size) + width
+        inner = max(inner, model.experts.top_k * each)
     row = dtype_bytes * model.hidden_size
     forward = step.tokens * (2 * row + dtype_bytes * inner)
     if not last:

@@ -120,7 +120,7 @@ class IterationCost:
                 found[op] = found[op] + self.layer.extra_s
         found |= {PREFILL: prefill, DECODE: decode}
         if self.ops.all_reduce is not None:
-            found[ALL_REDUCE] = OPS[ALL_REDUCE].calls * self.ops.all_reduce(self.num_bytes(rows))
+            found[ALL_REDUCE] = self.ops.reduces * self.ops.all_reduce(self.num_bytes(rows))
         return found
 
     def beside_s(self, tokens: npt.ArrayLike) -> Floats:
@@ -128,7 +128,7 @@ class IterationCost:
         rows = np.asarray(tokens)
         found = np.full(rows.shape, self.layer.extra_s)
         if self.ops.all_reduce is not None:
-            found += OPS[ALL_REDUCE].calls * self.ops.all_reduce(self.num_bytes(rows))
+            found += self.ops.reduces * self.ops.all_reduce(self.num_bytes(rows))
         return found
 
     def prefill_s(self, chunk: npt.ArrayLike, context: npt.ArrayLike) -> Floats:

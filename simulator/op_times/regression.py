@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.formats import NumberBytes
-from profiler.facts.ops import OPS, GemmShape
+from profiler.facts.ops import ALL_LAYER_OPS, ALL_REDUCE, ALL_TO_ALL, OPS, GemmShape
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import fit_skew, fit_whole_layer
@@ -81,7 +81,14 @@ class OpTimes:
     @property
     def linear(self) -> dict[str, TimeBySize]:
         """The ops of one layer by token rows."""
-        return {op: self.by_rows[op] for op in self.model.row_ops if OPS[op].part == "layer"}
+        return {op: self.by_rows[op] for op in ALL_LAYER_OPS if op in self.by_rows}
+
+    @property
+    def reduces(self) -> float:
+        """All-reduces of a mean layer: sending tokens to their experts and back takes one's
+        place."""
+        calls = OPS[ALL_REDUCE].calls
+        return calls - self.model.share(ALL_TO_ALL) if ALL_TO_ALL in self.by_rows else calls
 
     @cached_property
     def key(self) -> str:

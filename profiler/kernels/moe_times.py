@@ -1,0 +1,114 @@
+"""The time of a mixture's experts on one rank, and of sending tokens to them and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from profiler.facts.device import DeviceSpec
+from profiler.facts.formats import MOE_BYTES, Kernels
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import ALL_TO_ALL, MOE
+from profiler.facts.roofline import HALF, Array
+from profiler.kernels.gemm_lattice import Stored
+from profiler.kernels.moe_surface import MoeSurface, moved_bytes, rates_of
+from profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
+from profiler.kernels.stack_file import KernelFit, StackSpec
+
+#: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
+#: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
+_UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
+_FROM = {
+    "between": "between token counts",
+    "shapes": "between the shapes of other models",
+    "beyond": "from models that choose another number of experts",
+}
+
+
+def experts_name(kernels: Kernels) -> str:
+    """What the tables call the experts of these kernels."""
+    return f"{kernels.experts_in}.{kernels.expert_distribution}"
+
+
+class ExpertTimes:
+    """Of one ``tp`` rank of a mixture, microseconds.
+
+    ``stored`` gives a table's arrays by its name. Raises ValueError where ``tp`` does not divide
+    the experts.
+    """
+
+    def __init__(
+        self,
+        device: DeviceSpec,
+        kernels: Kernels,
+        model: ModelSpec,
+        tp: int,
+        spec: StackSpec,
+        stored: Callable[[str], Stored],
+    ) -> None:
+        assert model.experts is not None
+        self.device, self.kernels, self.tp = device, kernels, tp
+        self.hidden, self.mix = model.hidden_size, model.experts
+        self.spec, self._stored = spec, stored
+        spread, mix = kernels.expert_parallel, model.experts
+        size = mix.num_experts if spread else mix.intermediate_size
+        if size % tp:
+            what = "num_experts" if spread else "the experts' intermediate_size"
+            raise ValueError(
+                f"{model.name}: tp {tp} does not divide {what} ({size}); allowed here: "
+                f"expert_parallel: {'false' if spread else 'true'}, or another tp"
+            )
+        self.ranks = (1, tp) if spread else (tp, 1)
+        self.shape = (self.hidden, mix.intermediate_size, mix.top_k, mix.num_experts, *self.ranks)
+
+    def time_us(self, tokens: Array) -> tuple[Array, Array]:
+        """The chosen experts of a layer's ``tokens``, and the bytes that they move."""
+        dtype, flat = self.kernels.experts_in, np.ravel(tokens)
+        rates = rates_of(self.device.same_chip or self.device.name, dtype)
+        moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
+        return self._surface.time_us(tokens, self.shape, rates), moved.reshape(np.shape(tokens))
+
+    def all_to_all_us(self, tokens: Array) -> Array:
+        """Each rank sends its share of the tokens to the ranks of their experts, and back.
+
+        A token goes once to every rank that holds one or more of its experts.
+        """
+        reached = self.tp * (1 - (1 - 1 / self.tp) ** self.mix.top_k)
+        num_bytes = HALF * tokens / self.tp * reached * self.hidden
+        if self._exchange is not None:
+            curve = ReduceCurve.from_arrays(self._stored(f"{ALL_TO_ALL}.nccl.{self.tp}"))
+            return 2 * curve.time_us(num_bytes)
+        return 2 * sent_us(num_bytes * (self.tp - 1) / self.tp, self.device.intra_node)
+
+    def provenance(self) -> tuple[str, float]:
+        """The origin of the experts' times, and the half-width of their band in percent."""
+        fit = self.spec.kernels[f"{MOE}.{experts_name(self.kernels)}"]
+        kind = self._surface.from_what(self.shape)
+        origin = "measured" if kind == "between" else "interpolated"
+        mark = (
+            f"{origin}: {self.kernels.experts_in} experts of {self.kernels.stack} "
+            f"{fit.version}, tokens {self.kernels.expert_distribution}, "
+            f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
+        )
+        width = fit.left_out[kind].half_width_pct if kind in fit.left_out else _UNLIKE_PCT
+        return mark, width
+
+    def all_to_all_provenance(self) -> tuple[str, float]:
+        """As :meth:`provenance`."""
+        what = "dispatch and combine in bf16, tokens spread evenly over ranks (assumed)"
+        fit = self._exchange
+        if fit is None:
+            link = f"{SEND_LATENCY_US:g} us + bytes / {self.device.intra_node.kind}"
+            return f"modelled: {link} (formula, no data); {what}", _EVEN_PCT
+        width = max(fit.left_out["sizes"].half_width_pct, _EVEN_PCT)
+        return f"measured: NCCL {fit.version} all-to-all; {what}", width
+
+    @property
+    def _exchange(self) -> KernelFit | None:
+        return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.tp}")
+
+    @cached_property
+    def _surface(self) -> MoeSurface:
+        return MoeSurface.from_arrays(self._stored(f"{MOE}.{experts_name(self.kernels)}"))

@@ -1,0 +1,252 @@
+"""Surfaces of experts: what they pass through, what unlike shapes get, and a stack's op times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from profiler.bundle.check import check_bundle
+from profiler.facts.device import load_device
+from profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels
+from profiler.facts.model import load_model
+from profiler.facts.ops import ALL_TO_ALL, MOE
+from profiler.kernels import left_out
+from profiler.kernels.moe_surface import (
+    SHAPE,
+    MoeSurface,
+    Rates,
+    choose_tokens,
+    expected_us,
+    fit_moe,
+    groups,
+    moe_table,
+)
+from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.stack_file import load_stack
+from profiler.kernels.stack_fit import fit_experts, fit_stack, rates_of
+from profiler.kernels.stack_times import StackTimes
+from profiler.public import kernel_tables
+from profiler.storage.paths import public_datasets
+from profiler.storage.strict import SpecError
+from tests.profiler.test_kernel_tables import put
+from tests.profiler.test_stack_bundles import needs_datasets
+
+RATES = Rates(1e15, 3e12, 2.0)
+TOKENS = [1, 4, 16, 64, 256, 1024, 4096]
+MODELS = [(2048, 768, 8, 128), (4096, 1536, 8, 128), (4096, 14336, 2, 8), (3072, 1024, 8, 256)]
+QWEN, MIXTRAL = load_model("qwen3-30b-a3b"), load_model("mixtral-8x7b")
+ROW = {
+    "moe_dtype": "bfloat16", "hidden_size": 2048, "inter_size": 768, "topk": 8,
+    "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 4, "distribution": "balanced",
+    "num_tokens": 64, "kernel_source": "cutlass", "latency": 0.05,
+}  # fmt: skip
+
+
+def rows() -> pd.DataFrame:
+    """Measured times: 1.5 times what is expected, and more for wide layers."""
+    found = []
+    for model in MODELS:
+        for ranks in ((1, 1), (2, 1), (1, 4)):
+            shape = np.array([(*model, *ranks)], np.float64)
+            times = expected_us(shape, np.array(TOKENS, np.float64), RATES)[0]
+            slower = 1.5 * (model[0] / 2048) ** 0.1
+            found += [(*model, *ranks, t, slower * us) for t, us in zip(TOKENS, times, strict=True)]
+    return pd.DataFrame(found, columns=[*SHAPE, "tokens", "time_us"])
+
+
+def test_a_measured_shape_keeps_its_times_and_others_lie_between() -> None:
+    table = rows()
+    surface = fit_moe(moe_table(table), RATES)
+    stored = MoeSurface.from_arrays(surface.arrays())
+    for shape, part in table.groupby(list(SHAPE)):
+        times = surface.time_us(part["tokens"].to_numpy(), shape, RATES)
+        np.testing.assert_allclose(times, part["time_us"], rtol=1e-9)
+        near = stored.time_us(part["tokens"].to_numpy(), shape, RATES)
+        np.testing.assert_allclose(near, part["time_us"], rtol=1e-3)
+    one = np.array([(3072, 1200, 8, 128, 1, 1)], np.float64)
+    between = surface.time_us(np.array([2.0, 300.0, 8192.0]), tuple(one[0].astype(int)), RATES)
+    ratio = between / expected_us(one, np.array([2.0, 300.0, 8192.0]), RATES)[0]
+    assert ((ratio > 1.5) & (ratio < 1.5 * 2**0.1)).all()
+
+
+def test_where_a_shape_comes_from() -> None:
+    surface = fit_moe(moe_table(rows()), RATES)
+    assert surface.from_what((2048, 768, 8, 128, 2, 1)) == "between"
+    assert surface.from_what((2048, 768, 8, 128, 8, 1)) == "shapes"
+    assert surface.from_what((2048, 768, 6, 128, 1, 1)) == "beyond"
+
+
+def test_few_tokens_read_few_experts() -> None:
+    """One token of Mixtral reads two of eight experts; many read all of them once."""
+    shape = np.array([(4096, 14336, 2, 8, 1, 1)], np.float64)
+    one, all_of_them = expected_us(shape, np.array([1.0, 64.0]), RATES)[0] - 20
+    assert all_of_them / one == pytest.approx(4, rel=0.05)
+
+
+def test_more_tokens_take_no_less_time_and_a_gap_leaves_a_shape_out() -> None:
+    table = rows()
+    at = table.index[(table["tokens"] == 64) & (table["hidden"] == 2048)][0]
+    table.loc[at, "time_us"] *= 50
+    clean = moe_table(table).cleaned()
+    assert (np.diff(clean.time_us, axis=1) >= 0).all()
+    assert len(moe_table(table.drop(index=at)).shapes) == len(clean.shapes) - 1
+
+
+def test_errors_are_those_of_whole_models_left_out() -> None:
+    raw = moe_table(rows())
+    alike = dict.fromkeys(map(tuple, MODELS))
+    for mine, found in groups(raw.shapes):
+        (model,) = np.unique(raw.shapes[mine, :4], axis=0).tolist()
+        alike[tuple(model)] = found
+    assert alike == {model: model[2] == 8 for model in MODELS}
+    inside = np.concatenate([off.ravel() for off, _ in left_out.moe_shapes(raw, RATES, True)])
+    assert len(inside) == 3 * 3 * len(TOKENS) and 0 < np.abs(inside).max() < 0.1
+    knots = choose_tokens(raw, RATES)
+    assert len(knots) == 2, "the ratio is the same at every number of tokens"
+    fitted = fit_experts("moe.bf16.balanced", rows(), "1.0", RATES)
+    assert set(fitted.fit.left_out) == {"between", "shapes", "beyond"}
+
+
+def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_path: Path) -> None:
+    slow = {**ROW, "kernel_source": "min_latency", "latency": 0.09}
+    others = [
+        {**ROW, "topk": 22},
+        {**ROW, "hidden_size": 4096, "kernel_source": "torch_flow_nongated"},
+        {**ROW, "moe_tp_size": 2},
+        {**ROW, "moe_ep_size": 32},
+        {**ROW, "distribution": "power_law_1.2"},
+    ]
+    put(tmp_path, "moe/vllm/0.24.0/moe_perf.parquet", ROW, slow, *others)
+    found = kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "bf16", "balanced")
+    assert found is not None and found[1] == "0.24.0"
+    (row,) = found[0].to_dict("records")
+    assert tuple(row[name] for name in SHAPE) == (2048, 768, 8, 128, 1, 4)
+    assert (row["tokens"], row["time_us"]) == (64, 50.0)
+    assert kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "fp8", "balanced") is None
+
+
+def test_an_all_to_all_is_read_in_bytes(tmp_path: Path) -> None:
+    row = {"op_name": "alltoall", "nccl_dtype": "half", "num_gpus": 4, "latency": 0.02}
+    other = {**row, "op_name": "all_reduce", "message_size": 512}
+    put(tmp_path, "comm/nccl/2.27/nccl_perf.parquet", {**row, "message_size": 512}, other)
+    found = kernel_tables.all_to_alls(tmp_path, "h100-80g-sxm")
+    assert found is not None
+    assert found[0].to_dict("records") == [{"num_bytes": 1024, "gpus": 4, "time_us": 20.0}]
+
+
+def test_a_stack_without_other_tables_still_has_its_experts(tmp_path: Path) -> None:
+    both = [{**ROW, "num_tokens": tokens} for tokens in (1, 64)]
+    put(tmp_path, "moe/sglang/0.5/moe_perf.parquet", *both)
+    spec, arrays = fit_stack(tmp_path, "h100-80g-sxm", "sglang", date="2026-01-01")
+    assert list(spec.kernels) == ["moe.bf16.balanced"]
+    assert {name.rpartition(".")[0] for name in arrays} == set(spec.kernels)
+
+
+@needs_datasets
+def test_the_shipped_experts_are_what_the_tables_give() -> None:
+    device, name = "h100-80g-sxm", "moe.fp8_block.power_law_1.2"
+    found = kernel_tables.experts(public_datasets(), device, "vllm", "fp8_block", "power_law_1.2")
+    assert found is not None
+    spec, arrays = load_stack(device, "vllm")
+    fitted = fit_experts(name, *found, rates_of(device, "fp8_block"))
+    assert fitted.fit == spec.kernels[name]
+    for key, array in fitted.surface.arrays().items():
+        np.testing.assert_array_equal(array, arrays[f"{name}.{key}"])
+
+
+# Op times ---------------------------------------------------------------------------------------
+
+
+def us(kernels: Kernels, op: str = MOE, tokens: float = 256, tp: int = 4) -> float:
+    times = StackTimes("h100-80g-sxm", kernels, QWEN, tp)
+    return float(times.by_rows(op, np.array([tokens]), QWEN, tp)[0])
+
+
+def test_experts_take_longer_with_more_tokens_and_bytes() -> None:
+    bf16 = Kernels("vllm")
+    assert us(bf16, tokens=16) < us(bf16, tokens=512) < us(bf16, tokens=8192)
+    assert us(bf16, tp=1) > 1.5 * us(bf16, tp=4)
+    assert us(replace(bf16, moe_dtype="fp8_block"), tp=1) < us(bf16, tp=1)
+    even = replace(bf16, expert_distribution="balanced")
+    assert us(even) != us(bf16)
+
+
+def test_a_router_is_in_bf16_whatever_the_weights_are() -> None:
+    assert us(Kernels("vllm", "fp8"), "moe_router") == us(Kernels("vllm"), "moe_router")
+
+
+def test_provenance_names_format_ranks_and_spread() -> None:
+    origin = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), QWEN, 4).provenance()
+    assert origin[MOE].mark == (
+        "measured: fp8 experts of vllm 0.24.0, tokens power_law_1.2, tp 4 x ep 1, "
+        "between token counts"
+    )
+    assert 1 < origin[MOE].half_width_pct < 10
+    unlike = replace(QWEN, experts=replace(QWEN.experts, top_k=3))
+    far = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), unlike, 4).provenance()[MOE]
+    assert "another number of experts" in far.mark and far.half_width_pct > 15
+
+
+def test_expert_parallel_ranks_may_send_tokens_instead_of_adding_up() -> None:
+    spread = Kernels("vllm", expert_parallel=True)
+    sending = replace(spread, moe_a2a_backend="nccl")
+    adds, sends = (
+        make_stack_bundle("h100-80g-sxm", QWEN, 4, kernels, max_tokens=4096)
+        for kernels in (spread, sending)
+    )
+    assert ALL_TO_ALL not in set(adds.linear["op"])
+    assert {ALL_TO_ALL, MOE} < set(sends.linear["op"])
+    assert "all-to-all" in str(sends.meta.environment[ALL_TO_ALL])
+    assert [f for f in check_bundle(sends, load_device("h100-80g-sxm")) if f.level == "error"] == []
+    # 4096 tokens, 1024 a rank; the eight experts of a token lie on 3.6 of 4 ranks.
+    num_bytes = 2 * 1024 * 4 * (1 - 0.75**8) * 2048
+    spec, arrays = load_stack("h100-80g-sxm", "vllm")
+    name = "all_to_all.nccl.4"
+    sizes, log_us = 128.0 * arrays[f"{name}.size"], arrays[f"{name}.log_us"] / 1800
+    expected = 2 * np.interp(num_bytes, sizes, np.exp(log_us))
+    assert us(sending, ALL_TO_ALL, 4096) == pytest.approx(expected) and name in spec.kernels
+
+
+def test_without_a_table_the_all_to_all_follows_from_the_link() -> None:
+    times = StackTimes("h100-80g-sxm", Kernels("vllm", expert_parallel=True), QWEN, 4)
+    experts = times._experts
+    experts.spec = replace(experts.spec, kernels={})
+    # 4096 tokens: 1024 a rank to 3.6 ranks each, 3/4 of them over the link at 450 GB/s.
+    num_bytes = 2 * 1024 * 4 * (1 - 0.75**8) * 2048 * 3 / 4
+    expected = 2 * (10 + 1e6 * num_bytes / 450e9)
+    assert experts.all_to_all_us(np.array([4096.0]))[0] == pytest.approx(expected)
+    assert experts.all_to_all_provenance()[0].startswith("modelled: 10 us + bytes / NVLink")
+
+
+def test_weights_of_a_gpu_are_the_same_however_experts_are_divided() -> None:
+    numbers = Kernels("vllm", "bf16", moe_dtype="w4a16_mxfp4").number_bytes
+    assert (numbers.weight, numbers.expert_weight) == (2.0, 0.5 + 1 / 32)
+    assert Kernels("vllm", "fp8").number_bytes.expert_weight == 1.0
+    assert set(WEIGHT_BYTES) < set(MOE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "model", "tp", "expected"),
+    [
+        (Kernels("sglang", "fp8"), QWEN, 1, "no moe of sglang was measured .*fp8.power_law_1.2"),
+        (Kernels("vllm", "bf16", expert_parallel=True), MIXTRAL, 1, None),
+        (
+            Kernels("vllm", expert_parallel=True),
+            replace(MIXTRAL, experts=replace(MIXTRAL.experts, num_experts=6)),
+            4,
+            "tp 4 does not divide num_experts .6.; allowed here: expert_parallel: false",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(
+    kernels: Kernels, model: object, tp: int, expected: str | None
+) -> None:
+    if expected is None:
+        make_stack_bundle("h100-80g-sxm", model, tp, kernels, max_tokens=256)  # type: ignore[arg-type]
+        return
+    with pytest.raises((SpecError, ValueError), match=expected):
+        make_stack_bundle("h100-80g-sxm", model, tp, kernels)  # type: ignore[arg-type]
