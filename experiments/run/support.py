@@ -16,7 +16,7 @@ import numpy as np
 from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import KV_DTYPES, TWO_BYTES, WEIGHT_DTYPES, Kernels, Stack, WeightDtype
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, OPS, SENDS
+from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
 from profiler.kernels.op_source import op_source
 from profiler.kernels.stack_file import stacks_on
 from profiler.kernels.stack_times import StackTimes
@@ -29,10 +29,16 @@ from simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engin
 SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16
 _MOST_STAGES = 16
 FAMILIES = {
-    "GEMM": tuple(op for op in ALL_ROW_OPS if OPS[op].part == "layer" and not OPS[op].rest),
+    "GEMM": tuple(op for op in ALL_ROW_OPS if OPS[op].part == "layer" and OPS[op].shape),
+    "experts": (MOE,),
     "attention": ATTENTION,
     "all-reduce": (ALL_REDUCE,),
 }
+
+
+def _kernels(stack: Stack | None, dtype: WeightDtype, model: ModelSpec) -> Kernels | None:
+    """Weights in ``dtype``, a mixture's experts in the checkpoint's format if it names one."""
+    return Kernels(stack, dtype, moe_dtype=model.moe_dtype) if stack else None
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Combination:
     @property
     def kernels(self) -> Kernels | None:
         """As a configuration names them."""
-        return None if self.stack is None else Kernels(self.stack, self.dtype)
+        return _kernels(self.stack, self.dtype, self.model)
 
     @cached_property
     def memory(self) -> tuple[tuple[int, int], EngineMemory] | None:
@@ -93,7 +99,7 @@ class Combination:
     @property
     def kind(self) -> str:
         """The least direct origin of the layer's GEMMs, experts and attention."""
-        wanted = (*FAMILIES["GEMM"], *FAMILIES["attention"])
+        wanted = (*FAMILIES["GEMM"], *FAMILIES["experts"], *FAMILIES["attention"])
         kinds = [self.origins[op].kind for op in wanted if op in self.origins]
         return max(kinds, key=KINDS.index)
 
@@ -114,7 +120,7 @@ class Combination:
         tp = min(self.sources)
         found: list[str] = []
         for cache in KV_DTYPES:
-            kernels = Kernels(self.stack, self.dtype, cache)
+            kernels = Kernels(self.stack, self.dtype, cache, self.model.moe_dtype)
             try:
                 op_source(self.device, self.model, tp, kernels)
             except ValueError:
@@ -155,7 +161,7 @@ def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterato
 def _cell(
     model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: WeightDtype
 ) -> Combination:
-    kernels = Kernels(stack, dtype) if stack else None
+    kernels = _kernels(stack, dtype, model)
     sources: dict[int, StackTimes | DeviceModel] = {}
     refused: dict[str, tuple[int, ...]] = {}
     for tp in (2**i for i in range(device.gpus_per_node.bit_length())):

@@ -27,13 +27,15 @@ MODELS = {
     "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
 }
 #: Mixtures of experts: the shipped model, and the formats of a layer's weights and of its experts
-#: by the row's precision. MiniMax's fp8 and Qwen3's are in blocks.
+#: by the row's precision. MiniMax's fp8 and Qwen3's are in blocks; gpt-oss's fp4 is MXFP4, in which
+#: its launch scripts compute with fp8 activations on Blackwell.
 MIXTURES = {
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": ("fp8_block", "fp8_block")}),
     "MiniMaxAI/MiniMax-M2.5": (
         "minimax-m2",
         {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
     ),
+    "openai/gpt-oss-120b": ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),
 }
 MODELS |= {name: model for name, (model, _) in MIXTURES.items()}
 #: AIConfigurator's system -> shipped device.
@@ -132,7 +134,10 @@ def _weights(row: Measured) -> dict[str, str]:
                 f"precision {row.precision} of {row.model}: not modelled; "
                 f"modelled: {', '.join(formats)}"
             )
-        return dict(zip(("dtype", "moe_dtype"), formats[row.precision], strict=True))
+        dtype, experts = formats[row.precision]
+        if experts == "w4a16_mxfp4" and row.system in ("b200_sxm", "b300_sxm", "gb200"):
+            experts = "w4a8_mxfp4_mxfp8"
+        return {"dtype": dtype, "moe_dtype": experts}
     dtype = DTYPES[row.precision]
     in_blocks = dtype == "fp8" and row.model.startswith("Qwen/Qwen3-")
     return {"dtype": "fp8_block" if in_blocks else dtype}

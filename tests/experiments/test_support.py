@@ -46,6 +46,7 @@ def test_every_cell_runs_or_says_why_not(every: list[Combination]) -> None:
         if cell.memory is not None:
             assert cell.kind in KINDS and 0 < cell.off_pct["GEMM"] < 150
             assert 0 < cell.off_pct["attention"] < 60
+            assert ("experts" in cell.off_pct) == (cell.model.experts is not None)
 
 
 def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
