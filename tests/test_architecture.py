@@ -78,6 +78,10 @@ ROOMS: dict[str, str] = {
         "experiments.score experiments.sweeps experiments.run experiments.figures "
         "experiments.results experiments.config profiler simulator"
     ),
+    "experiments.api": (
+        "experiments.report experiments.score experiments.sweeps experiments.run "
+        "experiments.figures experiments.results experiments.config policies profiler simulator"
+    ),
     "experiments.cli": "experiments policies profiler simulator",
     "experiments.reference": "experiments.config experiments.sweeps profiler simulator",
     "experiments.__main__": "experiments.cli",

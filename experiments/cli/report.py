@@ -33,17 +33,12 @@ def report(
       sarathi-sim report runs/gpt3_pp
       sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
     """
-    from experiments.report.content import enumerated
-    from experiments.report.html_page import check_report, page, write_report
-    from experiments.report.sections import sections_of
+    from experiments.report.html_page import write_page
     from experiments.run.report import ProgressBar
 
     first = results[0].resolve()
     target = out or first.with_name(f"{first.name}.html")
-    check_report(target)
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
-        sections = sections_of(results, progress)
-    heading = title or enumerated([f"{section.kind} {section.name}" for section in sections])
-    size = write_report(target, page(heading, sections))
+        size = write_page(results, target, title, progress)
     if not quiet:
         typer.echo(f"written: {target} ({size / 1e6:.1f} MB)")

@@ -22,7 +22,7 @@ from experiments.config.key_paths import (
     without,
 )
 from experiments.config.metric_paths import SHAPE, metric
-from experiments.config.policy_file import read_policy
+from experiments.config.policy_file import read_policy, session_policy
 from experiments.config.scenario import Header, Ratio, Scenario, Validation
 from profiler.storage.paths import user_path
 from profiler.storage.plain_yaml import parse_yaml, read_mapping
@@ -32,6 +32,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 # Files and folders of a result that a scenario must not be called like.
 _RESERVED = ("figures", "config.yaml", "summary.json")
+_OF_YAML = (Mapping, list, str, int, float, type(None))
 _FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
 
 
@@ -109,10 +110,16 @@ class Draft:
     source: Source
 
 
-def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Experiment:
-    """Read a configuration: the path of a file, or the name of a shipped one.
+Config = str | Path | Mapping[str, Any]
+"""The path of a file, the name of a shipped one, or what such a file holds."""
+Assignments = Iterable[str] | Mapping[str, Any]
+"""``key.path=value``, as of ``--set``; or values by key path."""
 
-    ``assignments`` are ``key.path=value``, applied to the top level in order (a scenario by
+
+def load_experiment(config: Config, assignments: Assignments = ()) -> Experiment:
+    """Read a configuration.
+
+    ``assignments`` are applied to the top level in order (a scenario by
     ``scenarios.NAME.key.path=value``). Raises ConfigError with one line per mistake.
     """
     draft = read_draft(config, assignments)
@@ -150,11 +157,18 @@ def load_experiment(config: str | Path, assignments: Iterable[str] = ()) -> Expe
     )
 
 
-def read_draft(config: str | Path, assignments: Iterable[str] = ()) -> Draft:
+def read_draft(config: Config, assignments: Assignments = ()) -> Draft:
     """Read a configuration as :func:`load_experiment` does, up to its scenarios' own keys."""
-    path = _find(str(config))
-    raw = read_mapping(path)
-    assigned = tuple(_assign(raw, text) for text in assignments)
+    if isinstance(config, Mapping):
+        path, raw = Path("configuration"), {"name": "session", **_plain(config)}
+    else:
+        path = _find(str(config))
+        raw = read_mapping(path)
+    if isinstance(assignments, Mapping):
+        given = [(key, key, _plain(value)) for key, value in assignments.items()]
+    else:
+        given = [_parsed(text) for text in assignments]
+    assigned = tuple(_assign(raw, *one) for one in given)
     overrides = raw.pop("scenarios", None)
     header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
     source = Source(str(path), "", {}, assigned)
@@ -172,6 +186,8 @@ def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
     policy = merged.get("policy")
     if isinstance(policy, Mapping) and "file" in policy:
         merged = {**merged, "policy": read_policy(policy, source)}
+    elif "policy" in merged and not isinstance(policy, _OF_YAML):
+        merged = {**merged, "policy": session_policy(policy, source)}
     try:
         return Scenario.model_validate(merged)
     except ValidationError as error:
@@ -192,13 +208,31 @@ def _find(config: str) -> Path:
     )
 
 
-def _assign(raw: dict[str, Any], text: str) -> KeyPath:
-    """Apply one ``key.path=value``; returns the path."""
+def _plain(tree: Any) -> Any:
+    """A copy of nested mappings and sequences, as YAML gives them."""
+    if isinstance(tree, Mapping):
+        return {key: _plain(value) for key, value in tree.items()}
+    return [_plain(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _parsed(text: str) -> tuple[str, str, Any]:
+    """A ``key.path=value``, its key path and its value."""
     where, equals, value = text.partition("=")
+    if not equals:
+        raise _no_assignment(text)
+    return text, where, parse_yaml(value, f"--set {text}")
+
+
+def _no_assignment(text: str) -> ConfigError:
+    said = " ".join(text.split())
+    return ConfigError(f"--set {said}: expected KEY.PATH=VALUE, as in --set seed=3")
+
+
+def _assign(raw: dict[str, Any], text: str, where: str, value: Any) -> KeyPath:
+    """Apply one value at a key path, given as ``text``; returns the path."""
     path = key_path(where.strip())
-    if not equals or path is None:
-        said = " ".join(text.split())
-        raise ConfigError(f"--set {said}: expected KEY.PATH=VALUE, as in --set seed=3")
+    if path is None:
+        raise _no_assignment(text)
     given = raw.get("scenarios")
     names = list(given) if given and isinstance(given, dict) else [str(raw.get("name"))]
     if path[0] == "scenarios" and len(path) > 2 and path[1] not in names:
@@ -206,7 +240,7 @@ def _assign(raw: dict[str, Any], text: str) -> KeyPath:
             f"--set {'.'.join(path)}: no scenario is called {path[1]}"
             f"{did_you_mean(path[1], names)}; there are {', '.join(names)}"
         )
-    changed = assign(raw, path, parse_yaml(value, f"--set {text}"))
+    changed = assign(raw, path, value)
     raw.clear()
     raw.update(changed)
     return path

@@ -85,6 +85,18 @@ class FilePolicy(NamedPolicy):
         return _again, (self.code, self.model_dump())
 
 
+class SessionPolicy(NamedPolicy):
+    """A policy object of the caller's session. It is in no file, so a result cannot keep it, and
+    no other process can have it."""
+
+    given: Annotated[Any, Field(exclude=True)]
+
+    def build(self) -> Policy | PoolPolicy:
+        """The object itself: policies keep no state."""
+        built: Policy | PoolPolicy = self.given
+        return built
+
+
 _Kind = TypeVar("_Kind", bound=NamedPolicy)
 _BOUNDED: dict[Any, Any] = {
     int: Tokens,
@@ -154,7 +166,7 @@ def _shipped(keys: dict[str, Any]) -> ShippedPolicy:
 
 
 def _read_already(value: Any, validate: Any) -> Any:
-    return value if isinstance(value, FilePolicy) else validate(value)
+    return value if isinstance(value, FilePolicy | SessionPolicy) else validate(value)
 
 
 if TYPE_CHECKING:

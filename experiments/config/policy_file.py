@@ -1,4 +1,4 @@
-"""A policy from a user's file: read for a configuration, and kept with a result."""
+"""A user's own policy: of a file, kept with a result; or of a session."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from experiments.config.errors import ConfigError
-from experiments.config.policy import FilePolicy, NamedPolicy, code_sha256, file_policy
+from experiments.config.policy import (
+    FilePolicy,
+    NamedPolicy,
+    SessionPolicy,
+    code_sha256,
+    file_policy,
+)
 from experiments.config.scenario import Scenario
 from policies.catalogue import PolicyFileError, builders_in, error_line
+from policies.policy import is_pooled, of_micro_batches
 from profiler.storage.paths import user_path
 from profiler.storage.strict import did_you_mean, mistakes
 from simulator.loop.simulation import SimulationError
@@ -38,6 +45,28 @@ def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
     except PolicyFileError as error:
         raise source.error("policy.file", file, str(error)) from error
     return policy
+
+
+def session_policy(given: Any, source: Source) -> SessionPolicy:
+    """The policy that a class or an object of the caller's session is. Raises ConfigError."""
+    builder = given if isinstance(given, type) else type(given)
+    try:
+        made = given() if given is builder else given
+        if not is_pooled(made):
+            of_micro_batches(made).holds_finished  # noqa: B018
+    except Exception as error:
+        raise source.error("policy", builder.__name__, f"is no policy: {error}") from error
+    return SessionPolicy(name=getattr(builder, "policy_name", builder.__name__), given=made)
+
+
+def refuse_of_session(scenario: Scenario, source: Source) -> None:
+    """Raises ConfigError for a policy that neither a file nor another process can have."""
+    if isinstance(scenario.policy, SessionPolicy):
+        problem = (
+            "is an object of this session, which a folder cannot keep: write the policy to a file, "
+            "and name it (file: mine.py, name: ...)"
+        )
+        raise source.error("policy", scenario.policy.name, problem)
 
 
 def _checked(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> FilePolicy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,15 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Figure:
     For a metric that grows in an overloaded run, the requests of a steady run's warm-up are left
     out, as in the printed table. The legend names the overloaded runs.
     """
-    metric = METRICS[key]
     figure, axes = _panel()
+    draw_cdf(axes, key, tables)
+    _legend(figure)
+    return figure
+
+
+def draw_cdf(axes: Axes, key: str, tables: Mapping[str, Tables]) -> None:
+    """What :func:`cdf` shows, on given axes."""
+    metric = METRICS[key]
     shown = [np.zeros(0)]
     for (name, table), style in zip(tables.items(), table_styles(tables), strict=True):
         values, share = distribution(table, key)
@@ -84,8 +91,6 @@ def cdf(key: str, tables: Mapping[str, Tables]) -> Figure:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(with_unit(metric.name, unit))
     axes.set_ylabel("share of all tokens" if key == "tbt_s" else "share of requests")
-    _legend(figure)
-    return figure
 
 
 def distribution(table: Tables, key: str) -> tuple[Floats, Floats]:
@@ -139,6 +144,13 @@ def _log_where_wide(axes: Axes, values: Floats, unit: str) -> str:
 def completions(tables: Mapping[str, Tables]) -> Figure:
     """Requests completed over time, one line per scenario; and arrived, where they share that."""
     figure, axes = _panel()
+    draw_completions(axes, tables)
+    _legend(figure)
+    return figure
+
+
+def draw_completions(axes: Axes, tables: Mapping[str, Tables]) -> None:
+    """What :func:`completions` shows, on given axes."""
     arrivals = [np.sort(table.requests["arrival_s"].to_numpy()) for table in tables.values()]
     alike = all(np.array_equal(arrivals[0], other) for other in arrivals[1:])
     if alike and arrivals[0][-1] > arrivals[0][0]:
@@ -156,8 +168,6 @@ def completions(tables: Mapping[str, Tables]) -> Figure:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.6g}"))
     axes.set(xlabel="time (s)", ylabel="requests completed")
-    _legend(figure)
-    return figure
 
 
 def _panel() -> tuple[Figure, Axes]:
@@ -191,29 +201,37 @@ def ledger_bars(tables: Mapping[str, Tables]) -> Figure:
         len(shares), 1, sharex=True, squeeze=False, height_ratios=heights
     ).ravel()
     used = [key for key in ACCOUNTS if any(share[key].max() > 5e-5 for share in shares.values())]
-    for axes, (name, share) in zip(panels, shares.items(), strict=True):
-        left = np.zeros(len(share))
-        for key in used:
-            colour, label = ACCOUNTS[key]
-            width = 100 * share[key].to_numpy()
-            axes.barh(share.index, width, 0.86, left, color=colour, label=label)
-            left += width
-        replicas = tables[name].ledger["replica"].nunique()
-        where = f", mean of {replicas} replicas" if replicas > 1 else ""
-        axes.set_title(
-            f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy",
-            color=policy_colour(tables[name].policy),
-        )
-        few = len(share) < 3  # too low a panel for a label beside it
-        axes.set_yticks(share.index, [f"stage {s}" if few else str(s) for s in share.index])
-        axes.set_ylim(len(share) - 0.45, -0.55)
-        axes.tick_params(axis="y", length=0, labelsize=10)
-        axes.grid(False, axis="y")
-        axes.set_ylabel("" if few else "stage")
+    for axes, name in zip(panels, shares, strict=True):
+        draw_ledger(axes, name, tables[name], used)
     panels[-1].set(xlim=(0, 100), xlabel="share of the run (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=2, fontsize=11)
     return figure
+
+
+def draw_ledger(
+    axes: Axes, name: str, table: Tables, accounts: Sequence[str] = tuple(ACCOUNTS)
+) -> None:
+    """One scenario's bars of :func:`ledger_bars`, on given axes."""
+    share = stage_shares(table.ledger)
+    left = np.zeros(len(share))
+    for key in accounts:
+        colour, label = ACCOUNTS[key]
+        width = 100 * share[key].to_numpy()
+        axes.barh(share.index, width, 0.86, left, color=colour, label=label)
+        left += width
+    replicas = table.ledger["replica"].nunique()
+    where = f", mean of {replicas} replicas" if replicas > 1 else ""
+    axes.set_title(
+        f"{name}{where}: {100 * share['busy_s'].mean():.0f} % busy",
+        color=policy_colour(table.policy),
+    )
+    few = len(share) < 3  # too low a panel for a label beside it
+    axes.set_yticks(share.index, [f"stage {s}" if few else str(s) for s in share.index])
+    axes.set_ylim(len(share) - 0.45, -0.55)
+    axes.tick_params(axis="y", length=0, labelsize=10)
+    axes.grid(False, axis="y")
+    axes.set_ylabel("" if few else "stage")
 
 
 def stage_shares(ledger: pd.DataFrame) -> pd.DataFrame:

@@ -40,7 +40,9 @@ def stage_timeline(
     figure = Figure(figsize=(10, height), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
     for axes, (name, stages) in zip(grid, panels.items(), strict=True):
-        _panel(axes, name, stages, BLACK if policies is None else policy_colour(policies[name]))
+        draw_stages(
+            axes, name, stages, BLACK if policies is None else policy_colour(policies[name])
+        )
     grid[-1].set(xlim=(window.start_s, window.end_s), xlabel="time (s)")
     grid[-1].ticklabel_format(axis="x", useOffset=False)
     handles = [Patch(facecolor=KIND_COLOURS[kind], label=kind) for kind in KINDS]
@@ -49,7 +51,8 @@ def stage_timeline(
     return figure
 
 
-def _panel(axes: Axes, name: str, stages: list[StageSlices], colour: str) -> None:
+def draw_stages(axes: Axes, name: str, stages: list[StageSlices], colour: str = BLACK) -> None:
+    """One panel of :func:`stage_timeline`, on given axes; the caller sets the limits of x."""
     shown = stages[:_MOST_ROWS]
     for kind, label in enumerate(KINDS):
         boxes = [

@@ -13,10 +13,12 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader
 
 from experiments.config.errors import ConfigError
-from experiments.report.content import Section
+from experiments.report.content import Section, enumerated
+from experiments.report.sections import sections_of
 from experiments.results import resolved
 from profiler.storage.files import make_folders, regular, write_whole
 from profiler.storage.manifest import read_manifest
+from profiler.storage.progress import Progress, silent
 
 _SEAL = re.compile(rb"<!-- sarathi-sim report 1 ([0-9a-f]{64}) -->\n\Z")
 _PAGES = Environment(
@@ -81,6 +83,20 @@ def check_report(out: Path) -> Path:
             f"--out {out}: was changed since it was written, so it is not replaced: move it away"
         )
     return target
+
+
+def write_page(
+    folders: Sequence[Path], out: Path, title: str | None = None, progress: Progress = silent
+) -> int:
+    """Write the report of results to ``out``; returns its size in bytes.
+
+    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace; the latter
+    before anything is simulated.
+    """
+    check_report(out)
+    sections = sections_of(folders, progress)
+    heading = title or enumerated([f"{section.kind} {section.name}" for section in sections])
+    return write_report(out, page(heading, sections))
 
 
 def write_report(out: Path, text: str) -> int:

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
 from experiments.config.memory import check_together, workload_needs
 from experiments.config.metric_paths import metric
+from experiments.config.policy_file import refuse_of_session
 from experiments.config.scenario import Ratio
 from experiments.figures.beside import Artist
 from experiments.figures.slices import (
@@ -40,6 +41,9 @@ from policies.policy import chunking_of
 from profiler.storage.progress import Progress, silent
 from simulator.views.metrics import Analysis
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True)
 class ScenarioRun:
@@ -53,6 +57,21 @@ class ScenarioRun:
     summary: dict[str, Any]
     uncertainty: Uncertainty | None
 
+    @property
+    def requests(self) -> pd.DataFrame:
+        """A row a request (:attr:`simulator.views.metrics.Analysis.request_columns`)."""
+        return self.analysis.requests
+
+    @property
+    def iterations(self) -> pd.DataFrame:
+        """A row a micro-batch (:attr:`simulator.views.metrics.Analysis.iterations`)."""
+        return self.analysis.iterations
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        """A row for each replica and stage: what its time went to, in seconds."""
+        return self.analysis.ledger
+
 
 @dataclass(frozen=True)
 class ExperimentResult:
@@ -65,6 +84,14 @@ class ExperimentResult:
     runs: dict[str, ScenarioRun]
     ratios: dict[str, float]
     ratio_bands: dict[str, list[float]]
+
+    def __getitem__(self, scenario: str) -> ScenarioRun:
+        return self.runs[scenario]
+
+    @property
+    def tables(self) -> dict[str, Tables]:
+        """Every scenario's tables, as the figures take them."""
+        return tables_of(self.runs)
 
     def summary(self) -> dict[str, Any]:
         """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
@@ -132,6 +159,8 @@ def run_experiment(
     anything is simulated, for whatever the user can get wrong.
     """
     check_replaceable(out)
+    for name, scenario in experiment.scenarios.items():
+        refuse_of_session(scenario, experiment.sources[name])
     deployments = deploy_all(experiment)
     with ExitStack() as stack:
         # Before simulating, because writing there may not be allowed.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -14,7 +13,15 @@ from pydantic import ValidationError
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, merge, overlap
-from experiments.config.loading import Draft, Source, check_scenario, read_draft
+from experiments.config.loading import (
+    Assignments,
+    Config,
+    Draft,
+    Source,
+    check_scenario,
+    read_draft,
+)
+from experiments.config.policy_file import refuse_of_session
 from experiments.config.requests import build_requests, trace_path
 from experiments.config.scenario import Scenario
 from experiments.config.workload import TraceLengths
@@ -93,8 +100,8 @@ class SharedRequests:
 
 
 def plan_sweep(
-    config: str | Path,
-    assignments: Iterable[str] = (),
+    config: Config,
+    assignments: Assignments = (),
     progress: Progress = silent,
 ) -> SweepPlan:
     """Read a sweep, check every run of it and fill in its defaults.
@@ -133,6 +140,7 @@ def plan_sweep(
         source = _SweptSource(draft.source.file, name, override, draft.assigned, swept)
         try:
             scenario = check_scenario(tree, source)
+            refuse_of_session(scenario, source)
             deployment = deploy(scenario, source, requests_of)
         except ConfigError as error:
             found |= dict.fromkeys(str(error).splitlines())

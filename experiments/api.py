@@ -1,0 +1,164 @@
+"""The library: what a script or a notebook calls, as ``import experiments as sim`` gives it.
+
+docs/library.md has an example of each. Names of this module stay; those of other modules may move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from experiments.config.errors import ConfigError as ConfigError
+from experiments.config.loading import Assignments, Config, load_experiment
+from experiments.config.loading import Experiment as Experiment
+from experiments.results import Tables as Tables
+from experiments.results import read_tables
+from experiments.run.experiment import ExperimentResult as ExperimentResult
+from experiments.run.experiment import ScenarioRun as ScenarioRun
+from experiments.run.experiment import run_experiment, simulate_all
+from profiler.storage.progress import Progress, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from experiments.sweeps.backends import Backend
+
+Folder = str | Path
+Shown = ExperimentResult | Mapping[str, Tables]
+"""What is plotted: the outcome of :func:`simulate`, or what :func:`read` found in a folder."""
+
+
+def load(config: Config, changes: Assignments = ()) -> Experiment:
+    """Read a configuration: a file, a shipped one's name, or a mapping with what such a file holds.
+
+    ``changes`` are values by key path, ``{"cluster.pp": 4}``. In a mapping, a policy may also be an
+    object or a class of the session. Raises ConfigError, a line per mistake.
+    """
+    return load_experiment(config, changes)
+
+
+def simulate(
+    config: Config | Experiment,
+    changes: Assignments = (),
+    *,
+    out: Folder | None = None,
+    figures: bool = False,
+    progress: Progress = silent,
+) -> ExperimentResult:
+    """Simulate every scenario of a configuration.
+
+    With ``out``, write the folder that ``sarathi-sim run`` writes, with ``figures`` if wanted.
+    Raises ConfigError for whatever cannot run, and where ``out`` holds what is not ours.
+    """
+    experiment = config if isinstance(config, Experiment) else load(config, changes)
+    if isinstance(config, Experiment) and changes:
+        raise ConfigError("changes: give them to load(), which has made this experiment")
+    if out is None:
+        return simulate_all(experiment, progress)
+    return run_experiment(experiment, Path(out), figures=figures, progress=progress)
+
+
+def read(folder: Folder) -> dict[str, Tables]:
+    """The tables of every scenario of a result. Raises ConfigError where it is not one."""
+    return read_tables(Path(folder))
+
+
+def sweep(
+    config: Config,
+    changes: Assignments = (),
+    *,
+    out: Folder | None = None,
+    workers: int = 1,
+    resume: bool = False,
+    progress: Progress = silent,
+) -> pd.DataFrame:
+    """Simulate every run of a configuration with a ``sweep`` section: a row per run, with the swept
+    values and the numbers of its summary, such as ``ttft_s.p99``.
+
+    ``out`` keeps the folder that ``sarathi-sim sweep`` writes, to be resumed. More than one of
+    ``workers`` are processes. Raises ConfigError for what cannot run, and if runs failed.
+    """
+    import pandas as pd
+
+    from experiments.sweeps.execute import execute
+    from experiments.sweeps.plan import plan_sweep
+    from experiments.sweeps.store import RESULTS, Store
+
+    plan = plan_sweep(config, changes, progress)
+    with ExitStack() as stack:
+        folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
+        store = Store(folder)
+        store.open(resume)
+        stack.enter_context(store.locked())
+        report = execute(plan, store, _backend(workers), progress)
+        if report.failures:
+            key, error = next(iter(report.failures.items()))
+            more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
+            raise ConfigError(f"run {key} failed: {error}{more}")
+        return pd.read_parquet(folder / RESULTS)
+
+
+def _backend(workers: int) -> Backend:
+    from experiments.sweeps.backends import InProcess
+    from experiments.sweeps.local_processes import LocalProcesses
+
+    return LocalProcesses(workers) if workers > 1 else InProcess()
+
+
+def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
+    """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
+    scenario."""
+    from experiments.figures.distributions import draw_cdf
+    from simulator.views.metric_registry import METRICS
+
+    known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
+    if metric not in known or metric == "ledger_s":
+        raise ConfigError(f"metric: value {metric!r}: one of {', '.join(known)}")
+    draw_cdf(axes, metric, _tables(shown))
+
+
+def plot_completions(axes: Axes, shown: Shown) -> None:
+    """Draw the requests completed over time, a line per scenario."""
+    from experiments.figures.distributions import draw_completions
+
+    draw_completions(axes, _tables(shown))
+
+
+def plot_ledger(axes: Axes, shown: Shown, scenario: str) -> None:
+    """Draw each stage's time by account, in percent of the run."""
+    from experiments.figures.distributions import draw_ledger
+
+    draw_ledger(axes, scenario, _tables(shown)[scenario])
+
+
+def plot_timeline(axes: Axes, run: ScenarioRun, start_s: float, length_s: float) -> None:
+    """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
+    from experiments.figures.gantt import draw_stages
+    from experiments.figures.slices import Window, stage_slices
+    from experiments.figures.style import policy_colour
+
+    window = Window(start_s, length_s)
+    policy = run.deployment.scenario.policy.name
+    draw_stages(axes, policy, stage_slices(run.analysis, window), policy_colour(policy))
+    axes.set(xlim=(window.start_s, window.end_s), xlabel="time (s)")
+
+
+def _tables(shown: Shown) -> Mapping[str, Tables]:
+    return shown.tables if isinstance(shown, ExperimentResult) else shown
+
+
+def write_report(
+    results: Folder | Sequence[Folder], out: Folder, *, title: str | None = None
+) -> int:
+    """Write finished results as one HTML page, as ``sarathi-sim report`` does; its size in bytes.
+
+    Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
+    """
+    from experiments.report.html_page import write_page
+
+    folders = [results] if isinstance(results, str | Path) else list(results)
+    return write_page([Path(folder) for folder in folders], Path(out), title)

@@ -1,0 +1,188 @@
+"""The library: docs/library.md runs from top to bottom, and imports stay light."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+import experiments as sim
+from experiments import api
+from experiments.config.loading import load_experiment
+from policies.policy import DECODES
+from tests.experiments.small_config import SMALL
+from tests.experiments.small_sweep import SWEEP
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+HEAVY = ("pandas", "matplotlib", "numpy", "scipy", "sklearn", "pydantic", "pyarrow", "bokeh")
+
+
+class Decoder:
+    """Not a policy that gets far: nobody is ever admitted."""
+
+    holds_finished = False
+
+    def plan(self, view: Any) -> Any:
+        return DECODES if view.num_decodes else None
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The names that the examples of the page leave behind, run in order in a fresh folder."""
+    names: dict[str, Any] = {"__name__": "a_session"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("session"))
+        patch.setitem(matplotlib.rcParams, "backend", "agg")
+        patch.setitem(names, "print", lambda *words: names.update(said=" ".join(map(str, words))))
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)):
+            exec(compile(code, f"docs/library.md, example {number + 1}", "exec"), names)
+        names["page"] = Path("first.html").read_bytes()
+    return names
+
+
+def test_the_examples(told: dict[str, Any]) -> None:
+    outcome = told["outcome"]
+    assert list(outcome.runs) == ["orca", "sarathi"]
+    assert isinstance(outcome, sim.ExperimentResult)
+    assert len(outcome["orca"].requests) == 200
+    assert outcome["orca"].iterations["decodes"].sum() > 0
+    assert len(told["pipelines"]["orca_pp"].ledger) == 8
+    assert told["experiment"].scenarios["orca_pp"].seed == 3
+    assert len(told["table"]) == 8
+    assert told["table"].groupby("batching.max_batch")["seed"].nunique().to_dict() == {4: 2, 8: 2}
+    assert told["page"].startswith(b"<!DOCTYPE html>")
+    assert set(told["tables"]) == {"orca", "sarathi"}
+    assert "cluster.pp: value 0" in told["said"].splitlines()[-1]
+
+
+def test_a_policy_of_the_session_runs(told: dict[str, Any]) -> None:
+    """As the same policy does from a file; the others are not changed by it."""
+    iterations = told["mine"]["mine"].iterations
+    assert "mixed" not in set(iterations["kind"])
+    assert told["mine"]["orca"].summary == told["outcome"]["orca"].summary
+    assert told["mine"]["mine"].deployment.scenario.policy.name == "PrefillFirst"
+
+
+def test_the_axes_hold_what_was_drawn(told: dict[str, Any]) -> None:
+    cdf, completions, ledger, timeline = told["axes"].ravel()
+    assert [line.get_label().split(":")[0] for line in cdf.lines] == ["orca", "sarathi"]
+    assert len(completions.lines) == 3  # and what arrived
+    assert len(ledger.patches) >= 8
+    assert timeline.get_xlim() == (2.0, 3.0)
+    assert len(timeline.collections) == 4
+
+
+def test_a_mapping_is_what_a_file_holds(tmp_path: Path) -> None:
+    from yaml import safe_load
+
+    tree = safe_load(SMALL)
+    before = repr(tree)
+    loaded = sim.load(tree, {"seed": 5, "cluster": {"tp": 8, "pp": 4}})
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    same = load_experiment(path, ["seed=5", "cluster={tp: 8, pp: 4}"])
+    assert loaded.scenarios == same.scenarios
+    assert repr(tree) == before
+    assert sim.load({**tree, "name": "x"}).name == "x"
+    del tree["name"]
+    assert sim.load(tree).name == "session"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cluster.ppp": 2}, "cluster.ppp: unknown key"),
+        ({"cluster..pp": 2}, "expected KEY.PATH=VALUE"),
+        ({"scenarios.orca.policy": object}, "is no policy: "),
+        ({"scenarios.orca.policy": 5}, "policy"),
+    ],
+)
+def test_a_mistake_is_a_config_error(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(sim.ConfigError, match=re.escape(said)):
+        sim.load("first_experiment", changes)
+
+
+def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
+    """Neither a result nor a sweep could be repeated; nothing is written."""
+    from yaml import safe_load
+
+    tree = safe_load(SMALL) | {"scenarios": {"mine": {"policy": Decoder()}}, "compare": {}}
+    with pytest.raises(sim.ConfigError, match="is an object of this session"):
+        sim.simulate(tree, out=tmp_path / "x")
+    with pytest.raises(sim.ConfigError, match="is an object of this session"):
+        sim.sweep(tree | {"sweep": {"seeds": 2}}, out=tmp_path / "y")
+    assert not list(tmp_path.iterdir())
+
+
+def test_changes_go_with_a_configuration() -> None:
+    with pytest.raises(sim.ConfigError, match="changes: give them to load"):
+        sim.simulate(sim.load("first_experiment"), {"seed": 1})
+
+
+def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
+    from yaml import safe_load
+
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "from policies.policy import DECODES, named\n@named('odd')\nclass Odd:\n"
+        "    '''Raises.'''\n    holds_finished = False\n"
+        "    def plan(self, view):\n        raise RuntimeError('odd')\n"
+    )
+    scenario = {"policy": {"file": str(file), "name": "odd"}}
+    tree = safe_load(SWEEP) | {"scenarios": {"odd": scenario}}
+    with pytest.raises(sim.ConfigError, match=r"run [0-9a-f]{16} failed: .*\(and 8 more\)"):
+        sim.sweep(tree)
+
+
+def test_an_unknown_metric_is_refused(told: dict[str, Any]) -> None:
+    with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
+        sim.plot_cdf(Figure().subplots(), told["outcome"], "speed")
+
+
+def test_the_numbers_of_a_folder_and_of_a_session_are_the_same(result: Path) -> None:
+    tables = sim.read(result)
+    outcome = sim.simulate(result / "config.yaml")
+    for name, table in tables.items():
+        pd.testing.assert_frame_equal(table.requests, outcome[name].requests, check_dtype=False)
+        assert np.array_equal(table.ledger["busy_s"], outcome[name].ledger["busy_s"])
+
+
+def test_every_name_is_there_and_documented() -> None:
+    for name in sim.__all__:
+        assert getattr(sim, name) is getattr(api, name)
+        assert getattr(api, name).__doc__
+        assert name in dir(sim)
+        if name[0].islower():
+            assert f"`{name}" in PAGE
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sim.nothing
+
+
+def test_imports_are_light() -> None:
+    code = (
+        "import sys, policies, profiler, simulator, experiments\n"
+        "assert experiments.__doc__ and 'simulate' in dir(experiments)\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_a_simulation_draws_nothing() -> None:
+    """Loading the library itself imports no matplotlib, nor does a simulation."""
+    code = (
+        "import sys, experiments as sim\n"
+        "sim.simulate('first_experiment', {'workload.requests': 5})\n"
+        "print([name for name in ('matplotlib', 'bokeh', 'torch') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
