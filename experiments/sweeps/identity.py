@@ -17,8 +17,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
     *(f"profiler/{room}/*.py" for room in ("storage", "facts", "bundle", "kernels")),
-    *(f"profiler/physics/{name}.py" for name in ("fit", "forms", "hold_out", "modelled")),
-    *(f"profiler/physics/{name}.py" for name in ("op_times", "residual")),
+    *(f"profiler/physics/{name}.py" for name in ("fit", "forms", "hold_out", "layer_mix")),
+    *(f"profiler/physics/{name}.py" for name in ("modelled", "op_times", "residual")),
     *("experiments/config/*.py", "experiments/results.py"),
     "experiments/sweeps/jobs.py",
 )

@@ -143,6 +143,15 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
         sim.sweep(tree)
 
 
+def test_the_example_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import experiments.*?)```", readme, re.DOTALL)
+    said: list[float] = []
+    exec(code, {"print": said.append})
+    assert len(said) == 1
+    assert 0 < said[0] < 1000
+
+
 def test_an_unknown_metric_is_refused(told: dict[str, Any]) -> None:
     with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
         sim.plot_cdf(Figure().subplots(), told["outcome"], "speed")
