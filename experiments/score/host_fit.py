@@ -22,8 +22,7 @@ from simulator.loop.records import Floats, Ints
 FOLDS = 5
 """Parts of the servers that are left out in turn."""
 FEWEST = 8
-"""Rows to which constants are fitted. With fewer of one stack, those of its engine count, then
-all."""
+"""Rows to which constants are fitted."""
 LARGEST_ERROR = float(np.log(2))
 """An error counts as a factor of two at most: requests that wait for memory would rule a fit."""
 TPOT_WEIGHT = 2.0
@@ -39,6 +38,11 @@ def grid(measured: HostConstants) -> dict[str, HostConstants]:
         ITERATION: replace(measured, host_iteration_s=measured.host_iteration_s + 5e-4),
         SEQUENCE: replace(measured, host_sequence_s=measured.host_sequence_s + 3e-5),
     }
+
+
+def fitting(row: Measured) -> bool:
+    """Whether a row is fitted to: dense models, whose op times are surest, without flags."""
+    return row.dense and not row.flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +82,18 @@ class Slopes:
         ]
         return HostConstants(*(min(tried, key=lambda one: one.fun).x * unit).round(7).tolist())
 
+    def host_of(self, which: Ints, stack: str) -> HostConstants:
+        """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
+        any other stack they are the median of those of all stacks there and of those measured
+        elsewhere."""
+        names = np.array([stack_of(self.rows[row]) for row in which])
+        enough = [name for name in np.unique(names) if (names == name).sum() >= FEWEST]
+        if stack in enough:
+            return self.fitted(which[names == stack])
+        known = [self.limits.measured, *(self.fitted(which[names == name]) for name in enough)]
+        values = np.median([[*asdict(host).values()] for host in known], axis=0)
+        return HostConstants(*values.round(7).tolist())
+
     def sigmas(self, which: Ints, predicted: Floats) -> StackErrors:
         """The stack's own error by metric, from rows predicted without being fitted to."""
         found = []
@@ -97,8 +113,8 @@ def slopes(
     shares: Mapping[str, OpShares],
     limits: HostTimes,
 ) -> Slopes:
-    """From the simulations with :func:`grid`, of the rows that are answered and not flagged."""
-    rows = [row for row in rows if row.id in simulated[BASE] and not row.flags]
+    """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`."""
+    rows = [row for row in rows if row.id in simulated[BASE] and fitting(row)]
     hosts = grid(limits.measured)
     base = limits.measured
     table = np.array(
@@ -122,13 +138,9 @@ def _ms(times: ServerTimes) -> tuple[float, float]:
 
 
 def alike(rows: Sequence[Measured], which: Ints, stack: str) -> Ints:
-    """Of the rows ``which``, those that say most of ``stack``: its own, or its engine's, or all."""
+    """Of the rows ``which``, those that say most of a stack's errors: its own, or all."""
     own = np.array([stack_of(rows[row]) == stack for row in which], bool)
-    engine = np.array([rows[row].backend == stack.partition(" ")[0] for row in which], bool)
-    for part in (own, engine):
-        if part.sum() >= FEWEST:
-            return np.asarray(which[part])
-    return which
+    return np.asarray(which[own]) if own.sum() >= FEWEST else which
 
 
 #: What is left out together: the name of the scheme, and how a row says which part it is in.
@@ -160,8 +172,7 @@ def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
     for _, out in split:
         fit_to = np.setdiff1d(np.arange(len(found.rows)), out)
         for stack, which in _by_stack(found.rows, out):
-            host = found.fitted(alike(found.rows, fit_to, stack))
-            predicted[:, which] = found.predicted(which, host)
+            predicted[:, which] = found.predicted(which, found.host_of(fit_to, stack))
     sigma: dict[str, dict[str, float]] = {}
     for fit_to, out in split:
         for stack, which in _by_stack(found.rows, out):
@@ -188,4 +199,4 @@ def names(rows: Sequence[Measured]) -> list[str]:
 
 def constants(found: Slopes, which: Ints) -> dict[str, HostConstants]:
     """Of every stack and engine among the rows, fitted to ``which`` of them."""
-    return {name: found.fitted(alike(found.rows, which, name)) for name in names(found.rows)}
+    return {name: found.host_of(which, name) for name in names(found.rows)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.config.host_time import Fold, HostConstants, HostTimes, StackErrors, host_times
 from experiments.score.deployments import server_of, stack_of
-from experiments.score.errors import ServerTimes, grouped
+from experiments.score.errors import METRICS, ServerTimes, errors, grouped
 from experiments.score.host_fit import (
     BASE,
     CROSS_VALIDATED,
@@ -20,6 +20,7 @@ from experiments.score.host_fit import (
     Slopes,
     alike,
     constants,
+    fitting,
     grid,
     left_out,
     names,
@@ -75,14 +76,13 @@ def score_rows(
     """Simulate rows, with the shipped constants or with those that ``fit`` finds for rows left out.
 
     Rows of servers to which the shipped constants were fitted get those that were fitted without
-    them. With ``fit`` the best predictions are the cross-validated ones.
+    them. With ``fit`` the best predictions are the cross-validated ones; rows that are not fitted
+    to keep the shipped constants.
     """
     known = host_times()
-    hosts: dict[str, Host] = {BASE: lambda _: known.measured}
-    if fit:
-        hosts |= {n: _unflagged(host) for n, host in grid(known.measured).items() if n != BASE}
-    else:
-        hosts[FITTED] = lambda row: _without(known, row)[0]
+    hosts: dict[str, Host] = {name: _fitting(host) for name, host in grid(known.measured).items()}
+    hosts = {**(hosts if fit else {}), BASE: lambda _: known.measured}
+    hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(known, row)[0]
     plan = plan_rows(file, rows, progress, hosts)
     with runs_folder() as folder:
         simulated, failed = simulate_rows(plan, folder, backend, progress, say)
@@ -91,19 +91,17 @@ def score_rows(
         row.id: asdict(_without(known, row)[1]) for row in rows if row.id in simulated[BASE]
     }
     zero_fit = with_bands(simulated[BASE], plan.shares, error_of)
+    best = with_bands(simulated[FITTED], plan.shares, error_of)
     if not fit:
-        return ScoredRows(
-            rows, with_bands(simulated[FITTED], plan.shares, error_of), zero_fit, refused
-        )
+        return ScoredRows(rows, best, zero_fit, refused)
     found = slopes(rows, simulated, plan.shares, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, file, known)
-    return ScoredRows(rows, fits[CROSS_VALIDATED], zero_fit, refused, fits, shipped)
+    return ScoredRows(rows, best | fits[CROSS_VALIDATED], zero_fit, refused, fits, shipped)
 
 
-def _unflagged(host: HostConstants) -> Host:
-    """Of rows that are fitted to."""
-    return lambda row: None if row.flags else host
+def _fitting(host: HostConstants) -> Host:
+    return lambda row: host if fitting(row) else None
 
 
 def _without(known: HostTimes, row: Measured) -> tuple[HostConstants, StackErrors]:
@@ -116,7 +114,13 @@ def to_ship(
     """What ``data/host_time.yaml`` would hold after this fit. The errors of a server that was among
     those fitted to are cross-validated ones; any other server's are those of GPUs left out."""
     count = len({server_of(row) for row in found.rows})
-    note = f"fitted to {len(found.rows)} rows of {count} servers of {Path(file).name}"
+    ttft, tpot = (errors(found.rows, fits[CROSS_VALIDATED], metric) for metric in METRICS)
+    note = f"fitted to {len(found.rows)} dense rows of {count} servers of {Path(file).name}"
+    if ttft is not None and tpot is not None:
+        note += (
+            f"; on servers left out mean TTFT is off by {ttft.mape:.1f} % and TPOT by "
+            f"{tpot.mape:.1f} %"
+        )
     folds = [
         Fold(
             sorted({server_of(found.rows[row]) for row in out}),
@@ -127,10 +131,8 @@ def to_ship(
     ]
     every = np.arange(len(found.rows))
     elsewhere = fits[ONE_GPU_OUT] or fits[CROSS_VALIDATED]
-    errors = _errors(found, elsewhere, every) if elsewhere else {}
-    return replace(
-        known, fitted_to=note, stacks=constants(found, every), errors=errors, folds=folds
-    )
+    apart = _errors(found, elsewhere, every) if elsewhere else {}
+    return replace(known, fitted_to=note, stacks=constants(found, every), errors=apart, folds=folds)
 
 
 def _errors(

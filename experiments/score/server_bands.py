@@ -20,6 +20,7 @@ from experiments.score.errors import METRICS, ServerTimes
 from experiments.score.measured import Measured
 from simulator.confidence.bands import UNKNOWN
 from simulator.loop.records import Floats
+from simulator.op_times.iteration import HostTime, IterationCost
 
 DRAWS = 512
 """Joint draws: an end of a 90 % band is then known to about a twentieth of its width."""
@@ -42,7 +43,9 @@ class OpShares:
 def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     """Of one row. A request decodes ``osl`` tokens beside ``concurrency`` others (or as many as fit
     into the memory), and meanwhile each of them processes one prompt."""
-    cost, meta = deployment.predictor.cost, deployment.ops.bundle.meta
+    engine, meta = deployment.scenario.engine, deployment.ops.bundle.meta
+    host = HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0)
+    cost = IterationCost(deployment.ops, host=host)
     context = row.isl + row.osl / 2
     fitting = max(1, int(deployment.kv_capacity // (row.isl + row.osl)))
     beside = float(min(row.concurrency, fitting))

@@ -116,8 +116,19 @@ def test_what_says_most_of_a_stack() -> None:
     rows = [server(0, c) for c in range(1, 9)] + [server(1, c) for c in range(1, 8)]
     every = np.arange(15)
     assert alike(rows, every, "vllm").tolist() == list(range(8))
-    assert alike(rows, every, "vllm under dynamo").tolist() == list(range(8))  # its engine's
+    assert alike(rows, every, "vllm under dynamo").tolist() == list(range(15))
     assert alike(rows, every, "trtllm").tolist() == list(range(15))  # seven are too few
+
+
+def test_an_unknown_stack_is_like_the_median_of_the_others() -> None:
+    found = some()
+    every = np.arange(len(found.rows))
+    each = [found.host_of(every, stack) for stack in ("vllm", "trtllm")]
+    middle = np.median([[*asdict(one).values()] for one in (*each, found.limits.measured)], axis=0)
+    unknown = found.host_of(every, "sglang under dynamo")
+    assert [*asdict(unknown).values()] == pytest.approx(middle.tolist())
+    alone = found.host_of(every[:0], "vllm")  # nothing to fit to
+    assert alone == found.limits.measured
 
 
 def test_draws_have_the_width_of_their_ops() -> None:
@@ -163,7 +174,7 @@ def test_what_ships_can_be_read_again_and_leaves_servers_out(tmp_path: object) -
     found = some(noise=0.05)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, "folder/rows.csv", found.limits)
-    assert shipped.fitted_to == "fitted to 32 rows of 8 servers of rows.csv"
+    assert shipped.fitted_to.startswith("fitted to 32 dense rows of 8 servers of rows.csv; on ")
     assert parse_yaml(host_time_yaml(shipped), "x")["stacks"]["vllm"] == asdict(
         shipped.stacks["vllm"]
     )
@@ -182,13 +193,16 @@ def test_the_shipped_constants_are_plausible_and_say_what_they_are() -> None:
                 low, high = known.constants[name].range
                 assert low <= value <= high
     servers = [name for fold in known.folds for name in fold.servers]
-    assert len(servers) == len(set(servers))
+    assert len(servers) == len(set(servers)) > 10
 
 
 def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
-    rows = [server(0, 4), server(0, 8, flags="doubtful"), server(0, 16)]
+    rows = [server(0, 4), server(0, 8, flags="doubtful"), server(0, 16), server(0, 32)]
+    rows[3] = rows[3].model_copy(update={"dense": False})
     known = host_times()
     hosts = grid(known.measured).items()
-    found = {name: {r.id: simulated(r, host) for r in rows[:2]} for name, host in hosts}
+    found = {
+        name: {r.id: simulated(r, host) for r in rows if r.id != "0 16"} for name, host in hosts
+    }
     kept = slopes(rows, found, {row.id: SHARES for row in rows}, known)
     assert [row.id for row in kept.rows] == ["0 4"] and BASE in found
