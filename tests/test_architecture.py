@@ -62,6 +62,10 @@ ROOMS: dict[str, str] = {
         "experiments.run experiments.figures experiments.results experiments.config policies "
         "profiler simulator"
     ),
+    "experiments.capacity": (
+        "experiments.sweeps experiments.run experiments.figures experiments.results "
+        "experiments.config policies profiler simulator"
+    ),
     "experiments.score": (
         "experiments.sweeps experiments.run experiments.figures experiments.results "
         "experiments.config policies profiler simulator"

@@ -16,6 +16,7 @@ import typer
 
 from experiments.cli.accuracy import accuracy, fit
 from experiments.cli.bundles import import_profile, profile_check, profile_diff
+from experiments.cli.capacity import capacity
 from experiments.cli.common import (
     Commands,
     ConfigArgument,
@@ -232,6 +233,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "bench": bench,
     },
     "Sweep": {"plan": plan, "sweep": sweep},
+    "Decide": {"capacity": capacity},
     "Profile": {
         "make-bundle": make_bundle,
         "import": import_profile,

@@ -84,21 +84,15 @@ def sweep(
       sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
       sarathi-sim sweep pd_sweep --backend dask --address tcp://127.0.0.1:8786
     """
-    from experiments.config.errors import ConfigError
     from experiments.sweeps.execute import Report
     from experiments.sweeps.store import Store
 
-    if (backend == "dask") != (address is not None):
-        raise ConfigError("--backend dask and --address: one needs the other")
-    if backend == "dask" and workers is not None:
-        raise ConfigError(
-            f"--workers {workers}: not allowed with --backend dask: the cluster has its own workers"
-        )
+    check_backend(backend, address, workers)
     planned = _planned(config, assignments, quiet)
     folder = out or Path("runs") / planned.name
     store = Store(folder)
     report = Report(len({run.key for run in planned.runs}))
-    where = _backend(backend, address, workers)
+    where = backend_at(backend, address, workers)
     try:
         store.open(resume)
         with store.locked():
@@ -135,7 +129,20 @@ def _processors() -> int:
     return int(cpu_count())
 
 
-def _backend(where: Where, address: str | None, workers: int | None) -> Backend:
+def check_backend(where: Where, address: str | None, workers: int | None) -> None:
+    """Raises ConfigError for options that do not go together."""
+    from experiments.config.errors import ConfigError
+
+    if (where == "dask") != (address is not None):
+        raise ConfigError("--backend dask and --address: one needs the other")
+    if where == "dask" and workers is not None:
+        raise ConfigError(
+            f"--workers {workers}: not allowed with --backend dask: the cluster has its own workers"
+        )
+
+
+def backend_at(where: Where, address: str | None, workers: int | None) -> Backend:
+    """The backend that checked options ask for."""
     if where == "dask":
         from experiments.sweeps.dask_backend import DaskWorkers
 

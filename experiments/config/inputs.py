@@ -124,6 +124,21 @@ def op_times_of(
 
     Where no profile holds the bundle it is made here (:func:`op_source`).
     """
+    ops, longest, digest = _op_times(scenario, model, device, source)
+    scale = scenario.engine.op_scale
+    return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), longest, digest
+
+
+@lru_cache(maxsize=16)
+def _scaled(ops: OpTimes, factors: tuple[tuple[str, float], ...]) -> OpTimes:
+    """One object for all scenarios alike: they share its tables."""
+    return ops.scaled(dict(factors))
+
+
+def _op_times(
+    scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
+) -> tuple[OpTimes, int, str]:
+    """Those of the profile, as it holds them."""
     kernels, tp = scenario.kernels, scenario.cluster.tp
     profiles = _profiles(scenario, source) if scenario.profiles else None
     key = "profiles" if kernels is None else "stack"
@@ -190,7 +205,7 @@ def _load_model(name: str, changed: int) -> ModelSpec:
     return load_model(name)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
     """The regressions of one bundle, and its longest context; scenarios share them.
 
@@ -200,7 +215,7 @@ def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
     return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _made(
     device: str, model: ModelSpec, tp: int, kernels: Kernels | None
 ) -> tuple[OpTimes, int, str]:

@@ -124,6 +124,7 @@ PARAMETERS = {
     "engine.lm_head": Parameter("LM head"),
     "engine.layer_time": Parameter("layer time"),
     "engine.host_iteration_s": Parameter("host time of an iteration", "s", "host"),
+    "engine.op_scale": Parameter("factors on op times"),
     "engine.host_sequence_s": Parameter("host time of a sequence", "s", "host a sequence"),
     "engine.frontend_s": Parameter("frontend time of a request", "s", "frontend"),
 }

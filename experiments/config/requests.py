@@ -19,6 +19,7 @@ from experiments.config.workload import (
     FixedLengths,
     Gamma,
     Poisson,
+    QuantileLengths,
     RandomLengths,
     Sessions,
     TraceLengths,
@@ -45,6 +46,7 @@ from simulator.load.workload import (
     gamma_arrivals,
     make_requests,
     poisson_arrivals,
+    quantile_lengths,
     split_lengths,
     stream,
     uniform_lengths,
@@ -213,11 +215,17 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
     count = workload.requests
     if count is None:
         raise ConfigError(f"{source.name(('workload', 'requests'))}: this key is missing")
-    if isinstance(lengths, RandomLengths):
+    if isinstance(lengths, RandomLengths | QuantileLengths):
         if workload.pd_ratio is not None:
             problem = "must be left out where lengths.prompt and lengths.decode are given"
             raise source.error("workload.pd_ratio", workload.pd_ratio, problem)
         rng = stream(scenario.seed, "lengths")
+        if isinstance(lengths, QuantileLengths):
+            _check_quantiles(lengths, source)
+            return (
+                quantile_lengths(count, lengths.tokens("prompt"), rng),
+                quantile_lengths(count, lengths.tokens("decode"), rng),
+            )
         prompt, output = (
             uniform_lengths(count, max(1, int(lengths.range_ratio * most)), most, rng)
             for most in (lengths.prompt, lengths.decode)
@@ -249,6 +257,15 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
         return split_lengths(total, workload.pd_ratio)
     except WorkloadError as error:
         raise source.error("workload.pd_ratio", workload.pd_ratio, str(error)) from None
+
+
+def _check_quantiles(lengths: QuantileLengths, source: Source) -> None:
+    """Refuse percentiles that do not rise from 0 to 100. Raises ConfigError."""
+    for key in ("prompt", "decode"):
+        tokens = lengths.tokens(key)
+        if {0, 100} - tokens.keys() or list(tokens.values()) != sorted(tokens.values()):
+            problem = "must have p0 and p100, and more tokens for a higher percentile"
+            raise source.error(f"workload.lengths.{key}", getattr(lengths, key), problem)
 
 
 def _totals(

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator
 
 from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
+from experiments.config.capacity_section import CapacitySection
 from experiments.config.policy import PolicyConfig
 from experiments.config.workload import Workload
 from profiler.facts.formats import (
@@ -23,9 +24,11 @@ from profiler.facts.formats import (
     Stack,
     WeightDtype,
 )
+from profiler.facts.ops import OPS
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
+OpName = Literal[*OPS]  # type: ignore[valid-type]
 
 
 class Cluster(Strict):
@@ -111,7 +114,8 @@ class Engine(Strict):
     These three are by default the stack's (``data/host_time.yaml``), without a stack 0.
 
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
-    of the ops."""
+    of the ops. ``op_scale``: what if an op took so many times as long (``sarathi-sim
+    sensitivity``)."""
 
     turnaround_s: Seconds = 0.0
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -121,6 +125,7 @@ class Engine(Strict):
     host_iteration_s: Seconds | None = None
     host_sequence_s: Seconds | None = None
     frontend_s: Seconds | None = None
+    op_scale: dict[OpName, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=dict)
 
 
 class Scenario(Strict):
@@ -203,3 +208,4 @@ class Header(Strict):
     compare: dict[Name, Ratio] = Field(default_factory=dict)
     validation: Validation = Validation()
     runs: dict[Name, Text] = Field(default_factory=dict)
+    capacity: CapacitySection | None = None

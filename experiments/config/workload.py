@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from experiments.config.base import Count, Name, Positive, Strict, Text, Tokens
 
@@ -46,6 +46,28 @@ class RandomLengths(Strict):
     range_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
+Percentile = Annotated[str, StringConstraints(pattern=r"^p(100|\d{1,2}(\.\d+)?)$")]
+Percentiles = Annotated[
+    dict[Percentile, Annotated[float, Field(ge=1, le=16_777_216)]],
+    Field(min_length=2, max_length=1000),
+]
+"""Tokens by percentile: 99 percent of the requests have no more than ``p99`` of them."""
+
+
+class QuantileLengths(Strict):
+    """Prompt and output tokens, drawn apart from each other by their percentiles from ``p0`` to
+    ``p100``, linear in between."""
+
+    kind: Literal["quantiles"]
+    prompt: Percentiles
+    decode: Percentiles
+
+    def tokens(self, key: str) -> dict[float, float]:
+        """Those of ``prompt`` or ``decode`` by percent, in order."""
+        given: dict[str, float] = getattr(self, key)
+        return dict(sorted((float(name.removeprefix("p")), n) for name, n in given.items()))
+
+
 class TraceColumns(Strict):
     """Columns of a trace that go by names of their own."""
 
@@ -81,7 +103,9 @@ class TraceLengths(Strict):
     clip: Clip = Clip()
 
 
-Lengths = ZipfLengths | UniformLengths | FixedLengths | RandomLengths | TraceLengths
+Lengths = (
+    ZipfLengths | UniformLengths | FixedLengths | RandomLengths | QuantileLengths | TraceLengths
+)
 
 
 class AtOnce(Strict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,7 +45,7 @@ class Bundles:
 
     It learns the time of a run from results (``took``), so the first bundles hold one job each.
     Towards the end bundles become smaller, so that all workers finish together. With ``single``
-    every bundle has one job.
+    every bundle has one job. Jobs may be added while others are under way.
     """
 
     def __init__(self, jobs: Sequence[Job], workers: int, single: bool = False) -> None:
@@ -59,9 +59,17 @@ class Bundles:
         self._seconds += sum(result.seconds for result in results)
         self._runs += len(results)
 
+    def add(self, jobs: Iterable[Job]) -> None:
+        """More jobs, behind the others."""
+        self._todo.extend(jobs)
+
     def __iter__(self) -> Iterator[list[Job]]:
-        while self._todo:
-            yield [self._todo.popleft() for _ in range(self._size())]
+        return self
+
+    def __next__(self) -> list[Job]:
+        if not self._todo:
+            raise StopIteration
+        return [self._todo.popleft() for _ in range(self._size())]
 
     def _size(self) -> int:
         if self._single or not self._runs:

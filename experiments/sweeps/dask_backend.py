@@ -99,14 +99,12 @@ class DaskWorkers:
         left = iter(bundles)
 
         def submit() -> None:
-            jobs = next(left, None)
-            if jobs is not None:
+            while len(under_way) < ahead and (jobs := next(left, None)) is not None:
                 future = self._client.submit(work, jobs, pure=False, retries=RETRIES)
                 under_way[future] = jobs
                 future.add_done_callback(finished.put)
 
-        for _ in range(ahead):
-            submit()
+        submit()
         while under_way:
             future = yield from self._next(finished, under_way)
             jobs = under_way.pop(future)

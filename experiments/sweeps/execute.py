@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,10 @@ class Report:
         return self.total - self.finished
 
 
+Follow = Callable[[Run], Iterable[Run]]
+"""The runs that the result of one leads to: called with each that is finished, or failed."""
+
+
 def execute(
     plan: SweepPlan,
     store: Store,
@@ -48,20 +53,35 @@ def execute(
     progress: Progress = silent,
     report: Report | None = None,
     say: Say = silent,
+    follow: Follow | None = None,
 ) -> Report:
     """Simulate the missing runs of the folder and write its tables.
 
     ``report`` is filled in on the way, so it shows the progress of an interrupted sweep. ``say``
     gets messages for the user. The tables of the finished runs are written however the sweep ends.
+    With ``follow`` results lead to further runs; they come last in the tables, sorted by key.
     """
     unique = {run.key: run for run in plan.runs}
-    done = store.intact(unique, say)
     report = report or Report(len(unique))
-    report.finished = report.earlier = len(done)
     store.drop_failures()
     began, base = time.monotonic(), str(Path.cwd())
-    todo = [Job(run, base) for run in unique.values() if run.key not in done]
     work_s = 0.0
+
+    def missing(runs: Iterable[Run]) -> list[Job]:
+        """The jobs of runs that are not finished; what follows from the others, too."""
+        waiting, todo = list(runs), []
+        while waiting:
+            unique.update({run.key: run for run in waiting})
+            done = store.intact((run.key for run in waiting), say)
+            report.finished += len(done)
+            report.earlier += len(done)
+            todo += [Job(run, base) for run in waiting if run.key not in done]
+            waiting = [run for run in waiting if run.key in done]
+            waiting = [more for run in waiting for more in follow(run)] if follow else []
+            report.total += len(waiting)
+        return todo
+
+    todo = missing(unique.values())
 
     def taken_in(what: list[Job], attempt: int) -> list[Job]:
         """One pass over jobs; returns those that were lost."""
@@ -82,6 +102,10 @@ def execute(
                 work_s += sum(result.seconds for result in results)
                 for result in results:
                     _keep(result, store, report)
+                    if follow is not None:
+                        more = list(follow(unique[result.key]))
+                        report.total += len(more)
+                        bundles.add(missing(more))
                 progress("runs", report.finished + len(report.failures), report.total)
         return lost
 
@@ -98,8 +122,14 @@ def execute(
         backend.close()
         report.wall_s = time.monotonic() - began
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
-        write_tables(plan, store, report.failures)
+        planned = {run.key for run in plan.runs}
+        further = sorted((run for key, run in unique.items() if key not in planned), key=_key)
+        write_tables(replace(plan, runs=(*plan.runs, *further)), store, report.failures)
     return report
+
+
+def _key(run: Run) -> str:
+    return run.key
 
 
 def waited_for(waiting: Waiting) -> str:

@@ -78,6 +78,8 @@ def folder_files(job: Job) -> dict[str, bytes]:
     analysis = Analysis(deployment.simulate())
     scenario = run.scenario
     summary = analysis.summary(deployment.model, deployment.device, scenario.cluster.tp)
+    if run.after_warmup:
+        summary["after_warmup"] = analysis.after_warmup()
     content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
     files = run_files({name: (scenario, analysis)}, {"name": name})

@@ -40,6 +40,7 @@ class Run:
     """One run: its place in the sweep, and the resolved scenario that it simulates.
 
     ``point`` has the swept values by key path; ``scenario`` and ``seed`` are axes of their own.
+    ``after_warmup``: its summary also has :meth:`simulator.views.metrics.Analysis.after_warmup`.
     """
 
     key: str
@@ -47,6 +48,7 @@ class Run:
     seed: int
     point: Point
     scenario: Scenario
+    after_warmup: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ by its use, so a new use does not change the others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,6 +49,16 @@ def zipf_lengths(
 def uniform_lengths(count: int, low: int, high: int, rng: np.random.Generator) -> Ints:
     """Total tokens of ``count`` requests, each whole number in [low, high] as likely."""
     return rng.integers(low, high, size=count, dtype=np.int64, endpoint=True)
+
+
+def quantile_lengths(
+    count: int, tokens_by_percent: Mapping[float, float], rng: np.random.Generator
+) -> Ints:
+    """Tokens of ``count`` requests by their percentiles, linear between those given."""
+    percents = sorted(tokens_by_percent)
+    tokens = [tokens_by_percent[percent] for percent in percents]
+    drawn: Floats = np.interp(100 * rng.random(count), percents, tokens)
+    return np.asarray(np.maximum(1, np.rint(drawn)), np.int64)
 
 
 def split_lengths(total: npt.ArrayLike, pd_ratio: float) -> tuple[Ints, Ints]:

@@ -207,7 +207,7 @@ def _context_grid(points: int, step: int) -> Floats:
     return np.maximum(np.arange(points) * step, 1.0)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _token_rows(
     cost: IterationCost, most: int
 ) -> tuple[list[tuple[float, float, float]], list[float]]:
@@ -221,7 +221,7 @@ def _token_rows(
     return [(0.0, 0.0, 0.0), *map(tuple, table.T.tolist())], beside
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _decode_rows(
     cost: IterationCost, most: int, points: int, step: int
 ) -> tuple[Floats, list[list[float]], list[float]]:
@@ -232,7 +232,7 @@ def _decode_rows(
     return table, table.tolist(), [0.0, *quantize(cost.last_s(sizes)).tolist()]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _prefill_rows(
     ops: OpTimes, max_length: int, whole_prompts: int, scale: float
 ) -> tuple[list[float], dict[int, list[float]]]:

@@ -9,9 +9,11 @@ with a learned residual (``surface.py``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cached_property, partial
 from importlib.metadata import version
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,16 @@ from numpy.typing import ArrayLike
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.formats import NumberBytes
-from profiler.facts.ops import ALL_LAYER_OPS, ALL_REDUCE, ALL_TO_ALL, OPS, GemmShape
+from profiler.facts.ops import (
+    ALL_LAYER_OPS,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    DECODE,
+    OPS,
+    PREFILL,
+    SEND_RECV,
+    GemmShape,
+)
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import fit_skew, fit_whole_layer
@@ -68,15 +79,37 @@ class OpTimes:
         }
         for op in gemms:
             self.by_rows[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
-        self.all_reduce = (
+        self.factors: dict[str, float] = {}
+        self.unscaled: OpTimes | None = None
+        self.all_reduce: TimeBySize | None = (
             PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
             if self.tp > 1
             else None
         )
-        self.send = {
+        self.send: dict[str, TimeBySize] = {
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
         }
+
+    def scaled(self, factors: Mapping[str, float]) -> OpTimes:
+        """These op times, where each op takes ``factors[op]`` times as long (1 where not named).
+
+        What whole layers add to the sum of their ops stays.
+        """
+        _ = self.whole_layer, self.skew  # fitted to what was measured
+        found = copy(self)
+        found.factors = dict(factors)
+        found.by_rows = {
+            op: _times(time, factors.get(op, 1.0)) for op, time in self.by_rows.items()
+        }
+        if self.all_reduce is not None:
+            found.all_reduce = _times(self.all_reduce, factors.get(ALL_REDUCE, 1.0))
+        sent = factors.get(SEND_RECV, 1.0)
+        found.send = {scope: _times(time, sent) for scope, time in self.send.items()}
+        found.prefill = _times(self.prefill, factors.get(PREFILL, 1.0))
+        found.decode = _times(self.decode, factors.get(DECODE, 1.0))
+        found.unscaled = self
+        return found
 
     @property
     def linear(self) -> dict[str, TimeBySize]:
@@ -107,6 +140,8 @@ class OpTimes:
         return self._table("decode", batch, context)
 
     def _table(self, op: str, a: Floats, b: Floats) -> Floats:
+        if self.unscaled is not None:  # what is kept on disk is that of the bundle
+            return self.factors.get(f"attn_{op}", 1.0) * self.unscaled._table(op, a, b)
         sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
         return self.kept(f"{op} {len(a)}", lambda: getattr(self, op)(a[:, None], b), sizes)
 
@@ -162,6 +197,18 @@ class OpTimes:
 
     def _beyond(self, op: str, tokens: Floats) -> Floats:
         return self.roofline.beyond(*self._gemms[op])(tokens)
+
+
+Time = TypeVar("Time", bound=Callable[..., Floats])
+
+
+def _times(time: Time, factor: float) -> Time:
+    """The function, its values multiplied."""
+
+    def scaled(*sizes: ArrayLike) -> Floats:
+        return factor * time(*sizes)
+
+    return scaled  # type: ignore[return-value]
 
 
 Gemms = dict[str, tuple[GemmShape, Floats, Floats]]

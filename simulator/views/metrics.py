@@ -17,8 +17,8 @@ from simulator.views.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubble
 from simulator.views.metric_registry import QUANTILES, STEADY
 from simulator.views.paging import is_paged, paging_columns, paging_summary
 from simulator.views.per_replica import PerReplica
-from simulator.views.spans import Spans
-from simulator.views.steady import steady_state
+from simulator.views.spans import Counts, Spans
+from simulator.views.steady import mser5, steady_state
 
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
@@ -156,16 +156,32 @@ class Analysis:
 
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
         """
-        found = [self.spans[number].token_gaps() for number in self.at_work or [0]]
-        values = np.concatenate([gaps_s for gaps_s, _ in found])
-        weights = np.concatenate([counts for _, counts in found])
-        del found  # in a long run these are the largest arrays there are
-        if not len(values):
-            return [float("nan")] * len(quantiles)
-        order = np.argsort(values, kind="stable")
-        until = np.cumsum(weights[order], dtype=np.int64)
-        indices = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
-        return [float(values[i]) for i in order[np.minimum(indices, len(values) - 1)]]
+        values, weights = self._gaps_between_tokens()
+        return _weighted_quantiles(values, weights, quantiles)
+
+    def _gaps_between_tokens(self, since_s: float = -np.inf) -> tuple[Floats, Counts]:
+        """:meth:`Spans.token_gaps` of all replicas together."""
+        found = [self.spans[number].token_gaps(since_s) for number in self.at_work or [0]]
+        values, weights = zip(*found, strict=True)
+        return np.concatenate(values), np.concatenate(weights)
+
+    def after_warmup(self) -> dict[str, Any]:
+        """Mean and quantiles of the latencies, and of the times between tokens, without the
+        warm-up (MSER-5), in whatever state the run is; ``warmup_requests`` by order of arrival."""
+        done = self.request_columns
+        order = np.argsort(done["arrival_s"], kind="stable")
+        order = order[~np.isnan(done["latency_s"][order])]
+        warmup = mser5(done["latency_s"][order])
+        part = order[warmup:]
+        names = (*STEADY, "tbt_max_s")
+        since_s = float(done["arrival_s"][part[0]]) if len(part) else np.inf
+        gaps_s, counts = self._gaps_between_tokens(since_s)
+        mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else float("nan")
+        return {
+            "warmup_requests": warmup,
+            **_spreads({name: done[name][part] for name in names}),
+            "tbt_s": _named(_weighted_quantiles(gaps_s, counts, QUANTILES), mean),
+        }
 
     @cached_property
     def token_gaps(self) -> pd.DataFrame:
@@ -265,6 +281,16 @@ def _spreads(columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
         for name, values in zip(names, quantiles.T.tolist(), strict=True):
             spreads[name] = _named(values, np.nansum(columns[name]) / size)
     return spreads
+
+
+def _weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[float]) -> list[float]:
+    """The smallest value such that at least that share of all is no larger. NaN without any."""
+    if not len(values):
+        return [float("nan")] * len(quantiles)
+    order = np.argsort(values, kind="stable")
+    until = np.cumsum(weights[order], dtype=np.int64)
+    indices = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
+    return [float(values[i]) for i in order[np.minimum(indices, len(values) - 1)]]
 
 
 def _named(values: Sequence[float], mean: float | None = None) -> dict[str, float]:

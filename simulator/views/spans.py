@@ -60,10 +60,11 @@ class Spans:
         along = until[self.last + 1] - until[self.first]
         return np.asarray(np.add.reduceat(along, self.starts))
 
-    def token_gaps(self) -> tuple[Floats, Counts]:
+    def token_gaps(self, since_s: float = -np.inf) -> tuple[Floats, Counts]:
         """Times between successive tokens of a request: distinct values, and how often each occurs.
 
-        A decode yields a token, and so does the iteration that finishes the prompt.
+        A decode yields a token, and so does the iteration that finishes the prompt. Gaps that end
+        before ``since_s`` are left out.
         """
         decode = np.flatnonzero(self.role == DECODE)
         within = np.diff(self._finish, prepend=np.nan)
@@ -71,8 +72,9 @@ class Spans:
         np.add.at(weight, self.first[decode] + 1, 1)
         np.add.at(weight, self.last[decode] + 1, -1)
         weight = np.cumsum(weight, dtype=np.int32)[:-1]
-        seen = weight > 0
-        entry = self._entry_gaps(np.union1d(decode, self._recomputed()))
+        seen = (weight > 0) & (self._finish >= since_s)
+        spans = np.union1d(decode, self._recomputed())
+        entry = self._entry_gaps(spans[self._finish[self._first_token(spans)] >= since_s])
         gaps = np.concatenate([within[seen], entry])
         return gaps, np.concatenate([weight[seen], np.ones(len(entry), np.int32)])
 
@@ -106,5 +108,8 @@ class Spans:
         """
         yields = np.where(self.role != PART, np.arange(len(self.role)), -1)
         before = np.maximum.accumulate(yields)[spans - 1]
-        token = np.where(self.role[spans] == DECODE, self.first[spans], self.last[spans])
-        return np.asarray(self._finish[token] - self._finish[self.last[before]])
+        return np.asarray(self._finish[self._first_token(spans)] - self._finish[self.last[before]])
+
+    def _first_token(self, spans: Ints) -> Ints:
+        """Where these spans yield their first token."""
+        return np.where(self.role[spans] == DECODE, self.first[spans], self.last[spans])

@@ -1,0 +1,146 @@
+"""Probes as runs of a sweep: sent to its backends, kept in its folder, found again by content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import pandas as pd
+
+from experiments.capacity.judgement import judge
+from experiments.capacity.options import Option
+from experiments.capacity.search import Probe, Probed, Search
+from experiments.config.capacity_section import CapacitySection
+from experiments.sweeps.backends import Backend, Bundles, Outcomes
+from experiments.sweeps.execute import Report, execute, write_tables
+from experiments.sweeps.identity import run_key
+from experiments.sweeps.plan import Run, SweepPlan
+from experiments.sweeps.store import Store
+from profiler.storage.progress import Progress, Say, silent
+
+T = TypeVar("T")
+NAME = "probe"
+"""What each run's scenario is called: options that describe the same one share a run."""
+AXES = ("deployment", "load", "requests", "slower", "seed")
+
+
+@dataclass
+class Laboratory:
+    """Where probes are simulated and kept, and what is asked of them."""
+
+    section: CapacitySection
+    store: Store
+    backend: Backend
+    progress: Progress = silent
+    say: Say = silent
+    report: Report = field(default_factory=lambda: Report(0))
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    def pursue(self, searches: Mapping[Option, Search[T]]) -> dict[Option, T | str]:
+        """What the searches found; of those with a run that failed, its error.
+
+        Call it under the store's lock.
+        """
+        chase = _Chase(self, searches)
+        plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
+        kept = _Kept(self.backend, self.backend.workers)
+        execute(plan, self.store, kept, self.progress, self.report, self.say, chase.follow)
+        self.runs |= chase.runs
+        return chase.found
+
+    def write_tables(self) -> None:
+        """The tables of the sweep that the probes are, in an order that does not depend on when
+        each was simulated."""
+        runs = sorted(self.runs.values(), key=lambda run: (*run.point.values(), run.seed))
+        plan = SweepPlan("", "capacity", "", AXES, None, tuple(runs), ())
+        write_tables(plan, self.store, self.report.failures)
+
+
+class _Chase(Generic[T]):
+    """Searches under way: which of them waits for which run."""
+
+    def __init__(self, lab: Laboratory, searches: Mapping[Option, Search[T]]) -> None:
+        self.lab = lab
+        self.searches = searches
+        self.found: dict[Option, T | str] = {}
+        self.runs: dict[str, Run] = {}
+        self._summaries: dict[str, dict[str, Any]] = {}
+        self._asked: dict[Option, list[tuple[Probe, str]]] = {}
+        self._waiting: dict[str, list[Option]] = {}
+
+    def begin(self) -> Iterator[Run]:
+        """The first runs of all searches."""
+        for option, search in self.searches.items():
+            yield from self._ask(option, next(search))
+
+    def follow(self, run: Run) -> list[Run]:
+        """What the searches that waited for this run need next."""
+        options = self._waiting.pop(run.key, [])
+        error = self.lab.report.failures.get(run.key)
+        if error is None:
+            self._summaries[run.key] = self.lab.store.summary(run.key, NAME)
+        more = []
+        for option in dict.fromkeys(options):
+            if error is not None:
+                self._end(option, error)
+            elif option not in self.found:
+                more += self._answered(option)
+        return more
+
+    def _answered(self, option: Option) -> list[Run]:
+        """Go on where every probe asked for has its result."""
+        asked = self._asked[option]
+        if any(key not in self._summaries for _, key in asked):
+            return []
+        try:
+            wanted = self.searches[option].send([self._probed(*one) for one in asked])
+        except StopIteration as done:
+            self._end(option, done.value)
+            return []
+        runs = self._ask(option, wanted)
+        return runs or self._answered(option)
+
+    def _end(self, option: Option, found: T | str) -> None:
+        self.found[option] = found
+        self.lab.progress("deployments", len(self.found), len(self.searches))
+
+    def _ask(self, option: Option, probes: list[Probe]) -> list[Run]:
+        """The runs of the probes that nobody has asked for yet."""
+        runs, asked = [], []
+        for probe in probes:
+            deployment = option.at(probe, self.lab.section.load)
+            key = run_key(deployment, NAME)
+            asked.append((probe, key))
+            if key in self._summaries:
+                continue
+            if key not in self._waiting:
+                point = {"deployment": option.name, "load": probe.load}
+                point |= {"requests": probe.requests, "slower": probe.slower}
+                scenario = deployment.scenario
+                self.runs[key] = Run(key, NAME, probe.seed, point, scenario, after_warmup=True)
+                runs.append(self.runs[key])
+            self._waiting.setdefault(key, []).append(option)
+        self._asked[option] = asked
+        return runs
+
+    def _probed(self, probe: Probe, key: str) -> Probed:
+        summary, section, requests = self._summaries[key], self.lab.section, None
+        if any(one.share for one in section.objectives):
+            requests = pd.read_parquet(self.lab.store.runs / key / NAME / "requests.parquet")
+        verdict = judge(section.objectives, summary, requests, section.load == "rate")
+        return Probed(probe, key, summary, verdict)
+
+
+@dataclass
+class _Kept:
+    """A backend that goes on living when a sweep on it has ended."""
+
+    backend: Backend
+    workers: int
+
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
+        return self.backend.run(bundles, ahead=ahead)
+
+    def close(self) -> None:
+        """Its owner closes it."""

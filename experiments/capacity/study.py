@@ -1,0 +1,91 @@
+"""The command ``capacity``: from a file to the content of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.capacity.answer import answers, as_json
+from experiments.capacity.folder import CAPACITY_FORMAT
+from experiments.capacity.headroom import figure_files, headroom_figure
+from experiments.capacity.options import Option, options_of
+from experiments.capacity.probing import Laboratory
+from experiments.capacity.written import capacities, headroom
+from experiments.config.capacity_section import CapacitySection
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Draft, read_draft
+from experiments.figures.style import styled
+from experiments.results import SUMMARY, json_bytes
+from profiler.storage.plain_yaml import dump_yaml
+
+
+def read_question(
+    config: str | Path, assignments: Iterable[str]
+) -> tuple[Draft, CapacitySection, list[Option]]:
+    """A file with a ``capacity`` section, and its deployments, checked. Raises ConfigError."""
+    draft = read_draft(config, assignments)
+    section = draft.header.capacity
+    if section is None:
+        raise ConfigError(
+            f"{draft.source.file}: capacity: this section is missing: it states the SLO, as in "
+            "capacity: {slo: 'p99 ttft 1s, p99 tbt 50ms'}"
+        )
+    return draft, section, options_of(draft, section)
+
+
+def study(lab: Laboratory, draft: Draft, options: list[Option], bands: bool) -> dict[str, Any]:
+    """The question and the answer, as ``summary.json`` has it."""
+    section = lab.section
+    found = answers(lab, options, draft.source.file, bands)
+    lab.write_tables()
+    deployments = [as_json(each) for each in found]
+    return {
+        "format": CAPACITY_FORMAT,
+        "name": draft.header.name,
+        "description": draft.header.description,
+        "slo": section.slo,
+        "load": section.load,
+        "tolerance": section.tolerance,
+        "deployments": deployments,
+        "warnings": warnings(deployments, section),
+        "probes": lab.report.finished,
+        "provenance": "predicted",
+    }
+
+
+def warnings(deployments: Iterable[Mapping[str, Any]], section: CapacitySection) -> list[str]:
+    """Capacities that are less certain than the tolerance asks for."""
+    lines = []
+    for one in deployments:
+        if one.get("error"):
+            lines.append(f"warning: {one['name']}: {one['error']}")
+        elif one["capacity"] and one["interval"] is None:
+            lines.append(f"note: {one['name']}: one run, so it has no interval")
+        elif one["capacity"]:
+            low, high = one["interval"]
+            width = (high - low) / one["mean"]
+            if width > section.tolerance:
+                lines.append(
+                    f"warning: {one['name']}: the interval is {100 * width:.1f} % wide, more than "
+                    f"the tolerance: give more capacity.requests or replications"
+                )
+    return lines
+
+
+def result_files(
+    draft: Draft, section: CapacitySection, content: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files of the result beside its probes."""
+    found = content["deployments"]
+    header = draft.header.model_dump(include={"name", "description"})
+    question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
+    with styled():
+        figures = figure_files({"headroom": headroom_figure(found, section)})
+    return {
+        SUMMARY: json_bytes(content),
+        "capacity.csv": capacities(found).to_csv(index=False).encode(),
+        "headroom.csv": headroom(found).to_csv(index=False).encode(),
+        "config.yaml": dump_yaml({**question, "scenarios": draft.overrides}).encode(),
+        **figures,
+    }

@@ -1,0 +1,96 @@
+"""The answer as tables: on the screen, as CSV, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from experiments.config.capacity_section import CapacitySection
+from experiments.run.rich_table import rich_table
+from simulator.views.metric_registry import number_text
+
+UNITS = {"rate": "requests/s", "clients": "clients"}
+_BECAUSE = {
+    "memory": "the KV cache is full",
+    "bubbles": "stages wait for each other",
+    "queueing": "requests wait for their first chunk",
+    "iterations": "the batches themselves take that long",
+}
+
+
+def capacity_table(found: Sequence[Mapping[str, Any]], section: CapacitySection) -> Table:
+    """A row a deployment: its capacity, how sure it is, and what binds."""
+    unit = UNITS[section.load]
+    rows = []
+    for one in found:
+        binds = one.get("binds") or {}
+        cells = [one["name"], binds.get("slo", one.get("error", "")), binds.get("because", "")]
+        numbers = [_number(one["capacity"]), _number(one.get("mean"))]
+        numbers += [_range(one.get("interval")), _range(one.get("band"))]
+        per_gpu = None if one["capacity"] is None else one["capacity"] / one["gpus"]
+        rows.append([*cells, *numbers, _number(per_gpu)])
+    return rich_table(
+        ("deployment", "breaks first", "because of"),
+        (f"capacity ({unit})", "mean", "95 % interval", "with op errors, 90 %", f"{unit} a GPU"),
+        rows,
+        title=f"the SLO {section.slo!r} holds up to",
+        caption="predicted; docs/capacity.md says what each number is",
+    )
+
+
+def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each deployment: what breaks first, and why."""
+    lines = []
+    for one in found:
+        binds = one.get("binds")
+        if not binds:
+            lines.append(f"{one['name']}: no capacity: {one.get('error', '')}")
+            continue
+        zero = "even a small load breaks" if not one["capacity"] else "breaks first:"
+        lines.append(
+            f"{one['name']}: {zero} {binds['slo']}, because {_BECAUSE[binds['because']]} "
+            f"(at {number_text(binds['at_load'])}: KV cache {100 * binds['kv_peak_share']:.0f} % "
+            f"full, bubbles {100 * binds['bubble_share']:.0f} %, "
+            f"{100 * binds['queueing_share_of_ttft']:.0f} % of TTFT is waiting, "
+            f"batch {binds['mean_batch']:.0f})"
+        )
+    return lines
+
+
+def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a probe of the headroom curves."""
+    rows = []
+    for one in found:
+        for probe in one.get("curve", ()):
+            flat = {key: value for key, value in probe.items() if key not in ("slo", "stress")}
+            share = probe["load"] / one["capacity"] if one["capacity"] else None
+            rows.append(
+                {"deployment": one["name"], "part_of_capacity": share, **flat, **probe["slo"]}
+                | {f"{text}, part of the limit": part for text, part in probe["stress"].items()}
+            )
+    return pd.DataFrame(rows)
+
+
+def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row a deployment."""
+    rows = []
+    for one in found:
+        low, high = one.get("interval") or (None, None)
+        slow, fast = one.get("band") or (None, None)
+        binds = one.get("binds") or {}
+        row = {key: one[key] for key in ("name", "device", "tp", "pp", "replicas", "gpus")}
+        row |= {"policy": one["policy"], "capacity": one["capacity"], "mean": one.get("mean")}
+        row |= {"interval_low": low, "interval_high": high, "band_low": slow, "band_high": fast}
+        rows.append({**row, "breaks_first": binds.get("slo"), "because": binds.get("because")})
+    return pd.DataFrame(rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else number_text(float(value))
+
+
+def _range(ends: Sequence[float] | None) -> str:
+    return "-" if ends is None else " to ".join(map(_number, ends))

@@ -1,0 +1,326 @@
+"""The highest load under an SLO: its clauses, the search, and the whole command."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from experiments.capacity.answer import Answer, answers, as_json
+from experiments.capacity.judgement import Verdict, attainment, judge
+from experiments.capacity.options import options_of, plan_of
+from experiments.capacity.probing import Laboratory
+from experiments.capacity.search import (
+    Capacity,
+    Crossing,
+    Plan,
+    Probe,
+    Probed,
+    Search,
+    capacity,
+    mean_and_interval,
+    replications_needed,
+)
+from experiments.capacity.study import read_question
+from experiments.cli.app import app
+from experiments.config.capacity_section import Objective, parse_slo
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source, load_experiment
+from experiments.sweeps.backends import InProcess
+from experiments.sweeps.store import Store
+from simulator.views.metrics import Analysis
+
+# One request at a time, all alike: a queue with one server and a fixed service time.
+ONE_SERVER = """\
+name: one_server
+model: llama-13b
+device: a6000
+workload:
+  requests: 10
+  lengths: {kind: fixed, prompt: 256, decode: 1}
+  arrivals: {kind: poisson, rate: 1}
+cluster: {max_length: 512}
+batching: {max_batch: 1}
+policy: {name: sarathi, chunk_size: 256}
+"""
+# Nearly regular arrivals, so that short runs are alike.
+REGULAR = """\
+name: regular
+model: llama-13b
+device: a6000
+workload:
+  requests: 10
+  lengths: {kind: fixed, prompt: 200, decode: 8}
+  arrivals: {kind: gamma, rate: 1, cv: 0.2}
+cluster: {max_length: 512}
+policy: {name: sarathi, chunk_size: 256}
+capacity:
+  slo: p90 ttft 500ms, mean tbt 100ms
+  requests: 300
+  replications: {least: 2, most: 4}
+  space:
+    grid: {batching.max_batch: [2, 6]}
+"""
+
+
+def asked(folder: Path, text: str) -> Path:
+    path = folder / "asked.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def laboratory(tmp_path: Path) -> Iterator[Laboratory]:
+    store = Store(tmp_path / "probes")
+    store.open(resume=True)
+    path = asked(tmp_path, REGULAR)
+    _, section, _ = read_question(path, [])
+    with store.locked():
+        yield Laboratory(section, store, InProcess())
+
+
+# The SLO -------------------------------------------------------------------------------------
+
+
+def test_an_slo_is_read() -> None:
+    found = parse_slo("P99 TTFT < 1 s, mean itl 50ms, attainment 95% ttft 1s tpot 50 ms")
+    assert found == (
+        Objective("p99 ttft 1s", {"ttft_s": 1.0}, "p99"),
+        Objective("mean itl 50ms", {"tbt_s": 0.05}, "mean"),
+        Objective("attainment 95% ttft 1s tpot 50ms", {"ttft_s": 1.0, "tpot_s": 0.05}, "", 0.95),
+    )
+    assert [one.fewest for one in found] == [1000, 20, 200]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "p99 ttft", "p98 ttft 1s", "p99 speed 1s", "p99 ttft 0s", "p99 ttft 1h", "ttft 1s",
+     "attainment 95% tbt 1s", "attainment 100% ttft 1s", "attainment 95%", "p99 ttft 1s,",
+     "p99 ttft 1s, p99 ttft 2s"],
+)  # fmt: skip
+def test_what_is_no_slo(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected clauses|more than 0|between 0|twice"):
+        parse_slo(text)
+    path = asked(tmp_path, REGULAR.replace("p90 ttft 500ms, mean tbt 100ms", f'"{text}"'))
+    with pytest.raises(ConfigError, match=r"capacity\.slo"):
+        read_question(path, [])
+
+
+def test_attainment_counts_requests_that_keep_all_limits() -> None:
+    (one,) = parse_slo("attainment 50% ttft 1s tpot 50ms")
+    table = pd.DataFrame(
+        {
+            "arrival_s": [0.0, 1, 2, 3, 4],
+            "ttft_s": [9.0, 0.5, 1.5, 0.5, 0.5],
+            "tpot_s": [0.01, 0.06, 0.01, np.nan, 0.05],  # one of a single token has none
+            "latency_s": [1.0, 1, 1, 1, 1],
+        }
+    )
+    assert attainment(one, table, warmup=1) == 0.5
+    assert attainment(one, table, warmup=0) == 0.4
+
+
+def test_overload_breaks_an_slo_where_requests_arrive_by_themselves() -> None:
+    after = {"warmup_requests": 0, "ttft_s": {"p99": 0.5}}
+    summary = {"after_warmup": after, "steady": {"state": "overloaded"}}
+    slo = parse_slo("p99 ttft 1s")
+    verdict = judge(slo, summary, None, open_loop=True)
+    assert (verdict.stress, verdict.holds, verdict.worst) == (0.5, False, "overload")
+    assert judge(slo, summary, None, open_loop=False).holds
+
+
+# The search ----------------------------------------------------------------------------------
+
+
+def answer(
+    search: Search[Capacity], limits: dict[int, float], power: float
+) -> tuple[Capacity, int]:
+    """Answer every probe from a stress of (load / limit) ** power; how many were asked for."""
+    count, wanted = 0, next(search)
+    while True:
+        count += len(wanted)
+        found = []
+        for probe in wanted:
+            part = probe.load / limits[probe.seed]
+            stress = 50.0 if math.isinf(part) else part**power
+            verdict = Verdict({"x": stress}, {"x": stress}, overloaded=False)
+            found.append(Probed(probe, "", {"requests_per_s": 12.0}, verdict))
+        try:
+            wanted = search.send(found)
+        except StopIteration as done:
+            return done.value, count
+
+
+@pytest.mark.parametrize("power", [0.5, 3.0, 30.0])
+def test_each_replication_has_its_capacity(power: float) -> None:
+    limits = {0: 10.0, 1: 10.1, 2: 9.9}
+    found, probes = answer(capacity(Plan(0.03, 3, 3, 1000, 1000, 0)), limits, power)
+    assert [one.load for one in found.crossings] == pytest.approx([10.0, 10.1, 9.9], rel=1e-3)
+    assert found.load == pytest.approx(9.9, rel=1e-3)
+    assert found.interval == pytest.approx((10 - 0.2484, 10 + 0.2484), rel=1e-3)
+    assert found.spread == pytest.approx(0.01, rel=1e-2)
+    assert probes < 30
+
+
+def test_replications_come_until_the_interval_is_narrow() -> None:
+    limits = {seed: 10 + 0.3 * (-1) ** seed for seed in range(20)}
+    found, _ = answer(capacity(Plan(0.06, 2, 20, 1000, 1000, 0)), limits, 4.0)
+    low, high = found.interval
+    assert 2 < len(found.crossings) < 20
+    assert (high - low) / found.mean <= 0.06
+    narrow, _ = answer(capacity(Plan(0.002, 2, 5, 1000, 1000, 0)), limits, 4.0)
+    assert len(narrow.crossings) == 5
+
+
+def test_clients_are_whole() -> None:
+    found, _ = answer(capacity(Plan(0.03, 2, 2, 1000, 1000, 0, whole=True)), {0: 41.7, 1: 40.2}, 2)
+    assert [one.load for one in found.crossings] == [41, 40]
+    assert found.load == 40
+    few, _ = answer(capacity(Plan(0.03, 2, 2, 1000, 1000, 0, whole=True)), {0: 1.5, 1: 1.2}, 2)
+    assert few.load == 1
+
+
+def test_what_no_load_keeps_has_no_capacity() -> None:
+    found, probes = answer(capacity(Plan(0.03, 2, 2, 1000, 1000, 0)), {0: 1e-9, 1: 1e-9}, 0.01)
+    assert (found.load, found.crossings) == (0.0, ())
+    assert probes < 40
+
+
+def test_intervals_are_students() -> None:
+    mean, (low, high) = mean_and_interval([1.0, 2.0, 3.0])
+    assert (mean, high - mean) == (2.0, pytest.approx(4.3027 / math.sqrt(3), rel=1e-4))
+    assert mean_and_interval([2.0]) == (2.0, (2.0, 2.0))
+    assert replications_needed([1.0, 1.0, 1.0], 0.01) == 3
+    assert low == pytest.approx(2 * mean - high)
+
+
+# Simulated -----------------------------------------------------------------------------------
+
+
+def test_a_queue_with_one_server_carries_what_theory_says(tmp_path: Path) -> None:
+    """M/D/1: the mean time in the system is D (1 + load D / (2 (1 - load D)))."""
+    path = asked(tmp_path, ONE_SERVER)
+    experiment = load_experiment(path, ["workload.requests=1"])
+    single = deploy(experiment.scenarios["one_server"], experiment.sources["one_server"])
+    service_s = float(Analysis(single.simulate()).requests["latency_s"].iloc[0])
+    limit = f"{1.5 * service_s * 1e6:.0f}us"
+    asks = f"capacity={{slo: mean ttft {limit}, tolerance: 0.06, requests: 2000}}"
+    draft, section, options = read_question(path, [asks])
+    store = Store(tmp_path / "probes")
+    store.open(resume=True)
+    with store.locked():
+        (found,) = answers(Laboratory(section, store, InProcess()), options, "here", bands=False)
+    assert found.found is not None
+    assert found.found.mean == pytest.approx(0.5 / service_s, rel=0.06)
+    assert draft.header.name == "one_server"
+    assert as_json(found)["binds"]["because"] in ("queueing", "iterations")
+
+
+def test_a_little_less_holds_and_a_little_more_breaks(
+    laboratory: Laboratory, tmp_path: Path
+) -> None:
+    """Independent runs: other seeds, through the configuration as a user would write it."""
+    _, section, options = read_question(tmp_path / "asked.yaml", [])
+    found = answers(laboratory, options, "here", bands=False)
+    assert found[1].load > 1.5 * found[0].load > 0
+    for one in found:
+        for part, holds in ((0.97, True), (1.05, False)):
+            for seed in (100, 101, 102):
+                probe = Probe(part * one.load, seed, section.requests or 0)
+                scenario = one.option.at(probe, "rate").scenario
+                deployment = deploy(scenario, Source("", "x", {}, ()))
+                analysis = Analysis(deployment.simulate())
+                summary = analysis.summary(deployment.model, deployment.device, 1)
+                summary["after_warmup"] = analysis.after_warmup()
+                verdict = judge(section.objectives, summary, analysis.requests, open_loop=True)
+                assert verdict.holds is holds, (one.option.name, part, verdict)
+
+
+def test_runs_too_short_for_the_percentile_are_refused(tmp_path: Path) -> None:
+    text = REGULAR.replace("p90 ttft", "p99 ttft").replace("requests: 300", "requests: 100")
+    draft, section, options = read_question(asked(tmp_path, text), [])
+    with pytest.raises(ConfigError, match=r"capacity\.requests: 100 requests .* at least 1000"):
+        plan_of(options[0], section, draft.source.file)
+
+
+def test_runs_are_as_long_as_the_tolerance_asks(tmp_path: Path) -> None:
+    text = REGULAR.replace("  requests: 300\n", "")
+    _, section, options = read_question(asked(tmp_path, text), [])
+    assert plan_of(options[0], section, "").requests == 10_000  # 1 / (0.03 / 3) ** 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("capacity:", "capacities:", "capacity: this section is missing"),
+        ("{least: 2, most: 4}", "{least: 5, most: 4}", "must be at most replications.most"),
+        ("{batching.max_batch: [2, 6]}", "{workload.requests: [2]}", "is no part of a deployment"),
+        ("    grid:", "    gird:", "gird: unknown key"),
+        ("[2, 6]", "[2, 0]", "batching.max_batch: value 0"),
+        ("least: 2", "least: 1", "capacity.replications.least: value 1"),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = asked(tmp_path, REGULAR.replace(old, new))
+    done = CliRunner().invoke(app, ["capacity", str(path), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path, out = asked(tmp_path, REGULAR), tmp_path / "out"
+    words = ["capacity", str(path), "--out", str(out), "--workers", "1", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content == json.loads((out / "summary.json").read_text())
+    assert [one["name"] for one in content["deployments"]] == ["batch 2", "batch 6"]
+    for one in content["deployments"]:
+        assert one["interval"][0] <= one["mean"] <= one["interval"][1]
+        assert one["capacity"] == min(one["replications"])
+        assert one["band"][0] <= one["capacity"] * 1.01
+        assert one["binds"]["slo"] in ("p90 ttft 500ms", "mean tbt 100ms", "overload")
+    table = pd.read_csv(out / "headroom.csv")
+    assert set(table["deployment"]) == {"batch 2", "batch 6"}
+    assert table["p90 ttft 500ms, part of the limit"].max() > 1
+    assert (out / "figures" / "headroom.png").is_file()
+    probes = pd.read_parquet(out / "probes" / "results.parquet")
+    assert len(probes) == content["probes"]
+
+    # The same question again takes every probe from the folder, and gives the same bytes.
+    before = (out / "summary.json").read_bytes()
+    again = CliRunner().invoke(app, [*words, "--quiet"])
+    assert again.exit_code == 0, again.stderr
+    assert (out / "summary.json").read_bytes() == before
+    assert len(list((out / "probes" / "runs").iterdir())) == len(probes)
+    (out / "mine.txt").write_text("mine")
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, "mine.txt" in refused.stderr) == (2, True)
+
+
+def test_a_run_that_fails_is_said(laboratory: Laboratory, tmp_path: Path) -> None:
+    draft, section, _ = read_question(tmp_path / "asked.yaml", [])
+    options = options_of(draft, section)
+
+    def broken() -> Search[Capacity]:
+        (probed,) = yield [Probe(-1.0, 0, 300)]
+        raise AssertionError(probed)
+
+    found = laboratory.pursue({options[0]: broken()})
+    assert isinstance(found[options[0]], str)
+    assert as_json(Answer(options[0], None, None, str(found[options[0]])))["capacity"] is None
+
+
+def test_a_crossing_knows_its_slope() -> None:
+    def probed(load: float, stress: float) -> Probed:
+        verdict = Verdict({}, {"x": stress}, overloaded=False)
+        return Probed(Probe(load, 0, 1), "", {}, verdict)
+
+    assert Crossing(1.0, probed(1.0, 0.9), probed(1.1, 0.9 * 1.1**4)).slope == pytest.approx(4)
