@@ -37,12 +37,14 @@ class Laboratory:
     report: Report = field(default_factory=lambda: Report(0))
     runs: dict[str, Run] = field(default_factory=dict)
 
-    def pursue(self, searches: Mapping[Option, Search[T]]) -> dict[Option, T | str]:
+    def pursue(
+        self, searches: Mapping[Option, Search[T]], before: int = 0, total: int | None = None
+    ) -> dict[Option, T | str]:
         """What the searches found; of those with a run that failed, its error.
 
-        Call it under the store's lock.
+        Call it under the store's lock. Of ``total`` deployments ``before`` are done already.
         """
-        chase = _Chase(self, searches)
+        chase = _Chase(self, searches, before, total or len(searches))
         plan = SweepPlan("", "capacity", "", AXES, None, tuple(chase.begin()), ())
         kept = _Kept(self.backend, self.backend.workers)
         execute(plan, self.store, kept, self.progress, self.report, self.say, chase.follow)
@@ -60,8 +62,11 @@ class Laboratory:
 class _Chase(Generic[T]):
     """Searches under way: which of them waits for which run."""
 
-    def __init__(self, lab: Laboratory, searches: Mapping[Option, Search[T]]) -> None:
+    def __init__(
+        self, lab: Laboratory, searches: Mapping[Option, Search[T]], before: int, total: int
+    ) -> None:
         self.lab = lab
+        self._before, self._total = before, total
         self.searches = searches
         self.found: dict[Option, T | str] = {}
         self.runs: dict[str, Run] = {}
@@ -103,7 +108,7 @@ class _Chase(Generic[T]):
 
     def _end(self, option: Option, found: T | str) -> None:
         self.found[option] = found
-        self.lab.progress("deployments", len(self.found), len(self.searches))
+        self.lab.progress("deployments", self._before + len(self.found), self._total)
 
     def _ask(self, option: Option, probes: list[Probe]) -> list[Run]:
         """The runs of the probes that nobody has asked for yet."""
