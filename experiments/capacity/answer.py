@@ -15,9 +15,9 @@ from experiments.capacity.search import (
     AT_ONCE,
     Capacity,
     Crossing,
-    Plan,
     Probe,
     Probed,
+    SearchPlan,
     capacity,
     crossing,
 )
@@ -66,7 +66,7 @@ def _answer(option: Option, found: Capacity | str, band: tuple[float, float] | N
 
 
 def banded(
-    lab: Laboratory, plans: Mapping[Option, Plan], found: Mapping[Option, Capacity]
+    lab: Laboratory, plans: Mapping[Option, SearchPlan], found: Mapping[Option, Capacity]
 ) -> dict[Option, tuple[float, float]]:
     """Each capacity if all ops were slower, or faster, by the joint 90 % band of their errors.
 
@@ -98,7 +98,7 @@ def _slower(option: Option, found: Capacity) -> list[float]:
     return [] if spread is None else [float(q) for q in np.quantile(spread.slower, QUANTILES)]
 
 
-def _scaled_pilots(plan: Plan, rough: Crossing, factors: list[float]) -> Any:
+def _scaled_pilots(plan: SearchPlan, rough: Crossing, factors: list[float]) -> Any:
     """A search for the ratios of the capacity with slower op times, and with faster ones."""
     ratios = []
     for slower in reversed(factors):

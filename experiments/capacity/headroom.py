@@ -9,8 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.written import UNITS
-from experiments.config.capacity_section import CapacitySection
 from experiments.figures.style import BLACK, line_styles, save
 
 MOST_LINES = 14

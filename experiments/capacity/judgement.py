@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.capacity_section import Objective
+from experiments.capacity.capacity_section import Objective
 
 OVERLOAD = "overload"
 """What binds where the queue grows without bound although every clause still holds."""

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from experiments.capacity.search import AT_ONCE, Plan, Probe
-from experiments.config.capacity_section import CapacitySection
+from experiments.capacity.capacity_section import CapacitySection
+from experiments.capacity.search import AT_ONCE, Probe, SearchPlan
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, merge
@@ -163,7 +163,7 @@ def pilot_requests(section: CapacitySection) -> int:
     return min(most, max(PILOT_REQUESTS, section.fewest, (section.requests or 0) // 10))
 
 
-def plan_of(option: Option, section: CapacitySection, where: str) -> Plan:
+def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     """How to search for an option's capacity. Raises ConfigError for runs too short for the SLO."""
     workload = option.scenario.workload
     if section.replications.least > section.replications.most:
@@ -183,7 +183,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> Plan:
             f"{where}: {told}: {requests} requests a run are too few for the SLO {section.slo!r}: "
             f"at least {section.fewest}, so that {BEYOND_TEXT}"
         )
-    return Plan(
+    return SearchPlan(
         section.tolerance,
         least,
         most,

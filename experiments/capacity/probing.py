@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
+from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.judgement import judge
 from experiments.capacity.options import Option
 from experiments.capacity.search import Probe, Probed, Search
-from experiments.config.capacity_section import CapacitySection
 from experiments.sweeps.backends import Backend, Bundles, Outcomes
 from experiments.sweeps.execute import Report, execute, write_tables
 from experiments.sweeps.identity import run_key

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from experiments.capacity.judgement import Verdict
 
@@ -58,7 +58,7 @@ Search = Generator[list[Probe], list[Probed], T]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """How exactly to search. ``whole``: the load counts clients."""
 
     tolerance: float
@@ -109,7 +109,7 @@ class Capacity:
         return float(np.std(loads, ddof=1) / self.mean) if len(loads) > 1 else float("nan")
 
 
-def capacity(plan: Plan) -> Search[Capacity]:
+def capacity(plan: SearchPlan) -> Search[Capacity]:
     """The search for a deployment's capacity, with its headroom curve."""
     saturated, rough = yield from pilot(plan)
     if not isinstance(rough, Crossing):
@@ -139,7 +139,7 @@ def capacity(plan: Plan) -> Search[Capacity]:
     return Capacity(load, mean, interval, crossings, saturated, rough, curve, at)
 
 
-def pilot(plan: Plan, slower: float = 1.0) -> Search[tuple[Probed | None, Crossing | Probed]]:
+def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, Crossing | Probed]]:
     """A rough capacity from short runs of one seed, and the run with all requests at once."""
     short = Probe(0, plan.seed, plan.pilot_requests, slower)
     if plan.whole:
@@ -151,7 +151,9 @@ def pilot(plan: Plan, slower: float = 1.0) -> Search[tuple[Probed | None, Crossi
     return saturated, found
 
 
-def crossing(like: Probe, start: float, slope: float, plan: Plan) -> Search[Crossing | Probed]:
+def crossing(
+    like: Probe, start: float, slope: float, plan: SearchPlan
+) -> Search[Crossing | Probed]:
     """Where the SLO breaks for probes ``like`` this one, first looked for at ``start``.
 
     From the first probe on, the stress and its ``slope`` say where it would be 1, and a load a
@@ -215,7 +217,7 @@ def _at(like: Probe, load: float) -> Probe:
     return Probe(load, like.seed, like.requests, like.slower)
 
 
-def _rounded(load: float, plan: Plan, up: bool = False) -> float:
+def _rounded(load: float, plan: SearchPlan, up: bool = False) -> float:
     """A load that may be asked for: whole clients, or six digits, as it is printed."""
     if plan.whole:
         return float(max(1, math.ceil(load) if up else round(load)))
@@ -243,7 +245,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, floa
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return mean, (mean, mean)
-    half = float(student.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
+    half = float(stdtrit(count - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(count))
     return mean, (mean - half, mean + half)
 
 
@@ -252,7 +254,7 @@ def replications_needed(values: Sequence[float], tolerance: float) -> int:
     mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
     count = len(values)
     while count < 1000:
-        half = student.ppf(0.975, count - 1) * deviation / math.sqrt(count)
+        half = stdtrit(count - 1, 0.975) * deviation / math.sqrt(count)
         if 2 * half <= tolerance * mean:
             break
         count += 1

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from experiments.config.capacity_section import CapacitySection
+from experiments.capacity.capacity_section import CapacitySection
 from experiments.run.rich_table import rich_table
 from simulator.views.metric_registry import number_text
 

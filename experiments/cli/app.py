@@ -34,8 +34,7 @@ from experiments.cli.data import calibrate, devices, make_bundle, models, polici
 from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
-from experiments.cli.report import report
-from experiments.cli.results import compare, plot
+from experiments.cli.results import compare, plot, report
 from experiments.cli.score import score
 from experiments.cli.support import support
 from experiments.cli.sweep import plan, sweep

@@ -52,9 +52,9 @@ def capacity(
       sarathi-sim capacity capacity_llama3_70b --set 'capacity.slo=p99 ttft 1s, p99 tbt 100ms'
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
+    from experiments.capacity.asked import answered, read_question, result_files
     from experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
     from experiments.capacity.probing import Laboratory
-    from experiments.capacity.study import read_question, result_files, study
     from experiments.capacity.written import capacity_table, reasons
     from experiments.run.report import ProgressBar
 
@@ -69,7 +69,7 @@ def capacity(
         ):
             say = partial(typer.echo, err=True)
             lab = Laboratory(section, store, where, progress, say)
-            content = study(lab, draft, options, bands)
+            content = answered(lab, draft, options, bands)
         write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     finally:
         where.close()

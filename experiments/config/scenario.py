@@ -7,12 +7,11 @@ The ``workload`` section is in :mod:`experiments.config.workload`, ``policy`` in
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
 from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
-from experiments.config.capacity_section import CapacitySection
 from experiments.config.policy import PolicyConfig
 from experiments.config.workload import Workload
 from profiler.facts.formats import (
@@ -208,4 +207,4 @@ class Header(Strict):
     compare: dict[Name, Ratio] = Field(default_factory=dict)
     validation: Validation = Validation()
     runs: dict[Name, Text] = Field(default_factory=dict)
-    capacity: CapacitySection | None = None
+    capacity: dict[Text, Any] | None = None  # checked where it is read: experiments/capacity

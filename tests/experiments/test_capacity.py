@@ -13,23 +13,23 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.capacity.answer import Answer, answers, as_json
+from experiments.capacity.asked import read_question
+from experiments.capacity.capacity_section import Objective, parse_slo
 from experiments.capacity.judgement import Verdict, attainment, judge
 from experiments.capacity.options import options_of, plan_of
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import (
     Capacity,
     Crossing,
-    Plan,
     Probe,
     Probed,
     Search,
+    SearchPlan,
     capacity,
     mean_and_interval,
     replications_needed,
 )
-from experiments.capacity.study import read_question
 from experiments.cli.app import app
-from experiments.config.capacity_section import Objective, parse_slo
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, load_experiment
@@ -161,7 +161,7 @@ def answer(
 @pytest.mark.parametrize("power", [0.5, 3.0, 30.0])
 def test_each_replication_has_its_capacity(power: float) -> None:
     limits = {0: 10.0, 1: 10.1, 2: 9.9}
-    found, probes = answer(capacity(Plan(0.03, 3, 3, 1000, 1000, 0)), limits, power)
+    found, probes = answer(capacity(SearchPlan(0.03, 3, 3, 1000, 1000, 0)), limits, power)
     assert [one.load for one in found.crossings] == pytest.approx([10.0, 10.1, 9.9], rel=1e-3)
     assert found.load == pytest.approx(9.9, rel=1e-3)
     assert found.interval == pytest.approx((10 - 0.2484, 10 + 0.2484), rel=1e-3)
@@ -171,24 +171,30 @@ def test_each_replication_has_its_capacity(power: float) -> None:
 
 def test_replications_come_until_the_interval_is_narrow() -> None:
     limits = {seed: 10 + 0.3 * (-1) ** seed for seed in range(20)}
-    found, _ = answer(capacity(Plan(0.06, 2, 20, 1000, 1000, 0)), limits, 4.0)
+    found, _ = answer(capacity(SearchPlan(0.06, 2, 20, 1000, 1000, 0)), limits, 4.0)
     low, high = found.interval
     assert 2 < len(found.crossings) < 20
     assert (high - low) / found.mean <= 0.06
-    narrow, _ = answer(capacity(Plan(0.002, 2, 5, 1000, 1000, 0)), limits, 4.0)
+    narrow, _ = answer(capacity(SearchPlan(0.002, 2, 5, 1000, 1000, 0)), limits, 4.0)
     assert len(narrow.crossings) == 5
 
 
 def test_clients_are_whole() -> None:
-    found, _ = answer(capacity(Plan(0.03, 2, 2, 1000, 1000, 0, whole=True)), {0: 41.7, 1: 40.2}, 2)
+    found, _ = answer(
+        capacity(SearchPlan(0.03, 2, 2, 1000, 1000, 0, whole=True)), {0: 41.7, 1: 40.2}, 2
+    )
     assert [one.load for one in found.crossings] == [41, 40]
     assert found.load == 40
-    few, _ = answer(capacity(Plan(0.03, 2, 2, 1000, 1000, 0, whole=True)), {0: 1.5, 1: 1.2}, 2)
+    few, _ = answer(
+        capacity(SearchPlan(0.03, 2, 2, 1000, 1000, 0, whole=True)), {0: 1.5, 1: 1.2}, 2
+    )
     assert few.load == 1
 
 
 def test_what_no_load_keeps_has_no_capacity() -> None:
-    found, probes = answer(capacity(Plan(0.03, 2, 2, 1000, 1000, 0)), {0: 1e-9, 1: 1e-9}, 0.01)
+    found, probes = answer(
+        capacity(SearchPlan(0.03, 2, 2, 1000, 1000, 0)), {0: 1e-9, 1: 1e-9}, 0.01
+    )
     assert (found.load, found.crossings) == (0.0, ())
     assert probes < 40
 

@@ -6,18 +6,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from experiments.capacity.answer import answers, as_json
+from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.folder import CAPACITY_FORMAT
 from experiments.capacity.headroom import figure_files, headroom_figure
 from experiments.capacity.options import Option, options_of
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, headroom
-from experiments.config.capacity_section import CapacitySection
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Draft, read_draft
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from profiler.storage.plain_yaml import dump_yaml
+from profiler.storage.strict import KeyPath, mistakes
 
 
 def read_question(
@@ -25,16 +28,24 @@ def read_question(
 ) -> tuple[Draft, CapacitySection, list[Option]]:
     """A file with a ``capacity`` section, and its deployments, checked. Raises ConfigError."""
     draft = read_draft(config, assignments)
-    section = draft.header.capacity
-    if section is None:
+    raw = draft.header.capacity
+    if raw is None:
         raise ConfigError(
             f"{draft.source.file}: capacity: this section is missing: it states the SLO, as in "
             "capacity: {slo: 'p99 ttft 1s, p99 tbt 50ms'}"
         )
+    try:
+        section = CapacitySection.model_validate(raw)
+    except ValidationError as error:
+
+        def origin(key: KeyPath) -> str:
+            return draft.source.name(("capacity", *key))
+
+        raise ConfigError("\n".join(mistakes(error, CapacitySection, raw, origin))) from None
     return draft, section, options_of(draft, section)
 
 
-def study(lab: Laboratory, draft: Draft, options: list[Option], bands: bool) -> dict[str, Any]:
+def answered(lab: Laboratory, draft: Draft, options: list[Option], bands: bool) -> dict[str, Any]:
     """The question and the answer, as ``summary.json`` has it."""
     section = lab.section
     found = answers(lab, options, draft.source.file, bands)
