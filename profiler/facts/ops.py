@@ -252,6 +252,8 @@ ATTENTION = names(lambda op: op.family in ("prefill", "decode"))
 PREFILL, DECODE = ATTENTION
 MESSAGES = names(lambda op: op.sizes == (BYTES,))
 ALL_REDUCE, SEND_RECV = MESSAGES
+#: What of a layer is no op of its own.
+(OTHERS,) = names(lambda op: op.rest)
 #: Keys and values of each head from what latent attention caches.
 (KV_UP,) = names(lambda op: op.shape is rank_shapes.kv_up)
 #: The chosen experts of a mixture: both GEMMs, activation, and bringing tokens to them and back.

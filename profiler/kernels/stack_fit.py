@@ -15,7 +15,7 @@ import pandas as pd
 
 from profiler.facts.formats import DISTRIBUTIONS, KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
 from profiler.facts.model import load_model
-from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, names
+from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
 from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
@@ -311,7 +311,7 @@ def _floor(datasets: Path, device: str, stack: str) -> tuple[float, str]:
     """The least time of an elementwise kernel: the fastest of the quantisation of one token."""
     if device in PERF:
         here = perf.degree_folder(source_folder(datasets, PERF[device][0]), 1)
-        ones = [perf.op_rows(here, "others", {layer: 1})[0] for layer in perf.LAYERS["others"]]
+        ones = [perf.op_rows(here, OTHERS, {layer: 1})[0] for layer in perf.LAYERS[OTHERS]]
         floor = float(np.median([rows["time_us"].iloc[0] for rows in ones]))
         return round(floor, 2), "measured: norm, activation and rotary of one token"
     # SGLang's table holds dynamic quantisation only, which is two kernels and more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from profiler.facts.formats import Kernels
 from profiler.facts.model import load_model
 from profiler.kernels.stack_bundle import make_stack_bundle
 from tests.experiments.small_config import message
+from tests.profiler.hf_configs import LLAMA_3, MISTRAL_1
 
 TEXT = """\
 name: stacks
@@ -114,3 +116,44 @@ def test_the_commands(tmp_path: Path) -> None:
     code, text = say("calibrate", "--report", "--stack", "vllm", "--device", "h100-80g-sxm")
     assert code == 0 and "gemm fp8" in text and "met" in text and "missed" in text
     assert "sglang, trtllm, vllm" in say("devices")[1]
+
+
+def test_a_checkpoint_on_disk_sets_the_number_formats(config: Path, tmp_path: Path) -> None:
+    """A folder or its config.json; what the configuration says goes before the checkpoint."""
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    cached = {"type": "float", "num_bits": 8}
+    weights = {**cached, "strategy": "tensor"}
+    section = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights}},
+        "kv_cache_scheme": cached,
+    }
+    (folder / "config.json").write_text(json.dumps({**LLAMA_3, "quantization_config": section}))
+    for path in (folder, folder / "config.json"):
+        runs = deployed(config, f"model={path}")
+        assert runs["bf16"].bundle_name == "h100-80g-sxm/my-llama/tp1-vllm-fp8-kv-fp8"
+        assert runs["bf16"].scenario.dtype == "fp8"
+    plain = deployed(config, f"model={folder}", "dtype=bf16", "kv_cache_dtype=bf16")["bf16"]
+    assert plain.kv_capacity == deployed(config)["bf16"].kv_capacity
+    text = message(config, f"model={folder}", "stack=null", "scenarios={a: {}}")
+    assert "stack: value null: is needed for my-llama (dtype fp8, kv_cache_dtype fp8)" in text
+    section["quant_method"] = "hqq"
+    (folder / "config.json").write_text(json.dumps({**LLAMA_3, "quantization_config": section}))
+    text = message(config, f"model={folder}")
+    assert "quantization_config.quant_method 'hqq': not supported" in text
+
+
+def test_windows_leave_room_for_more_sequences(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "windowed"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MISTRAL_1))
+    lengths = "workload.lengths={kind: uniform, min: 7000, max: 8000}"
+    cluster = "cluster={tp: 1, max_length: 16384}"
+    run = deployed(config, f"model={folder}", lengths, cluster, "workload.pd_ratio=50")["bf16"]
+    assert run.model.windows is not None
+    full = deployed(config, "model=mistral-7b", lengths, cluster, "workload.pd_ratio=50")["bf16"]
+    share = full.kv_capacity / run.kv_capacity
+    assert 4096 / 8000 < share < 4096 / 6800
+    (note,) = (note for note in run.notes if note.startswith("windows: "))
+    assert note == f"windows: the KV cache keeps {share:.0%} of this workload's tokens"
