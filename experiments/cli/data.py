@@ -35,6 +35,8 @@ def models() -> None:
 
     columns = {
         "10^9 parameters": lambda spec: f"{spec.num_parameters / 1e9:.2f}",
+        "active": lambda spec: f"{spec.active_parameters / 1e9:.2f}",
+        "weights": lambda spec: spec.moe_dtype or spec.dtype,
         "layers": lambda spec: str(spec.num_layers),
         "hidden": lambda spec: str(spec.hidden_size),
         "heads/KV": lambda spec: f"{spec.num_heads}/{spec.num_kv_heads}",
