@@ -22,6 +22,7 @@ class Cohort:
     ``opens``       the scheduling step from which on the next one may be formed
     ``context``     KV tokens of the members before the next iteration, summed
     ``members``     in the order of joining, each with the first iteration it decodes in
+    ``keys``        gives them without it
     ``offsets``     of the members, ascending
     ``stops``       by iteration, the members that will have all the tokens they may then
     """
@@ -32,6 +33,7 @@ class Cohort:
         "context",
         "index",
         "iteration",
+        "keys",
         "members",
         "offsets",
         "opens",
@@ -46,6 +48,7 @@ class Cohort:
         self.opens = 0
         self.context = 0
         self.members: dict[Sequence, int] = {}
+        self.keys = self.members.keys
         self.stops: dict[int, list[Sequence]] = {}
         self._block_size = block_size
         self.offsets: list[int] = []

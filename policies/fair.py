@@ -82,7 +82,8 @@ class Fair(Vllm):
             _, user = turns[0]
             sequence = queues[user].popleft()
             first = sequence.order < 0  # what is computed again is not charged again
-            yield sequence
+            if not sequence.stale:
+                yield sequence
             if first and sequence in pool.running:
                 served[user] += self.input_weight * sequence.prompt_tokens
             if queues[user]:

@@ -48,13 +48,19 @@ class Blocks:
 
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
         """Free blocks it takes for the sequence to hold ``tokens`` tokens."""
-        held = sequence.held
-        return self.blocks(tokens) - self.blocks(held) if tokens > held else 0
+        held, size = sequence.held, self.block_size
+        return -held // size - -tokens // size if tokens > held else 0
 
-    def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
-        """Give the sequence, which has blocks for ``sequence.held`` tokens, for ``tokens``."""
-        self.free -= self.need(sequence, tokens)
-        if tokens > sequence.held:
+    def take(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
+    ) -> None:
+        """Give the sequence, which has blocks for ``sequence.held`` tokens, for ``tokens``.
+
+        Its first ``known`` tokens are known: see :meth:`enter`.
+        """
+        held, size = sequence.held, self.block_size
+        if tokens > held:
+            self.free -= -held // size - -tokens // size
             sequence.held = tokens
 
     def grow(self, sequences: Collection[Sequence]) -> None:
@@ -70,7 +76,7 @@ class Blocks:
         The content of the first ``known`` is known; ``again`` says that the sequence will come back
         for them.
         """
-        self.free += self.blocks(tokens)
+        self.free -= -tokens // self.block_size
         sequence.held = 0
 
 
@@ -142,7 +148,9 @@ class CachedBlocks(Blocks):
             return super().need(sequence, tokens)
         return max(self.blocks(tokens) - len(hits), 0) + sum(not hit.holders for hit in hits)
 
-    def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
+    def take(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
+    ) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
         tokens = max(tokens, sequence.held)
         total, before = self.blocks(tokens), self.blocks(sequence.held)
@@ -165,6 +173,8 @@ class CachedBlocks(Blocks):
         self._use(new)
         if held is not None and new and len(held) == before:  # none of its own before them
             held.extend(Block(1) for _ in range(min(total, shared) - before))
+        if held is not None:
+            self.enter(sequence, known)
 
     def _use(self, count: int) -> None:
         """Take free blocks, and forget what they held."""

@@ -150,8 +150,8 @@ class PoolPolicy(Protocol):
         """Put together the next iteration; it may stay empty.
 
         Returns True if those who wait have to, whatever the iteration, until somebody arrives, ends
-        or is preempted: up to then, while no prompt is under way and the blocks suffice, whoever
-        can decode does, and the policy is not asked.
+        or is preempted, or can be admitted again. Up to then, while no prompt is under way and the
+        blocks suffice, whoever can decode does, and the policy is not asked.
         """
 
 

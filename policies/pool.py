@@ -7,15 +7,16 @@ a request fits.
 
 Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are
 scheduled, as in vLLM. Only the driver knows which sequence ends, and with which token
-(:class:`~policies.pool_books.Endings`).
+(:class:`~policies.decodes.Endings`).
 """
 
 from __future__ import annotations
 
 from policies.batch import Batch
 from policies.cohort import Cohort
+from policies.decodes import by_admission
 from policies.kv import Block
-from policies.pool_books import HIT, HIT_AGAIN, LOST, Books, by_admission
+from policies.pool_books import HIT, HIT_AGAIN, LOST, Books
 from policies.request import Request, Sequence, too_long
 
 
@@ -30,6 +31,7 @@ class Pool(Books):
     ``num_decodes`` sequences that could decode in this iteration; ``decode_blocks`` the free KV
                  blocks that it takes if they all do
     ``blocks``   the KV cache
+    ``idle``     whether there may be one more iteration in flight
     ``state``    what the policy remembers of this replica from one call to the next
     ``emptied``  how often everybody had been served
     """
@@ -57,20 +59,18 @@ class Pool(Books):
                 request.prompt_tokens,
                 request.max_tokens,
                 0,
-                arrival_s=request.arrival_s,
-                priority=request.priority,
-                prefix=request.prefix,
-                user=request.user,
+                request.arrival_s,
+                request.priority,
+                request.prefix,
+                request.user,
             )
-            self._queue(sequence, last=True)
+            if self.policy.order is None:
+                self.waiting.append(sequence)
+            else:
+                self._queue(sequence, last=True)
             self._settled = False
             self._unfinished += 1
         return reason
-
-    @property
-    def idle(self) -> bool:
-        """Whether an iteration may be formed."""
-        return self._unfinished > 0 and self._in_flight < self.max_in_flight
 
     @property
     def num_unfinished(self) -> int:
@@ -80,7 +80,7 @@ class Pool(Books):
     def next_batch(self) -> Batch | None:
         """Form the next iteration, which is empty if all sequences are in flight; None if none may
         be formed."""
-        if not self.idle:
+        if not (self.idle and self._unfinished):
             return None
         batch = self.form()
         if self._in_flight > self._empty:
@@ -101,8 +101,12 @@ class Pool(Books):
         cohort.iteration -= 1
         cohort.outstanding -= 1
         self._in_flight -= 1
+        self.idle = True
         self._empty -= 1
         self.kv_log.pop()
+        if self.policy.ahead:
+            self._num_formed -= 1
+            del self._formed_as[batch.slot, batch.iteration]
 
     def form(self) -> Batch:
         """Form an iteration, with any number of them in flight."""
@@ -118,14 +122,17 @@ class Pool(Books):
         else:
             # (A waiting request might find what these decodes generate.)
             self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
-        return self._close()
+            ready = self._split() if self._decodes is not None else ready
+        return self._close_chunks(ready) if self._chunks else self._formed(ready)
 
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book an iteration that returned from the last stage; returns the finished sequences."""
         self._in_flight -= 1
+        self.idle = True
         cohort = self.cohorts[batch.slot]
         cohort.outstanding -= 1
-        if self.policy.ahead:
+        ahead = self.policy.ahead
+        if ahead:
             del self._formed_as[batch.slot, batch.iteration]
             self._returns.append((self._num_formed, batch))
         ended = self.endings.ended(batch)
@@ -138,43 +145,27 @@ class Pool(Books):
                 sequence.stale -= 1
                 sequence.target += 1
                 self._settled = False
-        if self.blocks.sharing and self.policy.ahead:
+        if ahead and self.blocks.sharing:
             self._enter_returned(cohort)
         if ended:
             self._settled = self._settled and not self.waiting
-            ended.sort(key=by_admission)
+            if len(ended) > 1:
+                ended.sort(key=by_admission)
             for sequence in ended:
                 self._finish(sequence, cohort, batch.iteration)
         return ended
 
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> None:
-        yields = iter(batch.yields)  # in the order of the chunks
-        next_yield = next(yields, None)
-        for sequence, tokens, _ in batch.chunks:
+        for sequence, tokens, done in batch.chunks:
             sequence.awaited -= tokens
-            yielded = sequence is next_yield
-            if yielded:
-                next_yield = next(yields, None)
             if sequence.stale:
                 self._settled = False
                 sequence.stale -= tokens
-                sequence.target += yielded
-            elif yielded:
+                sequence.target += sequence in batch.yields
+            elif done + tokens == sequence.target:
                 sequence.yielding = False
                 if not self.policy.ahead:
                     self._join(sequence, cohort, sequence.target)
-
-    def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
-        """Note which blocks of generated tokens are known now, in the order of admission.
-
-        With ``more`` 1 the cohort's members decode now, and the token that came last counts too.
-        """
-        sharing = self.blocks.sharing
-        filled = cohort.at_block_end(more - cohort.outstanding)
-        found = {each for each in (*filled, *self._abroad, *self._draining) if each in sharing}
-        for sequence in sorted(found, key=by_admission):
-            if not more or sequence in cohort.members:
-                self.blocks.enter(sequence, self._returned(sequence) + more)
 
     def _decode_one(self, sequence: Sequence) -> None:
         """Schedule the decode of one of the possible ones."""
@@ -228,8 +219,7 @@ class Pool(Books):
             self._decode_one(sequence)
             return
         total = sequence.prefilled + tokens
-        self.blocks.take(sequence, total)
-        self.blocks.enter(sequence, min(total, sequence.target))
+        self.blocks.take(sequence, total, (), min(total, sequence.target))
         self._chunks[sequence] = tokens
 
     def held(self, sequence: Sequence) -> int:
@@ -278,7 +268,8 @@ class Pool(Books):
             known = min(lost + given, sequence.target)
             self.blocks.release(sequence, sequence.held, known, again=True)
             sequence.stale = sequence.awaited
-            self._end_chunks(sequence)
+            if sequence._group >= 0:
+                self._log_part(sequence)
         self.events.extend((sequence.id, LOST, lost))
         sequence.prefilled = 0
         sequence.yielding = False
@@ -298,8 +289,9 @@ class Pool(Books):
             self.waiting.remove(sequence)
         cached = len(hits) * self.blocks.block_size
         total = cached + tokens
-        self.blocks.take(sequence, max(total, hold), hits)
-        self.blocks.enter(sequence, min(total, sequence.target))
+        target = sequence.target
+        known = total if total < target else target
+        self.blocks.take(sequence, total if total > hold else hold, hits, known)
         if cached:
             again = HIT if sequence.order < 0 else HIT_AGAIN
             self.events.extend((sequence.id, again, cached))

@@ -10,14 +10,15 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from policies.batch import Batch, Chunk
 from policies.cohort import Cohort
+from policies.decodes import Decodes, Endings
 from policies.kv import Blocks
 from policies.policy import PoolPolicy
 from policies.request import Sequence
-from policies.scheduler import DECODE, PREFILL, PolicyError
+from policies.scheduler import PREFILL, PolicyError, span
 
 RECOMPUTE, PART = 3, 4
 """What a request does in a span, beside those of the scheduler: it processes again what it lost, up
@@ -29,29 +30,13 @@ HIT, HIT_AGAIN, LOST = 0, 1, 2
 preemption."""
 
 
-class Endings(Protocol):
-    """The ends of sequences, from the driver: only it knows the output lengths or sees the
-    tokens."""
-
-    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence decodes from the cohort's next iteration on."""
-
-    def left(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence stops decoding, from the next iteration to be formed on."""
-
-    def ended(self, batch: Batch) -> list[Sequence]:
-        """The sequences whose last token came with this batch."""
-
-
-class Books:
+class Books(Decodes):
     """The state of the requests of one replica with paged memory, and its changes."""
 
     __slots__ = (
-        "_abroad", "_chunks", "_decodes", "_draining", "_empty", "_formed_as", "_in_flight",
-        "_num_formed", "_orders", "_ready", "_returns", "_settled", "_stale", "_unfinished",
-        "blocks", "cohorts", "decode_blocks", "emptied", "endings", "events", "kv_capacity",
-        "kv_log", "max_batch", "max_in_flight", "max_length", "num_decodes", "partials", "policy",
-        "running", "spans", "stages", "state", "step", "waiting",
+        "_chunks", "_decodes", "_empty", "_in_flight", "_orders", "_ready", "_settled", "_stale",
+        "_unfinished", "decode_blocks", "emptied", "events", "idle", "kv_capacity", "kv_log",
+        "max_batch", "max_in_flight", "num_decodes", "partials", "running", "state", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -64,44 +49,34 @@ class Books:
         stages: int = 1,
         endings: Endings,
     ) -> None:
-        self.policy = policy
-        self.stages = stages
-        self.blocks = blocks
+        super().__init__(
+            policy,
+            blocks,
+            max_in_flight=max_in_flight,
+            max_length=max_length,
+            stages=stages,
+            endings=endings,
+        )
         self.max_in_flight = max_in_flight
-        self.max_length = max_length
         self.max_batch = policy.max_num_seqs
         self.kv_capacity = blocks.capacity * blocks.block_size
-        self.endings = endings
         self.waiting: deque[Sequence] | list[Sequence] = deque()
         if policy.order is not None:
             self.waiting = []
         self.running: dict[Sequence, None] = {}
         self.partials: dict[Sequence, None] = {}
-        self.step = 0
         self.state: dict[str, Any] = {}
         self.emptied = 0
-        self.cohorts: list[Cohort] = []
-        self.spans: array[int] = array("q")
         # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
         self.events: array[int] = array("q")
         self.kv_log: array[int] = array("q")  # blocks in use, after each iteration was formed
         self._orders = 0
         self._in_flight = 0
+        self.idle = True
         self._empty = 0  # those of them in which nobody takes part
         self._unfinished = 0
-        # Of those that decode, the ones all of whose tokens are scheduled (they run until the last
-        # one is back): the first iteration they decoded in, and the one they would have been next
-        # in.
-        self._draining: dict[Sequence, tuple[int, int]] = {}
-        # Iterations in which a sequence decoded before it moved to another slot, while in flight.
-        self._abroad: dict[Sequence, list[tuple[int, int]]] = {}
         # Preempted while decoding in iterations that are out, by slot and iteration.
         self._stale: dict[tuple[int, int], list[Sequence]] = {}
-        # With iterations formed ahead: the number of each one that is out, by slot and iteration;
-        # and those that returned last, with the number of iterations formed by then.
-        self._num_formed = 0
-        self._formed_as: dict[tuple[int, int], int] = {}
-        self._returns: deque[tuple[int, Batch]] = deque(maxlen=max_in_flight)
         # What the policy said last, if nothing has happened since: nobody could be admitted.
         self._settled = False
         # The iteration that is being put together.
@@ -120,127 +95,6 @@ class Books:
         else:
             self.waiting.appendleft(sequence)
 
-    def _free_cohort(self, taken: Cohort | None = None) -> Cohort:
-        """A slot with no members and nothing in flight."""
-        for cohort in self.cohorts:
-            if not cohort.members and not cohort.outstanding and cohort is not taken:
-                return cohort
-        self.cohorts.append(Cohort(len(self.cohorts), self.blocks.block_size))
-        return self.cohorts[-1]
-
-    def _gather(self) -> Cohort:
-        """Merge all sequences that could decode now into the largest cohort; returns it."""
-        ahead, step = self.policy.ahead, self.step
-        ready = [
-            cohort
-            for cohort in self.cohorts
-            if cohort.members and (cohort.opens <= step if ahead else not cohort.outstanding)
-        ]
-        if not ready:
-            return self._free_cohort()
-        largest = ready[0]
-        if len(ready) > 1:
-            largest = max(ready, key=len)
-            for cohort in ready:
-                if cohort is not largest:
-                    for sequence in list(cohort):
-                        self._move(sequence, largest)
-        if largest.stops:
-            self._drain(largest)
-        return largest
-
-    def _drain(self, cohort: Cohort) -> None:
-        """Take out those all of whose tokens are scheduled."""
-        for sequence in cohort.stops.pop(cohort.iteration, ()):
-            # (It may have been preempted, and have come again with a later stop, meanwhile.)
-            first = cohort.members.get(sequence)
-            if first is not None and self._stop(sequence) <= cohort.iteration:
-                self._draining[sequence] = (first, cohort.iteration)
-                cohort.leave(sequence)
-
-    def _join(self, sequence: Sequence, cohort: Cohort, context: int) -> None:
-        cohort.join(sequence, context)
-        sequence.cohort = cohort
-        self.endings.joined(sequence, cohort)
-        if self.policy.ahead:
-            stop = max(self._stop(sequence), cohort.iteration)
-            cohort.stops.setdefault(stop, []).append(sequence)
-
-    def _stop(self, sequence: Sequence) -> int:
-        """The iteration before which all tokens that a decoding sequence may have are scheduled."""
-        most = min(sequence.prompt_tokens + sequence.max_tokens, self.max_length)
-        return most - 1 - sequence.offset
-
-    def _leave(self, sequence: Sequence, last: int | None = None) -> int:
-        """Take a sequence from where it decodes; returns its context.
-
-        Its span ends with iteration ``last`` (the last one formed unless given).
-        """
-        cohort, sequence.cohort = sequence.cohort, None
-        assert cohort is not None
-        self.endings.left(sequence, cohort)
-        if self._abroad:
-            self._abroad.pop(sequence, None)
-        if self._draining and sequence in self._draining:
-            first, stop = self._draining.pop(sequence)
-            context = sequence.offset + stop
-        else:
-            first, stop = cohort.members[sequence], cohort.iteration
-            context = cohort.leave(sequence)
-        if last is None:
-            last = stop - 1
-        self._log(sequence, DECODE, cohort.index, first, last if last < stop else stop - 1)
-        return context
-
-    def _move(self, sequence: Sequence, to: Cohort) -> None:
-        out = self._out(sequence)
-        self._join(sequence, to, self._leave(sequence))
-        if out:
-            self._abroad[sequence] = out
-
-    def _out(self, sequence: Sequence) -> list[tuple[int, int]]:
-        """Slot and iteration of every decode of a sequence that has not returned."""
-        cohort = sequence.cohort
-        assert cohort is not None
-        stop = cohort.iteration
-        if sequence in self._draining:
-            first, stop = self._draining[sequence]
-        else:
-            first = cohort.members[sequence]
-        oldest = cohort.iteration - cohort.outstanding
-        out = [
-            (slot, iteration)
-            for slot, iteration in self._abroad.get(sequence, ())
-            if iteration >= self.cohorts[slot].iteration - self.cohorts[slot].outstanding
-        ]
-        return out + [(cohort.index, i) for i in range(max(first, oldest), stop)]
-
-    def _returned(self, sequence: Sequence) -> int:
-        """Tokens of a decoding sequence that are processed and known: what is out is left out."""
-        cohort = sequence.cohort
-        assert cohort is not None
-        _, stop = self._draining.get(sequence, (0, cohort.iteration))
-        return sequence.offset + stop - len(self._out(sequence)) - sequence.yielding
-
-    def _scheduled_last(self, sequence: Sequence) -> bool:
-        """Whether a decode of a sequence was scheduled after its last token returned."""
-        cohort = sequence.cohort
-        assert cohort is not None
-        first, stop = self._draining.get(sequence, (cohort.members.get(sequence, 0), 0))
-        stop = stop or cohort.iteration
-        abroad = self._abroad.get(sequence, [])
-        last = (cohort.index, stop - 1) if stop > first else ((-1, -1), *abroad)[-1]
-        number = self._formed_as.get(last)
-        if number is None:
-            return False
-
-        def took_part(batch: Batch) -> bool:
-            here = batch.slot == cohort.index and first <= batch.iteration < stop
-            return here or (batch.slot, batch.iteration) in abroad or sequence in batch.yields
-
-        later = (batch for formed, batch in self._returns if formed >= number)
-        return not any(map(took_part, later))
-
     def _take_back(self, sequence: Sequence) -> int:
         """Undo :meth:`_decode_one` where it was done; returns the tokens."""
         if self._decodes is None:
@@ -255,8 +109,7 @@ class Books:
         home, blocks = self._ready, self.blocks
         full = home.at_block_end()
         if (
-            not home.members
-            or len(home.members) < len(self.running)
+            not 0 < len(self.running) == len(home.members)
             or len(full) > blocks.free
             or (home.opens > self.step + 1 if self.policy.ahead else home.outstanding)
             or home.iteration in home.stops
@@ -265,15 +118,6 @@ class Books:
         self.step += 1
         if full:
             blocks.grow(full)
-        return self._formed(home)
-
-    def _close(self) -> Batch:
-        """The iteration that the policy formed."""
-        home = self._ready
-        if self._decodes is not None and len(self._decodes) < len(home.members):
-            home = self._split()
-        if self._chunks:
-            return self._formed(home, *self._close_chunks(home))
         return self._formed(home)
 
     def _formed(
@@ -292,8 +136,9 @@ class Books:
         home.outstanding += 1
         home.context = context + decodes
         self._in_flight += 1
+        self.idle = self._in_flight < self.max_in_flight
         self.kv_log.append(self.blocks.capacity - self.blocks.free)
-        members: Callable[[], Iterable[Sequence]] = home.members.keys
+        members: Callable[[], Iterable[Sequence]] = home.keys
         if self.policy.ahead:
             self._num_formed += 1
             self._formed_as[home.index, iteration] = self._num_formed
@@ -306,32 +151,38 @@ class Books:
             iteration,
         )  # fmt: skip
 
-    def _close_chunks(self, home: Cohort) -> tuple[tuple[Chunk, ...], int, tuple[Sequence, ...]]:
-        """The chunks in a cohort's next iteration, their tokens, and which ones yield."""
+    def _close_chunks(self, home: Cohort) -> Batch:
+        """A cohort's next iteration, with the chunks that the policy chose."""
         chunks: list[Chunk] = []
         yields: list[Sequence] = []
         prefill_tokens, slot, iteration = 0, home.index, home.iteration
         for sequence, tokens in self._chunks.items():
-            chunks.append((sequence, tokens, sequence.prefilled))
+            done = sequence.prefilled
+            chunks.append((sequence, tokens, done))
             prefill_tokens += tokens
             if sequence._group != slot or sequence._next_iteration != iteration:
-                self._end_chunks(sequence)
+                if sequence._group >= 0:
+                    self._log_part(sequence)
                 sequence._group, sequence._span_first = slot, iteration
             sequence._next_iteration = iteration + 1
-            sequence.prefilled += tokens
+            sequence.prefilled = done + tokens
             sequence.awaited += tokens
-            if sequence.prefilled == sequence.target:
+            if done + tokens == sequence.target:
                 del self.partials[sequence]
                 sequence.yielding = True
                 yields.append(sequence)
-                self._end_chunks(sequence)
-        return tuple(chunks), prefill_tokens, tuple(yields)
+                role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
+                first, sequence._group = sequence._span_first, -1
+                self.spans.frombytes(span(sequence.id, role, slot, first, iteration))
+        return self._formed(home, tuple(chunks), prefill_tokens, tuple(yields))
 
     def _split(self) -> Cohort:
         """Keep decoding sequences together: the ones left out move to another slot, or the others
         do."""
         ready, chosen = self._ready, self._decodes
         assert chosen is not None
+        if len(chosen) == len(ready.members):
+            return ready
         if not chosen:
             return self._free_cohort(ready)
         rest = self._free_cohort(ready)
@@ -341,19 +192,11 @@ class Books:
                 self._move(sequence, rest)
         return ready
 
-    def _end_chunks(self, sequence: Sequence) -> None:
-        """Log the span that a sequence's last chunk ended, if there was one."""
-        if sequence._group >= 0:
-            role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
-            if sequence.prefilled < sequence.target:
-                role = PART
-            first, last = sequence._span_first, sequence._next_iteration - 1
-            self._log(sequence, role, sequence._group, first, last)
-            sequence._group = -1
-
-    def _log(self, sequence: Sequence, role: int, slot: int, first: int, last: int) -> None:
-        if last >= first:
-            self.spans.extend((sequence.id, role, slot, first, last))
+    def _log_part(self, sequence: Sequence) -> None:
+        """Log a span of chunks that ended with no token."""
+        first, last = sequence._span_first, sequence._next_iteration - 1
+        self.spans.frombytes(span(sequence.id, PART, sequence._group, first, last))
+        sequence._group = -1
 
     def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
         """A sequence has its last token."""
@@ -367,8 +210,4 @@ class Books:
         here = sequence.cohort is cohort
         known = sequence.offset + iteration + 1 if here else self._returned(sequence)
         context = self._leave(sequence, iteration if here else -1)
-        self.blocks.release(sequence, context, min(known, context), again=False)
-
-
-def by_admission(sequence: Sequence) -> int:
-    return sequence.order
+        self.blocks.release(sequence, context, known, again=False)

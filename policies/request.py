@@ -103,7 +103,6 @@ class Sequence:
         prompt_tokens: int,
         max_tokens: int,
         kv_tokens: int,
-        *,
         arrival_s: float = 0.0,
         priority: int = 0,
         prefix: Prefix = (),

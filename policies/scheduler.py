@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from struct import Struct
 
 from policies.batch import Batch, Chunk
 from policies.group import Group
@@ -24,6 +25,9 @@ from policies.request import Request, Sequence, too_long
 
 PREFILL, DECODE, PADDING = 0, 1, 2
 """What a request does in a span."""
+
+span = Struct("5q").pack
+"""A row of the log ``spans``: request, what it does, slot, first and last iteration."""
 
 
 class PolicyError(Exception):
@@ -307,7 +311,7 @@ class Scheduler:
         """Log the run of consecutive iterations that ended with ``last``, if there was one."""
         first = sequence._span_first
         if sequence._group >= 0 and last >= first:
-            self.spans.extend((sequence.id, role, sequence._group, first, last))
+            self.spans.frombytes(span(sequence.id, role, sequence._group, first, last))
 
     def _gather(self, group: Group) -> None:
         """Take in members of the other idle groups, while there are slots."""

@@ -152,15 +152,12 @@ class Vllm:
         Returns whether the others have to wait for somebody to end.
         """
         blocks = pool.blocks
-        passed = False
+        reserve = int(self.watermark * blocks.num_blocks)
         for sequence in self.in_turn(pool):
             if len(pool.running) >= self.max_num_seqs:
                 return True
             if not budget:
                 return False
-            if sequence.stale:
-                passed = True  # its tokens from before it was preempted are still to come
-                continue
             hits = blocks.lookup(sequence)
             cached = len(hits) * blocks.block_size
             tokens = sequence.target - cached
@@ -170,22 +167,23 @@ class Vllm:
                 if not self.enable_chunked_prefill:
                     return False
                 tokens = budget
-            free = blocks.free
-            if pool.running:
-                free -= int(self.watermark * blocks.num_blocks)
+            free = blocks.free - (reserve if pool.running else 0)
             whole = sequence.target if self.scheduler_reserve_full_isl else cached + tokens
             if blocks.need(sequence, whole, hits) > free:
-                return self.scheduler_reserve_full_isl and not passed
+                return self.scheduler_reserve_full_isl
             pool.admit(sequence, tokens, hits)
             budget -= tokens
-        return not passed
+        return True
 
     def in_turn(self, pool: Pool) -> Iterator[Sequence]:
-        """Those who wait, in order, while they are admitted and thereby taken out of the queue."""
-        waiting = pool.waiting
-        index = 0
-        while index < len(waiting):
-            sequence = waiting[index]
-            yield sequence
-            if index < len(waiting) and waiting[index] is sequence:
-                index += 1
+        """Those who wait, in order, while they are admitted and thereby taken out of the queue.
+
+        A preempted request is passed over while tokens from before that are still to come.
+        """
+        waiting, passed = pool.waiting, 0
+        while passed < len(waiting):
+            sequence = waiting[passed]
+            if sequence.stale:
+                passed += 1
+            else:
+                yield sequence

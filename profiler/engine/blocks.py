@@ -88,7 +88,9 @@ class BlockTables(Blocks):
         held = len(self._tables.get(sequence, ())) + len(hits)
         return max(self.blocks(tokens) - held, 0) + sum(not hit.holders for hit in hits)
 
-    def take(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> None:
+    def take(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
+    ) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
         table = self._tables.setdefault(sequence, [])
         if self._tokens is not None and sequence.shared_tokens > sequence.prompt_tokens:
@@ -105,6 +107,7 @@ class BlockTables(Blocks):
         while len(table) < self.blocks(sequence.held):
             table.append(self._new())
         self.free = len(self._queue)
+        self.enter(sequence, known)
 
     def grow(self, sequences: Collection[Sequence]) -> None:
         """Give each of these decoding sequences, whose blocks are full, one more."""

@@ -24,7 +24,7 @@ from profiler.engine.work import EngineError, Work
 
 
 class Book:
-    """Tokens and KV blocks of every sequence (and the :class:`~policies.pool_books.Endings`).
+    """Tokens and KV blocks of every sequence (and the :class:`~policies.decodes.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
     generated, or with its ``max_tokens``-th. A :class:`~policies.pool.Pool` gives blocks out as it

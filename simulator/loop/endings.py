@@ -10,7 +10,7 @@ from policies.request import Sequence
 
 
 class OutputLengths:
-    """Tells a pool which sequences end with an iteration (:class:`~policies.pool_books.Endings`).
+    """Tells a pool which sequences end with an iteration (:class:`~policies.decodes.Endings`).
 
     ``output_tokens`` are the true lengths, by request. A sequence that decodes yields a token in
     every iteration of its cohort, so the iteration that yields its last one is known when it joins.
@@ -27,23 +27,23 @@ class OutputLengths:
 
     def joined(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes from the cohort's next iteration on."""
-        last = self._last(sequence)
+        last = self._output_tokens[sequence.id] + sequence.prompt_tokens - 2 - sequence.offset
         if last >= cohort.iteration:
             self._due.setdefault((cohort.index, last), []).append(sequence)
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence decodes no longer in iterations that are not formed yet."""
+        """A sequence that has not ended decodes no longer in iterations that are not formed."""
         last = self._last(sequence)
         if last >= cohort.iteration:
             self._due[cohort.index, last].remove(sequence)
 
     def ended(self, batch: Batch) -> list[Sequence]:
         """Those whose last token came with this batch."""
-        found = self._due.pop((batch.slot, batch.iteration), [])
+        found = self._due.pop((batch.slot, batch.iteration), None) or []
         if batch.yields:
-            yields = set(batch.yields)
             for sequence, tokens, context in batch.chunks:
+                # Whoever yields has no token left to process.
                 token = context + tokens + 1 - sequence.prompt_tokens
-                if sequence in yields and token == self._output_tokens[sequence.id]:
+                if token == self._output_tokens[sequence.id]:
                     found.append(sequence)
         return found
