@@ -133,6 +133,8 @@ class Vllm:
 
     def _order_is_irrelevant(self, pool: Pool, most: int) -> bool:
         """Whether everybody who runs gets all they can take, in whatever order."""
+        if pool.blocks.sharing:
+            return False  # of blocks with the same content the one entered first is found
         budget = self.max_num_batched_tokens - pool.num_decodes
         blocks = pool.blocks.free - pool.decode_blocks
         for sequence in pool.partials:

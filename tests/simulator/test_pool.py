@@ -190,6 +190,39 @@ def test_nobody_waits_longer_because_a_policy_is_not_asked() -> None:
     assert prefills == [10, 0, 0, 15, 0, 0]
 
 
+def test_running_requests_enter_their_blocks_in_the_order_of_admission() -> None:
+    """Blocks of two tokens, at most two tokens of a prompt an iteration; all share 8 tokens.
+
+    Iteration 2 processes the tokens 4 and 5 of request 0, a piece of its prompt, and of request 1,
+    a decode: two blocks of the same content, and that of 0, admitted first, is the one found. It is
+    free again when request 2 comes, at 4, while that of 1 is in use. So request 2 takes a block for
+    it, and one of its own; request 1 has four.
+    """
+    session = ((("session", 0), 8),)
+    rows = ((0.0, 8, 1), (0.0, 4, 9), (4.0, 8, 1))
+    requests = [Request(i, at, p, n, n, 0, session) for i, (at, p, n) in enumerate(rows)]
+    policy = Vllm(16, 8, long_prefill_token_threshold=2)
+    records = simulate(requests, [pool(requests, policy, CachedBlocks(30, 2))], a_second, (1,))
+    paged = records.replicas[0].pool
+    assert paged is not None and paged.events.tolist() == [[1, HIT, 2], [2, HIT, 6]]
+    assert paged.kv_tokens.tolist() == [4, 8, 10, 14, 12, 10, 10, 12, 12]
+
+
+class Lazy(Vllm):
+    """Never lets anybody run."""
+
+    def plan(self, pool: Pool) -> bool:
+        return False
+
+
+def test_iterations_that_are_withdrawn_leave_nothing_behind() -> None:
+    requests = [Request(0, 0.0, 4, 2, 2)]
+    scheduler = pool(requests, Lazy(async_scheduling=True), Blocks(9, 2), 2)
+    scheduler.add(requests[0])
+    assert scheduler.next_batch() is None
+    assert not scheduler._formed_as and not scheduler.kv_log and scheduler.idle
+
+
 def test_what_is_generated_ahead_is_found_as_soon_as_it_is_there() -> None:
     """Blocks of one token; request 0's tokens are looked for. Two iterations are under way.
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from policies.batch import Batch
+from policies.fair import Fair
 from policies.kv import CachedBlocks
 from policies.pool import Pool
 from policies.pool_books import LOST
@@ -15,7 +18,7 @@ from policies.request import Sequence
 from simulator.loop.pipeline import stage_times
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from simulator.views.metrics import Analysis
-from tests.simulator.pools import PoolSystem, Who, pool_systems
+from tests.simulator.pools import PoolSystem, Who, pool_systems, vllm_policies
 
 any_system = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -147,18 +150,25 @@ def test_7_the_ledger_closes(system: PoolSystem) -> None:
 
 
 @any_system
-@given(pool_systems())
-def test_8_nobody_is_overtaken_for_the_first_time(system: PoolSystem) -> None:
-    """First come, first served: admissions are in the order of arrival, preempted or not."""
-    if system.policy.order is not None:
-        return
-    table = Analysis(system.fast()).requests
-    table = table[table["replica"] >= 0].copy()
-    table["begin_s"] = table["arrival_s"] + table["queueing_s"]
-    if system.policy.ahead or len(system.layers) > 1:
-        return  # those whose tokens are still on their way are passed over
-    for _, served in table.sort_values(["arrival_s", "request"], kind="stable").groupby("replica"):
-        assert served["begin_s"].is_monotonic_increasing
+@given(pool_systems(st.one_of(vllm_policies(), st.just(Fair(20, 3)), st.just(Fair(64, 8)))))
+def test_8_nobody_begins_before_those_who_come_first(system: PoolSystem) -> None:
+    """By arrival; under priorities by those, among who is there; under ``fair`` user by user."""
+    system = replace(system, requests=[replace(r, user=r.priority) for r in system.requests])
+    analysis = Analysis(system.fast())
+    by_id = {request.id: request for request in system.requests}
+    table = analysis.requests.set_index("request")
+    for log, spans in zip(analysis.records.replicas, analysis.spans, strict=True):
+        formed = log.iterations["ready_s"][spans.first_row()].tolist()
+        queues: dict[int, list[tuple[int, float, str | int, float]]] = {}
+        for id, begun in zip(spans.requests.tolist(), formed, strict=True):
+            request, arrival = by_id[id], table.loc[id, "arrival_s"]
+            fcfs = system.policy.order is None
+            key = (0, arrival, id) if fcfs else (request.priority, arrival, str(id))
+            user = request.user if isinstance(system.policy, Fair) else 0
+            queues.setdefault(user, []).append((*key, begun))
+        for queue in queues.values():
+            for first, then in combinations(sorted(queue), 2):
+                assert first[3] <= then[3] or first[1] > then[3]
 
 
 @any_system
