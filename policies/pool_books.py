@@ -69,7 +69,7 @@ class Books(Decodes):
         self.emptied = 0
         # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
         self.events: array[int] = array("q")
-        self.kv_log: array[int] = array("q")  # blocks in use, after each iteration was formed
+        self.kv_log: array[int] = array("i")  # blocks in use, after each iteration was formed
         self._orders = 0
         self._in_flight = 0
         self.idle = True

@@ -22,7 +22,7 @@ from experiments.config.inputs import (
 )
 from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
-from experiments.config.paged import paged_cache, pool_of, pool_settings, with_own_prompts
+from experiments.config.paged import paged_cache, pool_settings, pools_of, with_own_prompts
 from experiments.config.policy_file import policy_errors
 from experiments.config.requests import build_clients, build_requests
 from experiments.config.scenario import Scenario
@@ -97,8 +97,8 @@ class Deployment:
         cluster, batching = self.scenario.cluster, self.scenario.batching
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            each = (self.scenario, cluster.max_length, self.requests)
-            return [pool_of(*each) for _ in range(cluster.replicas)]
+            each = (self.scenario, cluster.max_length, self.requests, cluster.replicas)
+            return list(pools_of(*each))
         return [
             Scheduler(
                 of_micro_batches(self.scenario.policy.build()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from experiments.config.errors import ConfigError
@@ -108,8 +108,17 @@ def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
     ]
 
 
-def pool_of(scenario: Scenario, max_length: int, requests: Collection[Request]) -> Pool:
-    """A fresh pool that serves these requests in the simulator; its blocks are counted."""
+def pools_of(
+    scenario: Scenario, max_length: int, requests: Collection[Request], count: int = 1
+) -> list[Pool]:
+    """Fresh pools that serve these requests in the simulator; their blocks are counted."""
+    lengths = {request.id: request.output_tokens for request in requests}
+    return [_pool_of(scenario, max_length, requests, lengths) for _ in range(count)]
+
+
+def _pool_of(
+    scenario: Scenario, max_length: int, requests: Collection[Request], lengths: Mapping[int, int]
+) -> Pool:
     policy, cache = scenario.policy.build(), scenario.kv_cache
     assert is_pooled(policy) and cache is not None and cache.num_blocks
     kind = CachedBlocks if cache.prefix_caching else Blocks
@@ -122,6 +131,6 @@ def pool_of(scenario: Scenario, max_length: int, requests: Collection[Request]) 
     return Pool(
         policy,
         blocks,
-        endings=OutputLengths({request.id: request.output_tokens for request in requests}),
+        endings=OutputLengths(lengths),
         **pool_settings(scenario, policy, max_length),
     )

@@ -100,7 +100,7 @@ def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records
 def request_bubbles(records: Records) -> Floats:
     """Bubble time of each request in seconds, as docs/metrics.md defines it (one replica)."""
     log = records.replicas[0]
-    return Spans(log).total(iteration_bubbles(gaps(log))["bubble"])
+    return Spans(log).total(iteration_bubbles(gaps(log)))
 
 
 @cache

@@ -10,7 +10,7 @@ from experiments.config.deployment import layers_of
 from experiments.config.errors import ConfigError
 from experiments.config.inputs import model_of
 from experiments.config.loading import Experiment, Source
-from experiments.config.paged import check_left_out, pool_of, pool_settings
+from experiments.config.paged import check_left_out, pool_settings, pools_of
 from experiments.config.requests import build_requests
 from experiments.config.scenario import KvCache, Scenario
 from policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
@@ -98,7 +98,7 @@ class Cell:
         policy = self.scenario.policy.build()
         if is_pooled(policy):
             load = self.requests() if requests is None else requests
-            return pool_of(self.scenario, self.max_length, load)
+            return pools_of(self.scenario, self.max_length, load)[0]
         return Scheduler(of_micro_batches(policy), **self.settings)
 
     def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:

@@ -83,7 +83,8 @@ def as_served(requests: Sequence[Request], served: Served) -> list[Request]:
 def pool_log(served: Served, block_size: int) -> PoolLog:
     """What the engine did with its paged memory."""
     return PoolLog(
-        np.array(served.kv_log, np.int64) * block_size,
+        np.array(served.kv_log, np.int32),
+        block_size,
         np.array(served.events, np.int64).reshape(-1, 3),
     )
 

@@ -32,8 +32,8 @@ ITERATION_COLUMNS = (
 )
 
 
-COUNTED = ("group", "chunks", "decodes", "padding")
-"""Those of the columns that count sequences or groups, and fit four bytes."""
+COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding")
+"""Those of the columns that fit four bytes: they count groups, sequences, or what they process."""
 
 
 class Columns(Mapping[str, Floats]):
@@ -82,12 +82,19 @@ class StageTimes:
 class PoolLog:
     """The memory of a replica with paged KV.
 
-    ``kv_tokens`` is the capacity of the blocks in use after each micro-batch was formed. ``events``
-    has the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/pool.py``) and tokens.
+    ``kv_blocks`` are the blocks of ``block_size`` tokens in use after each micro-batch was formed.
+    ``events`` has the columns request, kind (HIT, HIT_AGAIN or LOST; ``policies/pool_books.py``)
+    and tokens.
     """
 
-    kv_tokens: Ints
+    kv_blocks: npt.NDArray[np.int32]
+    block_size: int
     events: Ints
+
+    @property
+    def kv_tokens(self) -> Ints:
+        """The capacity of the blocks in use, in tokens."""
+        return self.kv_blocks.astype(np.int64) * self.block_size
 
 
 @dataclass(frozen=True)

@@ -219,5 +219,8 @@ class Replica:
 
 
 def _pool_log(pool: Pool) -> PoolLog:
-    used = np.frombuffer(pool.kv_log, np.int64) * pool.blocks.block_size
-    return PoolLog(used, np.frombuffer(pool.events, np.int64).reshape(-1, 3))
+    return PoolLog(
+        np.frombuffer(pool.kv_log, np.int32),
+        pool.blocks.block_size,
+        np.frombuffer(pool.events, np.int64).reshape(-1, 3),
+    )

@@ -206,9 +206,10 @@ class _Replicas:
                 f"{len(self.requests) - self._arrived} of {len(self.requests)} requests were never "
                 "sent by their clients"
             )
-        order = sorted(range(len(self.requests)), key=lambda place: self.requests[place].id)
-        requests = [self.requests[place] for place in order]
+        requests = self.requests
         ids = np.array([r.id for r in requests], np.int64)
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
         logs = [replica.log() for replica in self.replicas]
         went = np.full(len(ids), -1)
         for number, log in enumerate(logs):  # all that was accepted has finished, so it rode
@@ -216,8 +217,8 @@ class _Replicas:
         records = Records(
             request_id=ids,
             arrival_s=self._arrival_s[order],
-            prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64),
-            output_tokens=np.array([r.output_tokens for r in requests], np.int64),
+            prompt_tokens=np.array([r.prompt_tokens for r in requests], np.int64)[order],
+            output_tokens=np.array([r.output_tokens for r in requests], np.int64)[order],
             replica=went,
             rejections=self._rejections,
             replicas=logs,

@@ -44,6 +44,7 @@ class Gaps:
     """The idle time before each micro-batch on each stage by cause: seconds, (iterations, stages).
 
     ``kind`` indexes :data:`BUBBLES`, shape (iterations,); row 0 of everything but ``fill`` is 0.
+    What there is none of takes no memory, and cannot be written.
     """
 
     times: StageTimes
@@ -51,16 +52,16 @@ class Gaps:
     communication: Floats
     turnaround: Floats
     no_work: Floats
-    kind: np.ndarray[tuple[int], np.dtype[np.intp]]
+    kind: np.ndarray[tuple[int], np.dtype[np.int8]]
 
 
-def pair_kinds(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def pair_kinds(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     """For every micro-batch, the index in :data:`BUBBLES` of its pair with the one before."""
     columns = log.iterations
     prefill, decodes, context = (
         columns[name] for name in ("prefill_tokens", "decodes", "decode_context")
     )
-    kind = np.zeros(log.num_iterations, np.intp)
+    kind = np.zeros(log.num_iterations, np.int8)
     before, after = prefill[:-1] > 0, prefill[1:] > 0
     same_decodes = (decodes[:-1] == decodes[1:]) & (context[:-1] == context[1:])
     kind[1:] = np.select(
@@ -70,8 +71,8 @@ def pair_kinds(log: ReplicaLog) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
             before | after,
             ~same_decodes,
         ],
-        [3, 0, 1, 2],
-        3,
+        np.array([3, 0, 1, 2], np.int8),
+        np.int8(3),
     )
     return kind
 
@@ -98,11 +99,12 @@ class StarvedTime:
         order = np.argsort(when, kind="stable")
         self._when = when[order]
         del when, instants  # a long run has millions of them
-        self._starved = np.cumsum(np.concatenate(changes)[order]) < enough
-        del order
-        span = np.diff(self._when, append=self._when[-1:])
-        until = np.cumsum(np.where(self._starved, span, 0.0))
-        self._until = np.concatenate([[0.0], until[:-1]])
+        self._starved = np.cumsum(np.concatenate(changes)[order], dtype=np.int32) < enough
+        del order, changes
+        self._until = np.zeros(len(self._when))
+        np.subtract(self._when[1:], self._when[:-1], out=self._until[1:])
+        self._until[1:] *= self._starved[:-1]
+        np.cumsum(self._until, out=self._until)
 
     def __call__(self, t: Floats) -> Floats:
         """Starved seconds before each ``t``, counted from the first batch on."""
@@ -116,13 +118,16 @@ def gaps(log: ReplicaLog) -> Gaps:
     """Split the idle time before every micro-batch on every stage by cause."""
     times = stage_times(log)
     # Laid out as the times are, stage by stage: what follows goes along the stages.
-    rest, communication, turnaround, no_work = (np.zeros_like(times.start) for _ in range(4))
-    rest[1:] = times.start[1:] - times.release[:-1]
-    if not log.switches.blocking_send:
+    rest = np.zeros_like(times.start)
+    np.subtract(times.start[1:], times.release[:-1], out=rest[1:])
+    communication = turnaround = no_work = np.broadcast_to(0.0, rest.shape)
+    if log.num_stages > 1 and not log.switches.blocking_send:
         sent = log.iterations["send_s"][1:, None]
+        communication = np.zeros_like(rest)
         np.minimum(rest[1:, 1:], sent, out=communication[1:, 1:])
     if log.switches.turnaround_s:
         gap = rest[:, 0]
+        turnaround = np.zeros_like(rest)
         turnaround[:, 0] = np.where(
             _just_returned(log), np.minimum(gap, log.switches.turnaround_s), 0
         )
@@ -130,6 +135,7 @@ def gaps(log: ReplicaLog) -> Gaps:
     rest -= turnaround
     if rest.any():
         starved = StarvedTime(log, times)
+        no_work = np.zeros_like(rest)
         for stage in range(log.num_stages):
             waits = np.flatnonzero(rest[:, stage])
             released = times.release[waits - 1, stage]
@@ -198,17 +204,18 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
     }
 
 
-def iteration_bubbles(split: Gaps) -> dict[str, Floats]:
+def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
     """For every micro-batch, the idle seconds before it, summed over the stages.
 
-    ``bubble`` is all but fill, drain and no-work: the pipeline bubbles by kind (:data:`BUBBLES`),
-    ``communication`` and ``turnaround``, which are given too.
+    ``bubble`` is all but fill, drain and no-work; the others are the parts of it, :data:`WAITS`.
     """
-    of = {
-        "communication": split.communication.sum(axis=1),
-        "turnaround": split.turnaround.sum(axis=1),
-    }
+    if cause == "communication":
+        return np.asarray(split.communication.sum(axis=1))
+    if cause == "turnaround":
+        return np.asarray(split.turnaround.sum(axis=1))
     bubble = split.bubble.sum(axis=1)
-    of |= {name: np.where(split.kind == i, bubble, 0.0) for i, name in enumerate(BUBBLES)}
-    of["bubble"] = bubble + of["communication"] + of["turnaround"]
-    return of
+    if cause in BUBBLES:
+        return np.where(split.kind == BUBBLES.index(cause), bubble, 0.0)
+    bubble += split.communication.sum(axis=1)
+    bubble += split.turnaround.sum(axis=1)
+    return np.asarray(bubble)

@@ -104,8 +104,8 @@ class Analysis:
         found["first_token"][row] = spans.first_token_s()
         found["finish"][row] = spans.finish_s()
         found["tbt_max"][row] = spans.longest_token_gap()
-        for name, per_iteration in iteration_bubbles(split).items():
-            found[name][row] = spans.total(per_iteration)
+        for name in ("bubble", *WAITS):
+            found[name][row] = spans.total(iteration_bubbles(split, name))
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -136,7 +136,7 @@ class Analysis:
                 **{name: columns[name].astype(np.int64) for name in COUNTS},
                 **{name: columns[name] for name in ("layer_s", "first_s", "last_s", "send_s")},
                 "kv_tokens": kv_tokens[formed].astype(np.int64),
-                "bubble_s": iteration_bubbles(split)["bubble"],
+                "bubble_s": iteration_bubbles(split),
             }
             tables.append(pd.DataFrame(table))
         return pd.concat(tables, ignore_index=True)

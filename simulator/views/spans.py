@@ -22,18 +22,27 @@ class Spans:
     def __init__(self, log: ReplicaLog) -> None:
         group = log.iterations["group"].astype(np.intp)
         self.by_group: Ints = np.argsort(group, kind="stable")
-        counts = np.bincount(group, minlength=log.max_in_flight)
-        offset = np.concatenate([[0], np.cumsum(counts)])
-        self.number: Ints = np.empty(len(group), np.int64)
-        self.number[self.by_group] = np.arange(len(group)) - np.repeat(offset[:-1], counts)
+        self._counts = np.bincount(group, minlength=log.max_in_flight)
+        del group  # a long run has millions of iterations
+        offset = np.concatenate([[0], np.cumsum(self._counts)])
 
-        spans = log.spans[np.argsort(log.spans[:, 0], kind="stable")]
-        request, self.role, span_group, first, last = spans.T
-        self.first: Ints = offset[span_group] + first  # positions in by_group
-        self.last: Ints = offset[span_group] + last
-        self.requests, self.starts = np.unique(request, return_index=True)
-        self.ends: Ints = np.append(self.starts, len(request))[1:] - 1
+        # Column by column: together they take as much memory as the log once more.
+        order = np.argsort(log.spans[:, 0], kind="stable")
+        self.role = log.spans[order, 1].astype(np.int8)
+        start = offset[log.spans[order, 2]]
+        self.first: Ints = start + log.spans[order, 3]  # positions in by_group
+        self.last: Ints = start + log.spans[order, 4]
+        self.requests, self.starts = np.unique(log.spans[order, 0], return_index=True)
+        self.ends: Ints = np.append(self.starts, len(order))[1:] - 1
         self._finish: Floats = log.iterations["finish_s"][self.by_group]
+
+    @property
+    def number(self) -> Ints:
+        """Which one of its group's iterations each row of the log is."""
+        offset = np.cumsum(self._counts) - self._counts
+        number = np.empty(len(self.by_group), np.int64)
+        number[self.by_group] = np.arange(len(number)) - np.repeat(offset, self._counts)
+        return number
 
     def finish_s(self) -> Floats:
         """When each request's last span ended."""
@@ -56,7 +65,8 @@ class Spans:
 
         Exact where the quantity is whole quanta: then a difference of prefix sums is.
         """
-        until = np.concatenate([[0.0], np.cumsum(per_iteration[self.by_group])])
+        until = np.zeros(len(per_iteration) + 1)
+        np.cumsum(per_iteration[self.by_group], out=until[1:])
         along = until[self.last + 1] - until[self.first]
         return np.asarray(np.add.reduceat(along, self.starts))
 

@@ -215,9 +215,7 @@ def test_7_the_ledger_closes_to_the_bit(system: System) -> None:
     assert (parts.to_numpy() >= 0).all()
     assert (parts.sum(axis=1) == rows["wall_s"]).all()
     bubbles = sum(
-        iteration_bubbles(gaps(log))["bubble"].sum()
-        for log in records.replicas
-        if log.num_iterations
+        iteration_bubbles(gaps(log)).sum() for log in records.replicas if log.num_iterations
     )
     assert rows[[f"{name}_s" for name in WAITS]].to_numpy().sum() == bubbles
     assert system.blocking_send or rows["sending_s"].sum() == 0
@@ -329,7 +327,7 @@ def test_bubble_time_of_a_request_is_the_sum_over_its_batches() -> None:
         )
         records = system.fast()
         table = Analysis(records).requests.set_index("request")
-        per_batch = iteration_bubbles(gaps(records.replicas[0]))["bubble"]
+        per_batch = iteration_bubbles(gaps(records.replicas[0]))
         finish = records.replicas[0].iterations["finish_s"]
         for member in system.textbook()[0].members.values():
             row = table.loc[member.request.id]

@@ -141,9 +141,7 @@ def test_7_the_ledger_closes(system: PoolSystem) -> None:
     records = system.fast()
     rows = Analysis(records).ledger
     bubbles = sum(
-        iteration_bubbles(gaps(log))["bubble"].sum()
-        for log in records.replicas
-        if log.num_iterations
+        iteration_bubbles(gaps(log)).sum() for log in records.replicas if log.num_iterations
     )
     assert rows[[f"{name}_s" for name in WAITS]].to_numpy().sum() == bubbles
     assert (rows[[f"{name}_s" for name in ACCOUNTS]].sum(axis=1) == records.end_s).all()
