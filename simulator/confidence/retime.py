@@ -47,7 +47,7 @@ def causes(log: ReplicaLog, spans: Spans, arrival_s: Floats) -> Causes:
     ready, back = columns["ready_s"], columns["finish_s"] + log.switches.turnaround_s
     after = np.full(len(ready), -1, np.int64)
     # Every member's previous span, in this group or, from a free pool, in another.
-    ours = spans.by_group
+    ours = spans.by_group.astype(np.int64)
     same = np.diff(columns["group"][ours]) == 0
     _wait_for(after, ours[1:][same], ours[:-1][same], ready, back)
     moved = np.ones(len(spans.first), bool)

@@ -148,8 +148,10 @@ def make_requests(
     shares with others (None: nothing).
     """
     declared = output if declare_exact else np.maximum(output, max_length - prompt)
-    columns = (arrival_s.tolist(), prompt.tolist(), output.tolist(), declared.tolist())
-    requests = enumerate(zip(*columns, strict=True))
+    # Lengths that are equal are one object: a million requests take 80 MB less.
+    one: dict[int, int] = {}
+    p, o, d = ([one.setdefault(n, n) for n in c.tolist()] for c in (prompt, output, declared))
+    requests = enumerate(zip(arrival_s.tolist(), p, o, d, strict=True))
     if user is None and prefix is None:
         return [Request(i, *row) for i, row in requests]
     users = [0] * len(prompt) if user is None else user.tolist()

@@ -20,6 +20,10 @@ class TextbookBlock:
 class TextbookBlocks:
     """A paged KV cache, block by block: each sequence's table, and the queue of free blocks."""
 
+    sharing = True
+    """Whoever runs is served in the order of admission, whether others look for its tokens or not
+    (:attr:`policies.kv.Blocks.sharing`)."""
+
     def __init__(self, num_blocks: int, block_size: int, caching: bool) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size

@@ -209,13 +209,13 @@ def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
 
     ``bubble`` is all but fill, drain and no-work; the others are the parts of it, :data:`WAITS`.
     """
-    if cause == "communication":
-        return np.asarray(split.communication.sum(axis=1))
-    if cause == "turnaround":
-        return np.asarray(split.turnaround.sum(axis=1))
-    bubble = split.bubble.sum(axis=1)
+    if cause in ("communication", "turnaround"):
+        return _over_stages(getattr(split, cause))
+    bubble = _over_stages(split.bubble)
     if cause in BUBBLES:
         return np.where(split.kind == BUBBLES.index(cause), bubble, 0.0)
-    bubble += split.communication.sum(axis=1)
-    bubble += split.turnaround.sum(axis=1)
-    return np.asarray(bubble)
+    return bubble + _over_stages(split.communication) + _over_stages(split.turnaround)
+
+
+def _over_stages(seconds: Floats) -> Floats:
+    return np.asarray(seconds.sum(axis=1) if seconds.shape[1] > 1 else seconds[:, 0])

@@ -21,7 +21,7 @@ class Spans:
 
     def __init__(self, log: ReplicaLog) -> None:
         group = log.iterations["group"].astype(np.intp)
-        self.by_group: Ints = np.argsort(group, kind="stable")
+        self.by_group = np.argsort(group, kind="stable").astype(np.int32)
         self._counts = np.bincount(group, minlength=log.max_in_flight)
         del group  # a long run has millions of iterations
         offset = np.concatenate([[0], np.cumsum(self._counts)])
@@ -34,7 +34,12 @@ class Spans:
         self.last: Ints = start + log.spans[order, 4]
         self.requests, self.starts = np.unique(log.spans[order, 0], return_index=True)
         self.ends: Ints = np.append(self.starts, len(order))[1:] - 1
-        self._finish: Floats = log.iterations["finish_s"][self.by_group]
+        self._finish = self._grouped(log.iterations["finish_s"])
+
+    def _grouped(self, per_iteration: Floats) -> Floats:
+        """A quantity group by group: as it is, if there is one group."""
+        alone = self._counts.max(initial=0) == len(per_iteration)
+        return per_iteration if alone else np.asarray(per_iteration[self.by_group])
 
     @property
     def number(self) -> Ints:
@@ -66,7 +71,7 @@ class Spans:
         Exact where the quantity is whole quanta: then a difference of prefix sums is.
         """
         until = np.zeros(len(per_iteration) + 1)
-        np.cumsum(per_iteration[self.by_group], out=until[1:])
+        np.cumsum(self._grouped(per_iteration), out=until[1:])
         along = until[self.last + 1] - until[self.first]
         return np.asarray(np.add.reduceat(along, self.starts))
 
