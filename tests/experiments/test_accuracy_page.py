@@ -1,0 +1,49 @@
+"""docs/accuracy.md from a score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from experiments.figures.page_tables import update
+from experiments.score.accuracy_page import ALL, tables
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def of(mape: float) -> dict[str, Any]:
+    numbers = {"mape": mape, "median": mape / 2, "p90": 9.0, "bias": -1.0, "coverage": 88.0}
+    return {"n": 3, "ttft": numbers, "tpot": numbers}
+
+
+CONTENT = {
+    "groups": {ALL: of(4.0), "engine vllm": of(5.0), "flagged": {**of(1.0), "n": 0}},
+    "variants": {
+        "zero_fit": {ALL: of(6.0), "engine vllm": of(7.0)},
+        "cross_validated": {ALL: of(4.0)},
+        "leave_one_gpu_out": {ALL: {"n": 0}},
+    },
+    "peers": {"peer.csv": {"groups": {ALL: {"n": 2, "ours": of(3.0), "theirs": of(40.0)}}}},
+    "host_time": {"vllm": {"host_iteration_s": 1e-3, "host_sequence_s": 2e-5, "frontend_s": 0.01}},
+    "refused": {"mode disagg": 2},
+}
+
+
+def test_every_table_of_the_page_is_made() -> None:
+    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    made = update(page, tables(CONTENT))
+    for row in (
+        "| ours, nothing fitted to such rows | 3 | 6.0 / 3.0 | 6.0 / 3.0 |",
+        "| AIConfigurator 0.12.0, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
+        "| cross validated | 3 | 4.0 / 2.0 | 4.0 / 2.0 | 88 % | 88 % |",
+        "| engine vllm | 3 | 5.0 / 2.5 | -1.0 | 88 % | 7.0 / 3.5 | 5.0 / 2.5 |",
+        "| vllm | 1.00 | 0.0200 | 10.0 |",
+        "| mode disagg | 2 |",
+    ):
+        assert row in made, row
+    assert "leave one gpu out" not in made and "| flagged |" not in made
+
+
+def test_the_page_has_its_numbers() -> None:
+    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    assert "| ours, fitted to other servers (cross-validated) | 423 |" in page
