@@ -27,12 +27,20 @@ MODELS = {
     "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
 }
 #: Mixtures of experts: the shipped model, and the formats of a layer's weights and of its experts
-#: by the row's precision. MiniMax's fp8 and Qwen3's are in blocks; gpt-oss's fp4 is MXFP4, in which
+#: by the row's precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4, in which
 #: its launch scripts compute with fp8 activations on Blackwell.
 MIXTURES = {
     "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": ("fp8_block", "fp8_block")}),
     "MiniMaxAI/MiniMax-M2.5": (
         "minimax-m2",
+        {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
+    ),
+    "deepseek-ai/DeepSeek-V3": (
+        "deepseek-v3",
+        {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
+    ),
+    "deepseek-ai/DeepSeek-R1": (
+        "deepseek-r1",
         {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
     ),
     "openai/gpt-oss-120b": ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.host_time import NONE, HostConstants
-from experiments.score.deployments import scenario_of
+from experiments.score.deployments import MODELS, scenario_of
 from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.league import league, predictions_table, read_peer
 from experiments.score.measured import Measured, read_measured
 from experiments.score.simulated import plan_rows
+from profiler.facts.model import list_models
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
 ROW = "a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4.0,"
@@ -212,3 +213,24 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.config.deployment.simulate", None)  # nothing is run again
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
+
+
+def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
+    minimax = {"model": "MiniMaxAI/MiniMax-M2.5", "precision": "fp8", "tp": 4}
+    spread = scenario_of(measured("a", 1.0, 1.0, **minimax, moe_ep=4), NONE)
+    assert (spread["dtype"], spread["moe_dtype"]) == ("fp8_block", "fp8_block")
+    assert spread["cluster"]["expert_parallel"] is True
+    divided = scenario_of(measured("a", 1.0, 1.0, **minimax), NONE)
+    assert divided["cluster"]["expert_parallel"] is False
+    oss = {"model": "openai/gpt-oss-120b", "precision": "fp4", "tp": 1}
+    hopper = scenario_of(measured("a", 1.0, 1.0, **oss), NONE)
+    assert (hopper["dtype"], hopper["moe_dtype"]) == ("bf16", "w4a16_mxfp4")
+    blackwell = scenario_of(measured("a", 1.0, 1.0, **oss, system="b200_sxm"), NONE)
+    assert blackwell["moe_dtype"] == "w4a8_mxfp4_mxfp8"
+    for change, message in (
+        ({"precision": "fp8"}, "precision fp8 of openai/gpt-oss-120b: not modelled"),
+        ({"dp": 2}, "dp 2: data-parallel attention is not modelled"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            scenario_of(measured("a", 1.0, 1.0, **{**oss, **change}), NONE)
+    assert set(MODELS.values()) <= set(list_models())
