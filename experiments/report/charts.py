@@ -19,6 +19,7 @@ from bokeh.models import (
     LegendItem,
     NumeralTickFormatter,
     Range1d,
+    Span,
 )
 from bokeh.plotting import figure
 from bokeh.transform import dodge
@@ -82,11 +83,18 @@ def legend_below(chart: Any, items: Mapping[str, Sequence[Any]], columns: int = 
 
 
 def lines(
-    curves: Mapping[str, StyledLine], x: str, y: str, *, share: bool = False, marks: bool = False
+    curves: Mapping[str, StyledLine],
+    x: str,
+    y: str,
+    *,
+    share: bool = False,
+    marks: bool = False,
+    limit: float | None = None,
 ) -> Any:
     """Curves, logarithmic in x where their values differ by much.
 
-    ``share``: y is a share of all. ``marks``: a point stands at each value.
+    ``share``: y is a share of all. ``marks``: a point stands at each value. A line stands at the
+    ``limit``, and y goes up to twice as far at most.
     """
     values = np.concatenate([np.asarray(curve.x, np.float64) for curve in curves.values()])
     positive = values[values > 0]
@@ -103,6 +111,10 @@ def lines(
     chart.xaxis.formatter = NumeralTickFormatter(format="0,0.[0000]")
     if log:
         chart.xaxis.ticker = FixedTicker(ticks=_log_ticks(*ends))
+    if limit is not None:
+        chart.add_layout(Span(location=limit, dimension="width", line_color=SEEN, line_width=1.5))
+        highest = max((float(y) for curve in curves.values() for y in curve.y), default=0.0)
+        chart.y_range = Range1d(0, 1.05 * min(max(highest, limit), 2 * limit))
     if share:
         chart.yaxis.formatter = NumeralTickFormatter(format="0 %")
     drawn, hovered = {}, []

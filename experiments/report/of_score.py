@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import ConfigError
-from experiments.figures.style import BLUE, ORANGE
+from experiments.figures.style import BLUE, ORANGE, line_styles
 from experiments.report.charts import paired_bars
-from experiments.report.content import Chart, Section, SortableTable
+from experiments.report.content import Chart, Section, SortableTable, enumerated
 from experiments.results import read_summary
 from experiments.score.errors import METRICS
+from experiments.score.runs_figure import LABELS
+from experiments.score.server_run import MEASURES
 from profiler.storage.progress import Progress, silent
+from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
+from simulator.views.metric_registry import number_text
 
 _STATISTICS = {"mape": "mean", "median": "median", "p90": "p90", "bias": "bias"}
 _MOST_DRAWN = 40
@@ -21,8 +25,9 @@ _COLOURS = dict(zip(METRICS, (BLUE, ORANGE), strict=True))
 
 def score_section(folder: Path, progress: Progress = silent) -> Section:
     """What ``score --out`` wrote. Raises ConfigError where it is damaged."""
+    found = read_summary(folder)
     try:
-        return _section(folder, read_summary(folder))
+        return (_recorded if "runs" in found else _section)(folder, found)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{folder}: the score is damaged: {error!r}") from None
 
@@ -54,6 +59,37 @@ def _section(folder: Path, found: Mapping[str, Any]) -> Section:
         if groups
         else [],
         details=details,
+    )
+
+
+def _recorded(folder: Path, found: Mapping[str, Any]) -> Section:
+    """Recorded runs, simulated request by request."""
+    rows, latencies = [], dict[str, list[float]]()
+    for name, run in found["runs"].items():
+        variants = {key: label for key, label in LABELS.items() if "off_pct" in run.get(key, {})}
+        for key, label in variants.items():
+            errors = [run[key]["off_pct"][m]["mean"] for m in MEASURES]
+            rows.append([name, label, f"{run['requests']:,}", *(f"{e:+.1f}" for e in errors)])
+            latencies.setdefault(label, []).append(errors[-1])
+    headings = ["run", "host time", "requests"]
+    headings += [f"mean {METRICS_BY_KEY[m].name} (off, %)" for m in MEASURES]
+    note = "Predicted beside measured. 'Fitted to these' has seen the run, the others have not."
+    names = list(found["runs"])
+    whole = {
+        label: (style["color"], each)
+        for (label, each), style in zip(latencies.items(), line_styles(), strict=False)
+        if len(each) == len(names)
+    }
+    worst = {label: max(map(abs, each)) for label, (_, each) in whole.items()}
+    said = enumerated([f"{number_text(error)} % ({label})" for label, error in worst.items()])
+    chart = paired_bars(names, whole, "mean latency, off (%)")
+    return Section(
+        kind="score",
+        name=folder.resolve().name,
+        question="How far are simulated runs of a server from the recorded ones?",
+        answer=f"The mean latency of {len(names)} recorded runs is off by at most {said}.",
+        table=SortableTable("Errors by run", headings, rows, note, text=2),
+        charts=[Chart("Mean latency", chart)],
     )
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
 from experiments.config.parameter_names import parameter
 from experiments.report.charts import StyledLine, lines, points
 from experiments.report.content import Chart, Section, SortableTable, enumerated
-from experiments.report.provenance import op_times_grid
+from experiments.report.provenance import first_deployments, op_times_grid
 from experiments.results import read_summary
 from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
 from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
@@ -29,11 +27,9 @@ from experiments.sweeps.figures.plot import (
 from experiments.sweeps.printing import result_rows
 from experiments.sweeps.store import RESULTS
 from profiler.storage.progress import Progress, silent
-from profiler.storage.strict import UserError
 from simulator.views.metric_registry import STEADY, Better, known, number_text
 
-_MOST_AXES, _MOST_POINTS, _MOST_BUNDLES = 6, 1000, 8
-_BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")
+_MOST_AXES, _MOST_POINTS = 6, 1000
 _FRONTS = (("tbt_s.p99", "output_tokens_per_s"), ("ttft_s.p99", "output_tokens_per_s"))
 
 
@@ -52,7 +48,7 @@ def sweep_section(folder: Path, progress: Progress = silent) -> Section:
     swept = [axis for axis in axes if axis != "seed"]
     keys = [axis for axis in swept if table[axis].map(str).nunique() > 1] or swept[:1]
     headings, rows = result_rows(table, axes)
-    deployments, warnings = _deployments(folder, table)
+    deployments, warnings = first_deployments(folder, table)
     warnings.append(overload_note(table, metrics))
     left = len(summary.get("missing", {}))
     warnings.append(f"{left} of {summary.get('runs')} runs have no result yet." if left else "")
@@ -138,20 +134,6 @@ def _axes_charts(table: pd.DataFrame, axes: Sequence[str], contrast: str | None)
                 title = f"{label(metric)} over {parameter(axis).name}"
                 charts.append(Chart(title, chart, "Median over the other axes and the seeds."))
     return charts
-
-
-def _deployments(folder: Path, table: pd.DataFrame) -> tuple[list[Deployment], list[str]]:
-    """Of the first run of each model, device and layout, to see their op times; or why not."""
-    by = [key for key in _BUNDLE_KEYS if key in table] or ["name"]
-    found, problems = [], []
-    for _, rows in list(table.groupby(by, dropna=False, sort=False))[:_MOST_BUNDLES]:
-        run, name = str(rows["run"].iloc[0]), str(rows["name"].iloc[0])
-        try:
-            experiment = load_experiment(folder / "runs" / run / "config.yaml")
-            found.append(deploy(experiment.scenarios[name], experiment.sources[name]))
-        except (UserError, KeyError) as error:
-            problems.append(f"no errors of op times of run {run}: {error}")
-    return found, problems
 
 
 def _first_configuration(folder: Path, table: pd.DataFrame) -> dict[str, str]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from experiments.config.deployment import Deployment
+from experiments.config.deployment import Deployment, deploy
+from experiments.config.loading import load_experiment
 from experiments.report.content import SortableTable
+from profiler.storage.strict import UserError
 from simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
+
+_MOST_BUNDLES = 8
+_BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")
 
 
 def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
@@ -33,3 +40,18 @@ def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
 def _percent(error: OpError) -> float:
     local = float(np.median(error.sigmas(error.table.points)))
     return float(100 * np.expm1(NORMAL_90 * np.hypot(error.common, local)))
+
+
+def first_deployments(folder: Path, table: pd.DataFrame) -> tuple[list[Deployment], list[str]]:
+    """Those of a sweep's first run of each model, device and layout, to see their op times; and why
+    others cannot be."""
+    by = [key for key in _BUNDLE_KEYS if key in table] or ["name"]
+    found, problems = [], []
+    for _, rows in list(table.groupby(by, dropna=False, sort=False))[:_MOST_BUNDLES]:
+        run, name = str(rows["run"].iloc[0]), str(rows["name"].iloc[0])
+        try:
+            experiment = load_experiment(folder / "runs" / run / "config.yaml")
+            found.append(deploy(experiment.scenarios[name], experiment.sources[name]))
+        except (UserError, KeyError) as error:
+            problems.append(f"no errors of op times of run {run}: {error}")
+    return found, problems

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.config.errors import ConfigError
 from experiments.report.content import Section
+from experiments.report.of_capacity import CAPACITY_FORMAT, capacity_section
 from experiments.report.of_comparison import comparison_section
 from experiments.report.of_run import run_section
 from experiments.report.of_score import score_section
@@ -27,6 +28,7 @@ SECTIONS: dict[str, SectionOf] = {
     SWEEP_FORMAT: sweep_section,
     FIGURES_FORMAT: comparison_section,
     SCORE_FORMAT: score_section,
+    CAPACITY_FORMAT: capacity_section,
 }
 """By the format of the result's summary. Runs are shown together: :func:`run_section`."""
 
@@ -50,7 +52,7 @@ def _kind(folder: Path) -> str:
     kind = read_summary(folder).get("format")
     if kind == FORMAT or (isinstance(kind, str) and kind in SECTIONS):
         return kind
-    known = ", ".join(spoken(name) for name in (FORMAT, SWEEP_FORMAT, SCORE_FORMAT))
+    known = ", ".join(spoken(name) for name in (FORMAT, *SECTIONS) if name != FIGURES_FORMAT)
     raise ConfigError(
         f"{folder}: holds no {SUMMARY} of a result that a report shows: one of {known}, or what "
         "compare --out wrote"

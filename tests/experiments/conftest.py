@@ -12,7 +12,12 @@ from experiments.run.experiment import run_experiment
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
-from tests.experiments.small_report import write_difference, write_score
+from tests.experiments.small_report import (
+    write_capacities,
+    write_difference,
+    write_recorded,
+    write_score,
+)
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 
 
@@ -73,4 +78,6 @@ def reported(
         "sweep": folder / "sweep",
         "comparison": write_difference(result, folder / "difference"),
         "score": write_score(folder / "score"),
+        "recorded": write_recorded(folder / "recorded"),
+        "capacity": write_capacities(folder / "capacity"),
     }

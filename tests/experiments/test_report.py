@@ -103,6 +103,30 @@ def test_the_groups_of_a_score(sections: dict[str, Section]) -> None:
     assert [grid.title for grid in section.details] == ["Rows without a prediction"]
 
 
+def test_recorded_runs(sections: dict[str, Section]) -> None:
+    section = sections["recorded"]
+    assert section.answer == (
+        "The mean latency of 2 recorded runs is off by at most 12.50 % (no host time) and 2.00 % "
+        "(fitted to these)."
+    )
+    assert section.table.rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
+
+
+def test_capacities(sections: dict[str, Section]) -> None:
+    section = sections["capacity"]
+    assert section.question.endswith("hold the SLO p99 ttft 1s?")
+    assert section.answer == (
+        "TP 8 carries the most, 8.00 requests/s on 8 GPUs; p99 ttft 1s breaks first, because of "
+        "queueing; TP 2 carries the most a GPU, 1.50 requests/s."
+    )
+    assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50"]
+    assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
+    assert section.warnings[0] == "TP 1: does not fit"
+    assert section.warnings[1].startswith("no errors of op times: ")
+    assert section.charts[0].title == "Headroom: p99 ttft 1s"
+    assert section.charts[0].model.y_range.end == 210  # a probe at three times the limit is cut
+
+
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     shutil.copytree(result, tmp_path / "other")
     (section,) = sections_of([result, tmp_path / "other"])
