@@ -51,10 +51,7 @@ def _section(folder: Path, found: Mapping[str, Any]) -> Section:
         details=[op_times] if op_times else [],
         about=str(found["description"] or ""),
         configuration={"config.yaml": (folder / "config.yaml").read_text("utf-8")},
-        warnings=[
-            *(re.sub("^(warning|note): ", "", line) for line in found["warnings"]),
-            *problems,
-        ],
+        warnings=[*said, *problems],
     )
 
 
