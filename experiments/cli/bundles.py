@@ -11,8 +11,11 @@ from experiments.cli.common import (
     PROFILES,
     DegreeOption,
     ForceOption,
+    FormatOption,
+    KvFormatOption,
     ModelOption,
     ProfilesOption,
+    kernels_of,
     print_table,
 )
 
@@ -37,10 +40,8 @@ def import_profile(
         str | None,
         typer.Option(help="Of aiconfigurator's parquet tables: vllm, sglang or trtllm."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Number format of a stack's weights.")] = "bf16",
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="Number format of a stack's KV cache.")
-    ] = "bf16",
+    dtype: FormatOption = None,
+    kv_cache_dtype: KvFormatOption = None,
     force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from published measurements.
@@ -68,15 +69,12 @@ def import_profile(
     """
     from experiments.config.errors import ConfigError
     from profiler.bundle.schema import bundle_path, write_bundle
-    from profiler.facts.formats import Kernels
+    from profiler.facts.model import load_model
     from profiler.importers.sources import import_bundle
     from profiler.importers.stack_tables import import_stack
-    from profiler.storage.strict import parse
 
-    kernels = None
-    if stack is not None:
-        wanted = {"stack": stack, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-        kernels = parse(Kernels, wanted, "import")
+    kernels = kernels_of("import", load_model(model), stack, dtype, kv_cache_dtype)
+    if kernels is not None:
         if source != "aiconfigurator" or device is None:
             raise ConfigError("--stack: goes with aiconfigurator and needs --device")
         bundle = import_stack(path, model, tp, device, kernels)

@@ -11,9 +11,12 @@ from experiments.cli.common import (
     DatasetsOption,
     DegreeOption,
     ForceOption,
+    FormatOption,
+    KvFormatOption,
     ModelOption,
     ProfilesOption,
     consoles,
+    kernels_of,
     print_table,
 )
 
@@ -115,10 +118,8 @@ def make_bundle(
     stack: Annotated[
         str | None, typer.Option(help="Take the kernels of vllm, sglang or trtllm.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Number format of a stack's weights.")] = "bf16",
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="Number format of a stack's KV cache.")
-    ] = "bf16",
+    dtype: FormatOption = None,
+    kv_cache_dtype: KvFormatOption = None,
     out: ProfilesOption = PROFILES,
     force: ForceOption = False,
 ) -> None:
@@ -135,22 +136,15 @@ def make_bundle(
     from experiments.config.errors import ConfigError
     from profiler.bundle.schema import bundle_path, check_replaceable, write_bundle
     from profiler.facts.device import load_device
-    from profiler.facts.formats import Kernels
     from profiler.facts.model import load_model
     from profiler.kernels.op_source import made_bundle
-    from profiler.storage.strict import parse
 
     spec, gpu = load_model(model), load_device(device)
     if tp > gpu.gpus_per_node:
         raise ConfigError(
             f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs of a node of {gpu.name}"
         )
-    kernels = None
-    if stack is not None:
-        wanted = {"stack": stack, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-        kernels = parse(Kernels, wanted, "make-bundle")
-    elif (dtype, kv_cache_dtype) != ("bf16", "bf16"):
-        raise ConfigError("--dtype, --kv-cache-dtype: need --stack")
+    kernels = kernels_of("make-bundle", spec, stack, dtype, kv_cache_dtype)
     path = bundle_path(out, gpu.name, spec.name, tp, kernels)
     check_replaceable(path, force=force)
     try:

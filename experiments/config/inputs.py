@@ -59,10 +59,7 @@ def with_formats(
 
     Raises ConfigError for a quantised checkpoint without a stack.
     """
-    own = {key: getattr(model, key) for key in ("dtype", "kv_cache_dtype", "moe_dtype")}
-    found = {
-        k: v for k, v in own.items() if v not in ("bf16", None) and getattr(scenario, k) is None
-    }
+    found = {k: v for k, v in model.formats.items() if getattr(scenario, k) is None}
     if found and scenario.stack is None:
         formats = ", ".join(f"{key} {value}" for key, value in found.items())
         problem = f"is needed for {model.name} ({formats}): {_stacks(device)}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
+from profiler.facts.roofline import Array
 from profiler.storage.strict import STRICT
 
 _MOST = 2**24
@@ -22,6 +26,16 @@ class Windows:
 
     def __post_init__(self) -> None:
         _check_positive(self, ())
+
+
+def mean_layer(
+    windows: Windows | None, layers: int, whole: Array, within: Callable[[int], Array]
+) -> Array:
+    """The mean over ``layers`` of what holds for ``whole`` contexts and ``within`` a window."""
+    if windows is None:
+        return whole
+    share = windows.layers / layers
+    return np.asarray((1 - share) * whole + share * within(windows.tokens))
 
 
 @dataclass(frozen=True)

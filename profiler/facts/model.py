@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from profiler.facts.attention_kinds import Latent, Windows
+from profiler.facts.attention_kinds import Latent, Windows, mean_layer
 from profiler.facts.experts import MOST_WIDE
 from profiler.facts.experts import Experts as Experts
 from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
@@ -108,6 +108,12 @@ class ModelSpec:
         """Layers with a dense feed-forward network."""
         return self.num_layers if self.experts is None else len(self.experts.dense_layers)
 
+    @property
+    def formats(self) -> dict[str, str]:
+        """The checkpoint's number formats that are not bf16."""
+        own = {key: getattr(self, key) for key in ("dtype", "kv_cache_dtype", "moe_dtype")}
+        return {key: value for key, value in own.items() if value not in ("bf16", None)}
+
     # Parameters -----------------------------------------------------------------------------
 
     def parameters_in(self, layers: range | None = None) -> tuple[int, int]:
@@ -177,10 +183,8 @@ class ModelSpec:
 
     def kept_tokens(self, context: Array) -> Array:
         """Tokens of a sequence of ``context`` that a mean layer keeps: windows drop older ones."""
-        if self.windows is None:
-            return context
-        share = self.windows.layers / self.num_layers
-        return (1 - share) * context + share * np.minimum(context, self.windows.tokens)
+        near = partial(np.minimum, context)
+        return mean_layer(self.windows, self.num_layers, context, near)
 
     # Shapes under tensor parallelism ----------------------------------------------------------
 
@@ -295,12 +299,9 @@ class ModelSpec:
 
     def pairs(self, chunk: Array, context: Array, edge: float = 0.5) -> Array:
         """Query-key pairs of a chunk after ``context`` tokens, in a mean layer."""
+        near = partial(attended_within, chunk, context, edge=edge)
         whole = attended(chunk, context, edge=edge)[1]
-        if self.windows is None:
-            return whole
-        share = self.windows.layers / self.num_layers
-        within = attended_within(chunk, context, self.windows.tokens, edge)
-        return (1 - share) * whole + share * within
+        return mean_layer(self.windows, self.num_layers, whole, near)
 
     @property
     def attention_flops_per_pair(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from profiler.facts.attention_kinds import mean_layer
 from profiler.facts.model import ModelSpec
 from profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
 
@@ -20,15 +21,14 @@ WINDOW_EDGE = 600.0
 PairTime = Callable[[Array, Array, ModelSpec, int], Array]
 
 
-def mean_layer(
+def mean_time(
     whole: PairTime, within: PairTime, size: Array, context: Array, model: ModelSpec, tp: int
 ) -> Array:
     """The mean over the layers of times over the ``whole`` context and ``within`` the window."""
-    found = whole(size, context, model, tp)
-    if model.windows is None:
-        return found
-    share = model.windows.layers / model.num_layers
-    return np.asarray((1 - share) * found + share * within(size, context, model, tp))
+    inputs = (size, context, model, tp)
+    return mean_layer(
+        model.windows, model.num_layers, whole(*inputs), lambda window: within(*inputs)
+    )
 
 
 def composed_prefill(

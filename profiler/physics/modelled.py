@@ -14,7 +14,7 @@ from profiler.facts.device import device_sha256
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import OPS, SCOPES
 from profiler.facts.roofline import Array
-from profiler.physics.layer_mix import mean_layer
+from profiler.physics.layer_mix import mean_time
 from profiler.physics.op_times import DeviceModel
 
 TILE = 128
@@ -165,7 +165,7 @@ def _prefill(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.Data
     chunks = {1, 16, 32, 48, 96, 160, 224, 3072, 4096, 6144} | edges | {e + 1 for e in edges}
     contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144} | _FAR
     chunk, context = _pairs(_upto(chunks | _FAR, most), _upto(contexts, most))
-    time = mean_layer(times.attn_prefill, times.prefill_within, chunk, context, model, tp)
+    time = mean_time(times.attn_prefill, times.prefill_within, chunk, context, model, tp)
     columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 
@@ -175,7 +175,7 @@ def _decode(times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes) ->
     contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144} | _FAR
     every = _upto(contexts | grid.contexts, grid.max_context)
     batch, context = _pairs(_upto(batches, 512), every)
-    time = mean_layer(times.attn_decode, times.decode_within, batch, context, model, tp)
+    time = mean_time(times.attn_decode, times.decode_within, batch, context, model, tp)
     columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
     return pd.DataFrame({**columns, "time_us": rounded_us(time)})
 

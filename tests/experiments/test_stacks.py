@@ -113,6 +113,11 @@ def test_the_commands(tmp_path: Path) -> None:
     ):
         code, text = say(*make, *wrong, *out)
         assert code == 2 and expected in text and len(text.splitlines()) == 1
+    named = [*make[:3], "--model", "deepseek-v3", "--tp", "8", *out]
+    code, text = say(*named)
+    assert code == 2 and "--stack: is needed for deepseek-v3 (dtype fp8_block)" in text
+    code, text = say(*named, "--stack", "sglang")
+    assert code == 0 and text.endswith("deepseek-v3/tp8-sglang-fp8_block\n")
     code, text = say("calibrate", "--report", "--stack", "vllm", "--device", "h100-80g-sxm")
     assert code == 0 and "gemm fp8" in text and "met" in text and "missed" in text
     assert "sglang, trtllm, vllm" in say("devices")[1]

@@ -11,7 +11,7 @@ from profiler.facts.attention_kinds import Latent, Windows
 from profiler.facts.device import load_device
 from profiler.facts.model import ModelSpec, load_model
 from profiler.facts.roofline import attended, attended_within
-from profiler.physics.layer_mix import mean_layer
+from profiler.physics.layer_mix import mean_time
 from profiler.physics.modelled import make_bundle
 from profiler.physics.op_times import DeviceModel
 from simulator.load.capacity import kept_share, kv_capacity_tokens, stage_weight_bytes
@@ -53,7 +53,7 @@ def test_the_regression_knows_the_window() -> None:
     times, fitted = DeviceModel("a100-80g-sxm"), OpTimes(make_bundle("a100-80g-sxm", WINDOWED, 1))
     for batch, context in ((8.0, 300.0), (64.0, 2000.0), (64.0, 7000.0), (64.0, 16000.0)):
         pair = np.array([batch]), np.array([context])
-        expected = mean_layer(times.attn_decode, times.decode_within, *pair, WINDOWED, 1)
+        expected = mean_time(times.attn_decode, times.decode_within, *pair, WINDOWED, 1)
         assert 1e6 * float(fitted.decode(batch, context)) == pytest.approx(expected[0], rel=0.12)
 
 
