@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +15,8 @@ from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
 
+#: The central 90 % of a normal over its central 95 %.
+_NINETY = 1.645 / 1.96
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -46,7 +49,8 @@ class FittedOp:
     were used, ``hold_out`` how rows were held out for ``held_out`` (physics with the learned
     residual) and ``roofline_only`` (physics alone). ``structure`` splits ``held_out`` by ranges of
     the inputs. ``checks`` are rows of another source that no fit used. ``constants`` are the
-    physics form's.
+    physics form's. ``stack_pct`` is the half-width that the kernels of another software stack, or a
+    device that these were lent to, add to the 90 % band.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -64,6 +68,13 @@ class FittedOp:
     structure: dict[str, ErrorStats]
     checks: dict[str, ErrorStats]
     notes: str = ""
+    stack_pct: float = 0.0
+
+    @property
+    def half_width_pct(self) -> float:
+        """Of the 90 % band: the held-out errors (their 95th percentile, as a normal's) and the
+        stack's, which are independent."""
+        return math.hypot(_NINETY * self.held_out.p95_pct, self.stack_pct)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def _record(study: Study, model: OpModel, scores: pd.DataFrame, date: str) -> Fi
         structure={**_bins(study, scores), **_again(study)},
         checks=checks,
         notes=study.notes,
+        stack_pct=study.stack_pct,
     )
 
 

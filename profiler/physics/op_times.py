@@ -35,10 +35,6 @@ def _form(op: str) -> Form:
     return _FORMS.get(op, LINK)
 
 
-#: The central 90 % of a normal over its central 95 %: device files state the latter.
-_NINETY = 1.645 / 1.96
-
-
 @dataclass(frozen=True)
 class Provenance:
     """The origin of an op's times, and the half-width of their 90 % band in percent.
@@ -131,9 +127,8 @@ class DeviceModel:
             behind = self.spec.behind(op, tp)
             if not behind:
                 raise SpecError(f"device {self.spec.name}: op {op!r} has no fit")
-            p95 = float(np.mean([fit.held_out.p95_pct for fit in behind]))
-            mark = f"modelled: physics fitted to {' and '.join(f.origin for f in behind[:1])}"
-            found[op] = Provenance(mark, round(_NINETY * p95, 2))
+            width = float(np.mean([fit.half_width_pct for fit in behind]))
+            found[op] = Provenance(f"modelled: fitted to {behind[0].source}", round(width, 2))
         return found
 
     # ------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class Study:
     """One op of one device. The column ``bin_by``, one of :data:`BINS`, splits the held-out errors.
 
     ``again`` is a second hold-out, reported beside the first; ``checks`` are named rows of other
-    sources, never fitted.
+    sources, never fitted; ``stack_pct`` is what another stack's kernels add to the band.
     """
 
     op: str
@@ -77,6 +77,7 @@ class Study:
     notes: str = ""
     checks: dict[str, pd.DataFrame] = field(default_factory=dict)
     again: HoldOut | None = None
+    stack_pct: float = 0.0
 
 
 def on(frame: pd.DataFrame, device: DeviceSpec) -> pd.DataFrame:

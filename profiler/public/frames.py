@@ -16,6 +16,7 @@ from profiler.bundle.tables import BundleError
 from profiler.public.measured_csv import read_measurements, source_folder, tidy
 from profiler.public.vidur_frames import (
     attention_rows,
+    vidur_all_reduce_2023,
     vidur_all_reduce_a40,
     vidur_decode,
     vidur_mlp,
@@ -31,6 +32,7 @@ __all__ = [
     "aic_prefill",
     "llmservingsim_attention",
     "llmservingsim_gemm",
+    "vidur_all_reduce_2023",
     "vidur_all_reduce_a40",
     "vidur_decode",
     "vidur_mlp",

@@ -170,6 +170,26 @@ def vidur_all_reduce_a40(datasets: Path, gpus: int) -> pd.DataFrame:
     return vidur_all_reduce(datasets, "all_reduce_a40.csv", gpus)
 
 
+def vidur_all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
+    """All-reduces on A100s up to 512 tokens (num_bytes, time_us), each launched by the host; and
+    the time of an empty one."""
+    path = source_folder(datasets, "vidur") / "all_reduce_a100_2023_n_embd_not_12288.csv"
+    column = median_of("all_reduce")
+    raw = read_measurements(
+        path,
+        counts=("num_workers", "n_embd"),
+        from_zero=("num_tokens", "rank"),
+        times=(column,),
+        keep=("num_workers", gpus),
+    )
+    time_us = 1e3 * raw[column]
+    some = (raw["num_tokens"] > 0) & (raw["num_tokens"] <= 512)
+    num_bytes = 2 * raw["num_tokens"] * raw["n_embd"]
+    return tidy(time_us[some], num_bytes=num_bytes[some]), float(
+        time_us[raw["num_tokens"] == 0].median()
+    )
+
+
 def vidur_send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     """A40 point to point; two devices of one node, or one of each of two nodes."""
     time = median_of("send_recv")

@@ -8,7 +8,8 @@ sources add up:
   growing with the octaves beyond it;
 - where an op was not measured on this shape (``modelled``; in an imported bundle what is marked
   so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
-  ``UNKNOWN`` where the device has none.
+  ``UNKNOWN`` where the device has none; for what is ``modelled`` also the difference of another
+  software stack's kernels (``stack_pct``).
 
 Where whole layers were measured, their error beyond that of their ops is an error of its own.
 
@@ -115,7 +116,9 @@ def _model_error(bundle: Bundle, op: str, device: DeviceSpec | None) -> tuple[fl
     # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones
     # that make a band.
     p95_pct = float(np.mean([fit.held_out.p95_pct for fit in behind]))
-    return _split(p95_pct / 100 / NORMAL_95)
+    # A source's own stack is behind what is interpolated or scaled from its measurements.
+    stack_pct = float(np.mean([fit.stack_pct for fit in behind])) if mark == "modelled" else 0.0
+    return _split(float(np.hypot(p95_pct / 100 / NORMAL_95, stack_pct / 100 / NORMAL_90)))
 
 
 def _split(sigma: float) -> tuple[float, float]:

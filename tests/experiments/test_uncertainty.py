@@ -77,7 +77,8 @@ def test_whole_layers_that_scatter_make_a_run_less_sure(
             load_experiment(write_config(), [f"profiles={root}", "engine.layer_time=sum"])
         ).summary()["scenarios"]["sarathi"]
         ops = np.diff(alone["makespan_s_band"])[0] / alone["makespan_s"]
-        assert widths[-1] > 0.99 * ops
+        # All-reduces lie outside of whole layers: of longer layers their errors are a smaller part.
+        assert widths[-1] > 0.9 * ops
     assert widths[1] > 1.2 * widths[0]
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from profiler.facts.device import load_device
+from profiler.facts.model import load_model
 from profiler.facts.ops import GemmShape
 from profiler.facts.roofline import gemm_us
 from profiler.physics.calibrate import (
@@ -229,3 +230,48 @@ def test_shipped_a100_model_is_close_to_rows_it_was_fitted_on() -> None:
     rows = public_data.aic_gemm(public_datasets()).query("n == 8192 and k == 8192")
     times = DeviceModel("a100-80g-sxm").gemm(rows["m"].to_numpy(float), GemmShape(8192, 8192))
     assert errors(rows.assign(predicted_us=times)).median_pct < 3
+
+
+@needs_datasets
+def test_the_band_of_a_gemm_covers_other_stacks() -> None:
+    """None of these rows was fitted. Without the stack's term it covers 70 % of them, by stack."""
+    datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
+    fit = times.spec.op("gemm")
+    others = [public_data.vidur_mlp(datasets, "a100")["gemm"]]
+    others += [public_data.aic_gemm(datasets, framework) for framework in ("VLLM", "TRTLLM")]
+    covered: dict[float, list[float]] = {0.0: [], fit.stack_pct: []}
+    for rows in others:
+        rows = rows.query("n >= 512 and k >= 512 and n * k >= 2**20")
+        shape = {side: rows[side].to_numpy(np.float64) for side in "mnk"}
+        off = np.abs(np.log(times._predict("gemm", **shape) / rows["time_us"]))
+        for term, shares in covered.items():
+            width = replace(fit, stack_pct=term).half_width_pct / 100
+            shares.append(float((off <= width).mean()))
+    assert 0.65 < np.mean(covered[0.0]) < 0.75
+    assert np.mean(covered[fit.stack_pct]) > 0.9 and min(covered[fit.stack_pct]) > 0.8
+
+
+@needs_datasets
+def test_an_all_reduce_and_its_launch_are_what_was_measured() -> None:
+    """Up to 512 tokens on 4 and 8 A100s, and the band covers the transfer alone."""
+    datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
+    for gpus in (2, 4, 8):
+        calls, empty_us = public_data.vidur_all_reduce_2023(datasets, gpus)
+        launch = empty_us - public_data.aic_all_reduce(datasets, gpus)["time_us"].min()
+        transfer = times.all_reduce(calls["num_bytes"].to_numpy(np.float64), gpus)
+        off = np.abs(np.log(transfer / (calls["time_us"] - launch)))
+        fit = times.spec.op(f"all_reduce_{gpus}")
+        assert (off <= fit.half_width_pct / 100).mean() > 0.88
+        if gpus > 2:
+            whole = np.abs(np.log((transfer + launch) / calls["time_us"]))
+            assert np.median(whole) < 0.07
+
+
+def test_an_attention_that_was_lent_says_so_and_is_wide() -> None:
+    """The A40 has the A6000's kernel; paged kernels are 2 to 3 times slower in prefill."""
+    own, lent = (
+        DeviceModel(name).provenance(load_model("llama-3.1-8b"), 1) for name in ("a6000", "a40")
+    )
+    for op, least in (("attn_prefill", 100), ("attn_decode", 35)):
+        assert "(lent)" in lent[op].mark and "(lent)" not in own[op].mark
+        assert lent[op].half_width_pct >= least > own[op].half_width_pct
