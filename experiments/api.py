@@ -6,7 +6,7 @@ docs/library.md has an example of each. Names of this module stay; those of othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -100,6 +100,41 @@ def sweep(
             more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
             raise ConfigError(f"run {key} failed: {error}{more}")
         return pd.read_parquet(folder / RESULTS)
+
+
+def find_capacity(
+    config: Config,
+    changes: Assignments = (),
+    *,
+    out: Folder | None = None,
+    workers: int = 1,
+    bands: bool = True,
+    progress: Progress = silent,
+) -> pd.DataFrame:
+    """Find the highest load under which the SLO of a ``capacity`` section holds: a row per
+    deployment, with its ``capacity`` and what breaks first.
+
+    ``out`` keeps the folder that ``sarathi-sim capacity`` writes; the same call goes on from it.
+    ``bands`` also searches under errors of the op times. Raises ConfigError for what cannot run.
+    """
+    from experiments.capacity.asked import answered, read_question, result_files
+    from experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
+    from experiments.capacity.probing import Laboratory
+    from experiments.capacity.written import capacities
+    from experiments.config.policy_file import refuse_of_session
+
+    draft, section, options = read_question(config, changes)
+    for option in options:
+        refuse_of_session(option.scenario, draft.source)
+    with ExitStack() as stack:
+        folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
+        backend = stack.enter_context(closing(_backend(workers)))
+        store = stack.enter_context(probes_in(folder, CAPACITY_FORMAT))
+        lab = Laboratory(section, store, backend, progress, silent)
+        content = answered(lab, draft, options, bands)
+        if out is not None:
+            write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
+    return capacities(content["deployments"])
 
 
 def _backend(workers: int) -> Backend:

@@ -79,12 +79,13 @@ ROOMS: dict[str, str] = {
         "profiler simulator"
     ),
     "experiments.report": (
-        "experiments.score experiments.sweeps experiments.run experiments.figures "
-        "experiments.results experiments.config profiler simulator"
+        "experiments.capacity experiments.score experiments.sweeps experiments.run "
+        "experiments.figures experiments.results experiments.config profiler simulator"
     ),
     "experiments.api": (
-        "experiments.report experiments.score experiments.sweeps experiments.run "
-        "experiments.figures experiments.results experiments.config policies profiler simulator"
+        "experiments.report experiments.capacity experiments.score experiments.sweeps "
+        "experiments.run experiments.figures experiments.results experiments.config policies "
+        "profiler simulator"
     ),
     "experiments.cli": "experiments policies profiler simulator",
     "experiments.reference": "experiments.config experiments.sweeps profiler simulator",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from experiments.capacity.options import Option, options_of
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, headroom
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Draft, read_draft
+from experiments.config.loading import Assignments, Config, Draft, read_draft
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from profiler.storage.plain_yaml import dump_yaml
@@ -24,7 +23,7 @@ from profiler.storage.strict import KeyPath, mistakes
 
 
 def read_question(
-    config: str | Path, assignments: Iterable[str]
+    config: Config, assignments: Assignments
 ) -> tuple[Draft, CapacitySection, list[Option]]:
     """A file with a ``capacity`` section, and its deployments, checked. Raises ConfigError."""
     draft = read_draft(config, assignments)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.capacity.folder import PROBES
+from experiments.capacity.written import UNITS
 from experiments.config.errors import ConfigError
 from experiments.figures.style import line_styles
 from experiments.report.charts import StyledLine, lines, points
@@ -21,8 +23,6 @@ from profiler.storage.progress import Progress, silent
 from profiler.storage.strict import UserError
 from simulator.views.metric_registry import number_text
 
-CAPACITY_FORMAT = "sarathi-sim capacity 1"
-_UNITS = {"rate": "requests/s", "clients": "clients"}
 _MOST_LINES = 14
 Deployments = Sequence[Mapping[str, Any]]
 
@@ -36,9 +36,9 @@ def capacity_section(folder: Path, progress: Progress = silent) -> Section:
 
 
 def _section(folder: Path, found: Mapping[str, Any]) -> Section:
-    deployments, unit = list(found["deployments"]), _UNITS[found["load"]]
+    deployments, unit = list(found["deployments"]), UNITS[found["load"]]
     drawn = [one for one in deployments if one.get("curve")][:_MOST_LINES]
-    op_times, problems = _op_times(folder / "probes")
+    op_times, problems = _op_times(folder / PROBES)
     said = [re.sub("^(warning|note): ", "", line) for line in found["warnings"]]
     what = "rate of requests" if found["load"] == "rate" else "number of clients"
     return Section(

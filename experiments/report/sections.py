@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.capacity.folder import CAPACITY_FORMAT
 from experiments.config.errors import ConfigError
 from experiments.report.content import Section
-from experiments.report.of_capacity import CAPACITY_FORMAT, capacity_section
+from experiments.report.of_capacity import capacity_section
 from experiments.report.of_comparison import comparison_section
 from experiments.report.of_run import run_section
 from experiments.report.of_score import score_section

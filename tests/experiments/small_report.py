@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.report.of_capacity import CAPACITY_FORMAT
+from experiments.capacity.folder import CAPACITY_FORMAT
 from experiments.results import SCORE_FORMAT, result_folder, write_summary
 from experiments.run.compare import compare
 from experiments.run.compare_figure import write_comparison

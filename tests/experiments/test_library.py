@@ -59,6 +59,8 @@ def test_the_examples(told: dict[str, Any]) -> None:
     assert told["experiment"].scenarios["orca_pp"].seed == 3
     assert len(told["table"]) == 8
     assert told["table"].groupby("batching.max_batch")["seed"].nunique().to_dict() == {4: 2, 8: 2}
+    capacity = told["capacities"].set_index("name")["capacity"]
+    assert 0 < capacity["batch 4"] < capacity["batch 8"]
     assert told["page"].startswith(b"<!DOCTYPE html>")
     assert set(told["tables"]) == {"orca", "sarathi"}
     assert "cluster.pp: value 0" in told["said"].splitlines()[-1]
@@ -120,6 +122,8 @@ def test_a_policy_of_the_session_is_not_kept(tmp_path: Path) -> None:
         sim.simulate(tree, out=tmp_path / "x")
     with pytest.raises(sim.ConfigError, match="is an object of this session"):
         sim.sweep(tree | {"sweep": {"seeds": 2}}, out=tmp_path / "y")
+    with pytest.raises(sim.ConfigError, match="is an object of this session"):
+        sim.find_capacity(tree | {"capacity": {"slo": "p50 ttft 1s"}}, out=tmp_path / "z")
     assert not list(tmp_path.iterdir())
 
 
