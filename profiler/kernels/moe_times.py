@@ -15,11 +15,14 @@ from profiler.facts.roofline import HALF, Array
 from profiler.kernels.gemm_lattice import Stored
 from profiler.kernels.moe_surface import MoeSurface, moved_bytes, rates_of
 from profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
-from profiler.kernels.stack_file import KernelFit, StackSpec
+from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stacks_on, stored
 
 #: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
 #: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
 _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
+#: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
+#: (``flashinfer_trtllm``), which its server chooses among (inferred).
+_TUNED = {("trtllm", "fp8_block", device) for device in ("b200-sxm", "b300-sxm", "gb200")}
 _FROM = {
     "between": "between token counts",
     "shapes": "between the shapes of other models",
@@ -68,7 +71,8 @@ class ExpertTimes:
         dtype, flat = self.kernels.experts_in, np.ravel(tokens)
         rates = rates_of(self.device.same_chip or self.device.name, dtype)
         moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
-        return self._surface.time_us(tokens, self.shape, rates), moved.reshape(np.shape(tokens))
+        kernels = (one.time_us(tokens, self.shape, rates) for one in self._choices.values())
+        return np.minimum.reduce([*kernels]), moved.reshape(np.shape(tokens))
 
     def all_to_all_us(self, tokens: Array) -> Array:
         """Each rank sends its share of the tokens to the ranks of their experts, and back.
@@ -85,11 +89,13 @@ class ExpertTimes:
     def provenance(self) -> tuple[str, float]:
         """The origin of the experts' times, and the half-width of their band in percent."""
         fit = self.spec.kernels[f"{MOE}.{experts_name(self.kernels)}"]
-        kind = self._surface.from_what(self.shape)
+        own, *others = self._choices
+        kind = self._choices[own].from_what(self.shape)
         origin = "measured" if kind == "between" else "interpolated"
+        faster = f", or {' or '.join(others)}'s where faster" if others else ""
         mark = (
             f"{origin}: {self.kernels.experts_in} experts of {self.kernels.stack} "
-            f"{fit.version}, tokens {self.kernels.expert_distribution}, "
+            f"{fit.version}{faster}, tokens {self.kernels.expert_distribution}, "
             f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
         )
         width = fit.left_out[kind].half_width_pct if kind in fit.left_out else _UNLIKE_PCT
@@ -110,5 +116,13 @@ class ExpertTimes:
         return self.spec.kernels.get(f"{ALL_TO_ALL}.nccl.{self.tp}")
 
     @cached_property
-    def _surface(self) -> MoeSurface:
-        return MoeSurface.from_arrays(self._stored(f"{MOE}.{experts_name(self.kernels)}"))
+    def _choices(self) -> dict[str, MoeSurface]:
+        """The kernels among which the stack chooses, by whose they are; its own first."""
+        table = f"{MOE}.{experts_name(self.kernels)}"
+        found = {self.kernels.stack: self._stored(table)}
+        if (self.kernels.stack, self.kernels.experts_in, self.device.name) in _TUNED:
+            for stack in stacks_on(self.device.name):
+                spec, arrays = load_stack(self.device.name, stack)
+                if table in spec.kernels:
+                    found.setdefault(stack, stored(arrays, table))
+        return {stack: MoeSurface.from_arrays(arrays) for stack, arrays in found.items()}

@@ -191,6 +191,19 @@ def test_provenance_names_format_ranks_and_spread() -> None:
     assert "another number of experts" in far.mark and far.half_width_pct > 15
 
 
+def test_tensorrt_llm_takes_its_kernels_from_the_other_stacks_tables_on_blackwell() -> None:
+    model, tokens = load_model("deepseek-v3"), np.array([4.0, 64.0, 4096.0])
+    found = {
+        stack: StackTimes("b200-sxm", Kernels(stack, "fp8_block", "fp8"), model, 8)
+        for stack in ("trtllm", "sglang", "vllm")
+    }
+    times = {stack: one.by_rows(MOE, tokens, model, 8) for stack, one in found.items()}
+    fastest = np.minimum(times["sglang"], times["vllm"])
+    assert (times["trtllm"] <= fastest).all() and times["trtllm"][0] == fastest[0]
+    assert "or sglang or vllm's where faster" in found["trtllm"].provenance()[MOE].mark
+    assert "where faster" not in found["sglang"].provenance()[MOE].mark
+
+
 def test_expert_parallel_ranks_may_send_tokens_instead_of_adding_up() -> None:
     spread = Kernels("vllm", expert_parallel=True)
     sending = replace(spread, moe_a2a_backend="nccl")
