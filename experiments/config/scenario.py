@@ -133,7 +133,7 @@ class Scenario(Strict):
     ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
     device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
     ``stack`` takes the kernels of a serving stack, with weights in ``dtype`` and a KV cache in
-    ``kv_cache_dtype`` (both bf16 by default); without it op times are the profile's own. A
+    ``kv_cache_dtype`` (by default the checkpoint's); without it op times are the profile's own. A
     mixture's experts are in ``moe_dtype`` (default: ``dtype``), and tokens spread over them by
     ``expert_distribution`` (default: power_law_1.2).
     Paths are relative to the current folder.

@@ -27,7 +27,7 @@ def llama_like(config: HfConfig, bias: str | None = None, longest: int = 2048) -
     kv_heads = heads if kind in ("llama", "phi3", "qwen") else None
     head_dim = config.config.get("head_dim")
     return {
-        "num_layers": config.integer("num_hidden_layers"),
+        "num_layers": config.layers(),
         "hidden_size": config.integer("hidden_size"),
         "num_heads": heads,
         "num_kv_heads": config.integer("num_key_value_heads", kv_heads),

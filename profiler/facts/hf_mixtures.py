@@ -90,12 +90,12 @@ def _llama4(config: HfConfig) -> Fields:
     """Of the windows: a token sees what is before it in its chunk, half of one on average."""
     config.free("attn_temperature_tuning attn_scale floor_scale for_llm_compressor use_qk_norm")
     layers, step = (
-        config.integer("num_hidden_layers"),
+        config.layers(),
         config.integer("interleave_moe_layer_step", 1),
     )
     listed = config.listed("moe_layers")
     sparse = range(step - 1, layers, step) if listed is None else listed
-    every = config.count("no_rope_layer_interval", 4)
+    every = config.integer("no_rope_layer_interval", 4)
     rotary = config.listed("no_rope_layers") or []
     fields = llama_like(config, longest=131072)
     fields["ffn_hidden_size"] = config.integer("intermediate_size_mlp", 16384)

@@ -10,6 +10,8 @@ from profiler.storage.strict import SpecError
 
 _MOST = 2**24
 """No size of a model is larger; ModelSpec's own bounds are narrower."""
+#: No model has more layers.
+MOST_LAYERS = 4096
 
 
 class HfConfig:
@@ -34,6 +36,15 @@ class HfConfig:
                 f"{self.where}: {key} must be a positive integer, got {short(value)}"
                 if type(value) is not int or value <= 0
                 else f"{self.where}: {key} must be at most {_MOST}, got {short(value)}"
+            )
+        return value
+
+    def layers(self) -> int:
+        """``num_hidden_layers``, which readers may list one by one."""
+        value = self.integer("num_hidden_layers")
+        if value > MOST_LAYERS:
+            raise SpecError(
+                f"{self.where}: num_hidden_layers must be at most {MOST_LAYERS}, got {value}"
             )
         return value
 

@@ -15,6 +15,7 @@ from profiler.facts.experts import Experts as Experts
 from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from profiler.facts.hf_config import model_fields, read_json
 from profiler.facts.hf_keys import short
+from profiler.facts.hf_reader import MOST_LAYERS
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
 from profiler.facts.roofline import Array, attended, attended_within
 from profiler.storage.paths import data_dir, user_path
@@ -23,7 +24,7 @@ from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
 
 #: Bounds on a model's sizes, several times what any model has.
 LARGEST = {
-    "num_layers": 4096,
+    "num_layers": MOST_LAYERS,
     "hidden_size": 2**18,
     "num_heads": 2**14,
     "num_kv_heads": 2**14,

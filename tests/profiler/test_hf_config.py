@@ -90,6 +90,22 @@ def test_dense_layers_between_mixtures(tmp_path: Path) -> None:
     assert (model.ffn_hidden_size, model.experts.intermediate_size) == (16384, 8192)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval must be a positive integer, got 0"),
+        ({"interleave_moe_layer_step": 0}, "interleave_moe_layer_step must be a positive integer"),
+        ({"num_hidden_layers": 2**24}, "num_hidden_layers must be at most 4096"),
+        ({"moe_layers": 3}, "moe_layers must be a list, got 3"),
+        ({"num_experts_per_tok": 17}, "top_k must be from 1 to num_experts (16), got 17"),
+        ({"attention_chunk_size": "all"}, "attention_chunk_size must be a positive integer"),
+    ],
+)
+def test_sizes_that_cannot_be(tmp_path: Path, change: Config, message: str) -> None:
+    text = {**LLAMA_4_SCOUT["text_config"], **change}
+    assert message in _refusal(tmp_path, {**LLAMA_4_SCOUT, "text_config": text})
+
+
 def test_of_images_only_the_text_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     hf_config._warn.cache_clear()
     with caplog.at_level(logging.WARNING):
@@ -192,7 +208,7 @@ def test_a_key_that_nobody_knows_is_named(tmp_path: Path, caplog: pytest.LogCapt
         ({"hidden_size": 10**12}, "hidden_size must be at most 16777216, got 1000000000000"),
         ({"vocab_size": 10**400}, "vocab_size must be at most 16777216, got 1000"),
         ({"hidden_size": 2**23}, f"hidden_size must be at most {LARGEST['hidden_size']}"),
-        ({"num_hidden_layers": 5000}, "num_layers must be at most 4096, got 5000"),
+        ({"num_hidden_layers": 5000}, "num_hidden_layers must be at most 4096, got 5000"),
         ({"vocab_size": 1e5}, "vocab_size must be a positive integer, got 100000.0"),
         ({"vocab_size": float("inf")}, "vocab_size must be a positive integer, got inf"),
         ({"hidden_size": 4097, "head_dim": None}, "hidden_size (4097) must be a multiple of num_"),
