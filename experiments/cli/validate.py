@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from experiments.cli.common import (
-    ConfigArgument,
     FiguresOption,
     QuietOption,
     ResultOption,
@@ -28,7 +27,18 @@ if TYPE_CHECKING:
 
 
 def validate(
-    config: ConfigArgument,
+    config: Annotated[
+        str,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="A YAML file, or the name of a shipped one.  [default: validate_cpu, or "
+            "validate_vllm with --engine vllm]",
+        ),
+    ] = "",
+    engine: Annotated[
+        Literal["torch", "vllm"],
+        typer.Option(help="Our engine in torch, or real vLLM on the CPU in a Python of its own."),
+    ] = "torch",
     assignments: SetOption = None,
     out: ResultOption = None,
     realtime: Annotated[
@@ -40,15 +50,18 @@ def validate(
         ),
     ] = False,
     timeout: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=1, callback=finite, help="End the run after so many seconds without a sign of life."
+            min=1,
+            callback=finite,
+            help="End the run after so many seconds without a sign of life.  [default: 30, with "
+            "--engine vllm 300]",
         ),
-    ] = 30.0,
+    ] = None,
     quiet: QuietOption = False,
     figures: FiguresOption = True,
 ) -> None:
-    """Run a real engine beside the simulator (needs torch).
+    """Run a real engine beside the simulator (needs torch, or vLLM).
 
     The report says whether both form the same batches, how well each iteration's time is
     predicted, and how far whole runs differ. On a busy machine it claims nothing about times. The
@@ -58,6 +71,7 @@ def validate(
     Examples:
       sarathi-sim validate validate_cpu
       sarathi-sim validate validate_cpu --set validation.repeats=2 --out runs/quick
+      sarathi-sim validate --engine vllm
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
@@ -68,12 +82,13 @@ def validate(
     from experiments.validate.table import table, verdict
 
     stdout, stderr = consoles()
-    experiment = load_experiment(config, assignments or [])
+    shipped = {"torch": "validate_cpu", "vllm": "validate_vllm"}
+    experiment = load_experiment(config or shipped[engine], assignments or [])
     _check_ratios(experiment)
     folder = out or Path("runs") / experiment.name
     cells = make_cells(experiment)
     check_replaceable(folder, VALIDATION_FORMAT)
-    _check_engine(realtime)
+    _check_engine(engine, cells, realtime)
 
     def say(line: str) -> None:
         if not quiet:
@@ -81,17 +96,22 @@ def validate(
 
     if realtime:
         say("warning: --realtime stops the machine's other programs during the run")
-    with result_folder(folder, VALIDATION_FORMAT) as scratch:
-        with ProgressBar(stderr, enabled=not quiet) as progress:
-            result, outcomes = _measure(experiment, cells, realtime, timeout, progress, say)
-        _write(result, outcomes, scratch)
-        if figures:
-            _draw(outcomes, scratch / "figures")
+    with (
+        result_folder(folder, VALIDATION_FORMAT) as scratch,
+        ProgressBar(stderr, enabled=not quiet) as progress,
+    ):
+        if engine == "vllm":
+            result = _measure_vllm(experiment, cells, timeout or 300, progress, scratch)
+        else:
+            result, outcomes = _measure(experiment, cells, realtime, timeout or 30, progress, say)
+            _write(result, outcomes, scratch)
+            if figures:
+                _draw(outcomes, scratch / "figures")
     if not quiet:
         stdout.print(table(result))
         for line in verdict(result):
             typer.echo(line)
-        print_written(folder, figures=figures)
+        print_written(folder, figures=figures and engine == "torch")
     if any(cell["parity"] < 1 for cell in result["cells"].values()):
         raise typer.Exit(1)
 
@@ -139,6 +159,26 @@ def _measure(
     return result, outcomes
 
 
+def _measure_vllm(
+    experiment: Experiment,
+    cells: list[Cell],
+    timeout_s: float,
+    progress: ProgressBar,
+    folder: Path,
+) -> dict[str, Any]:
+    """Run vLLM, compare and write; returns the content of ``validation.json``."""
+    from experiments.results import ITERATIONS, VALIDATION, json_bytes, to_json
+    from experiments.validate.vllm_report import evaluate_all, iterations, report
+    from experiments.validate.vllm_session import run_session
+
+    session = run_session(cells, experiment.validation, timeout_s, progress)
+    outcomes = evaluate_all(session, progress)
+    result: dict[str, Any] = to_json(report(experiment, session, outcomes))
+    (folder / VALIDATION).write_bytes(json_bytes(result))
+    iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
+    return result
+
+
 def _write(result: Mapping[str, Any], outcomes: Comparisons, folder: Path) -> None:
     from experiments.results import ITERATIONS, VALIDATION, json_bytes
     from experiments.validate.table import iterations
@@ -147,13 +187,21 @@ def _write(result: Mapping[str, Any], outcomes: Comparisons, folder: Path) -> No
     iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
 
 
-def _check_engine(realtime: bool) -> None:
+def _check_engine(engine: str, cells: list[Cell], realtime: bool) -> None:
     """Raises ConfigError, before the work, where the engine cannot run."""
     import importlib.util
     import os
 
     from experiments.config.errors import ConfigError
 
+    if engine == "vllm":
+        from experiments.validate.vllm_session import check_cells, find_python
+
+        if realtime:
+            raise ConfigError("--realtime: only for the engine in torch; vLLM's clock is CPU time")
+        check_cells(cells)
+        find_python()
+        return
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "the engine needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"

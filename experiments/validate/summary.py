@@ -139,15 +139,15 @@ def _cell(cell: Cell, all_repeats: list[Comparison], kept: list[int]) -> dict[st
         "noise_floor": noise_floor([outcome.measured_iterations for outcome in some]),
         "makespan_spread": _spread([o.measured.makespan_s for o in some]),
         "measured": {
-            name: _range([getattr(o.measured, name) for o in some])
+            name: middle([getattr(o.measured, name) for o in some])
             for name in ("makespan_s", "tokens_per_s", "bubble_s", "bubble_per_request_s")
         },
         "lost": [asdict(o.lost) for o in all_repeats],
-        "op_share": _range([o.op_share for o in some]),
-        "replay": _over([_errors(o.replayed, o.measured) for o in some]),
+        "op_share": middle([o.op_share for o in some]),
+        "replay": middles([_errors(o.replayed, o.measured) for o in some]),
     }
     for prediction in PREDICTIONS:
-        entry[prediction] = _over([_prediction(outcome, prediction) for outcome in some]) | {
+        entry[prediction] = middles([_prediction(outcome, prediction) for outcome in some]) | {
             "by_kind": errors_by_kind(some, prediction),
             "repeats": [_prediction(outcome, prediction) for outcome in all_repeats],
         }
@@ -184,12 +184,13 @@ def _errors(simulated: Whole, measured: Whole) -> dict[str, float]:
     return found
 
 
-def _over(rows: list[dict[str, float]]) -> dict[str, Any]:
+def middles(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Median and range of each number."""
-    return {key: _range([row[key] for row in rows]) for key in rows[0]}
+    return {key: middle([row[key] for row in rows]) for key in rows[0]}
 
 
-def _range(values: Sequence[float]) -> dict[str, float]:
+def middle(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
     return {
         "median": float(np.median(values)),
         "min": float(np.min(values)),
@@ -216,9 +217,9 @@ def _ratios(
         field = _FIELDS[ratio.metric]
         measured = [_ratio(field, one.measured, other.measured) for one, other in pairs]
         entry: dict[str, Any] = {"of": [above, below], "metric": ratio.metric, "repeats": len(both)}
-        entry["measured"] = _range(measured)
+        entry["measured"] = middle(measured)
         for prediction in PREDICTIONS:
-            entry[prediction] = _range(
+            entry[prediction] = middle(
                 [_ratio(field, o.whole[prediction], p.whole[prediction]) for o, p in pairs]
             )
         entry["error"] = off(entry["calibrated"]["median"], entry["measured"]["median"])

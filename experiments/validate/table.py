@@ -20,6 +20,7 @@ def table(result: Mapping[str, Any]) -> Table:
         [label, *(_cell_text(cell, keys) for cell in result["cells"].values())]
         for label, keys in _ROWS.items()
     ]
+    rows = [row for row in rows if set(row[1:]) != {"-"}]
     for name, ratio in result["ratios"].items():
         both = (_ratio_text(ratio[key]["median"]) for key in ("measured", "calibrated"))
         rows.append([f"ratio {name}: measured / simulated", " / ".join(both)])
@@ -34,6 +35,8 @@ _ROWS = {
     "noise floor, repeat against repeat": ("noise_floor",),
     "whole: makespan error": ("makespan_error",),
     "whole: throughput error": ("throughput_error",),
+    "whole: TTFT error, mean": ("ttft_error",),
+    "whole: TPOT error, mean": ("tpot_error",),
     "whole: total bubble error": ("bubble_error",),
     "whole: TTFT error, median": ("calibrated", "ttft_p50_error"),
     "replay of measured times: makespan error": ("replay", "makespan_error"),

@@ -1,0 +1,252 @@
+"""The report of a validation on real vLLM: functions of a session.
+
+Times are in seconds of the engine's CPU clock. Errors are fractions, predicted / measured - 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.config.loading import Experiment
+from experiments.results import VALIDATION_FORMAT
+from experiments.run.decision_log import DecisionLog, Replay, replay
+from experiments.validate.cells import Cell
+from experiments.validate.differences import MOST_DRIFT, PREDICTIONS
+from experiments.validate.summary import FEWEST_REPEATS, middle, middles
+from experiments.validate.totals import off
+from experiments.validate.vllm_session import (
+    Served,
+    VllmCell,
+    VllmRepeat,
+    VllmSession,
+    engine_arguments,
+)
+from experiments.validate.vllm_times import (
+    StepPrediction,
+    StepTimes,
+    between_s,
+    seconds_of,
+    steps_of,
+)
+from profiler.storage.progress import Progress
+from simulator.loop.records import Floats
+from simulator.views.metrics import Analysis
+
+LAYOUT = "vllm"
+TARGETS = {
+    "iteration_error_median": 0.05,
+    "iteration_error_p90": 0.15,
+    "ttft_error": 0.10,
+    "tpot_error": 0.05,
+    "throughput_error": 0.05,
+}
+"""How far a prediction may be off; decided beforehand."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One cell in one repeat. ``iterations`` and ``whole`` are by prediction."""
+
+    parity: Replay
+    steps: Floats
+    measured_iterations: Floats
+    iterations: dict[str, Floats]
+    measured: dict[str, float]
+    whole: dict[str, dict[str, float]]
+
+
+Outcomes = dict[str, list[Outcome]]
+"""Of each cell, repeat by repeat."""
+
+
+def decision_log(cell: Cell, served: Served) -> DecisionLog:
+    """The run's decisions as ``lockstep`` takes them."""
+    engine, pool = engine_arguments(cell), cell.scenario.policy.described()
+    settings = {name: engine[name] for name in ("block_size", "max_num_seqs", "watermark")}
+    settings |= {name: engine[name] for name in ("max_num_batched_tokens", "max_model_len")}
+    settings |= {
+        "num_blocks": engine["num_gpu_blocks_override"],
+        "chunked": engine["enable_chunked_prefill"],
+        "caching": engine["enable_prefix_caching"],
+        "policy": engine["scheduling_policy"],
+        "threshold": engine["long_prefill_token_threshold"],
+        "adaptive": bool(pool.get("adaptive_threshold")),
+        "reserve_full_isl": engine["scheduler_reserve_full_isl"],
+        "async_sched": False,
+        "v2": False,
+        "pp": 1,
+    }
+    rows = [
+        [r.id, r.arrival_s, r.prompt_tokens, r.output_tokens, 0, -1, 0] for r in served.requests
+    ]
+    return DecisionLog(Path(cell.name), 1, settings, rows, served.run["events"])
+
+
+def totals(arrival: Floats, first: Floats, last: Floats, output: Floats) -> dict[str, float]:
+    """Mean TTFT, TPOT (of requests with several tokens) and latency; output tokens a second."""
+    many = output > 1
+    return {
+        "ttft": float((first - arrival).mean()),
+        "tpot": float(((last - first)[many] / (output - 1)[many]).mean()),
+        "latency": float((last - arrival).mean()),
+        "throughput": float(output.sum() / last.max()),
+    }
+
+
+def measured_totals(served: Served) -> dict[str, float]:
+    """Of the run as vLLM served it."""
+    arrival = np.array([request.arrival_s for request in served.requests])
+    output = np.array([request.output_tokens for request in served.requests])
+    first, last = np.array(served.run["times"]).T
+    return totals(arrival, first, last, output)
+
+
+def evaluate(repeat: VllmRepeat, cell: Cell, served: VllmCell) -> Outcome:
+    """Everything about one cell in one repeat."""
+    times = StepTimes.of([*repeat.grids[0], *repeat.grids[1]])
+    turnaround = float(np.median([between_s(run) for run in served.calibration]))
+    alone = StepPrediction(cell, times, turnaround)
+    predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
+    steps, whole = steps_of(served.run), {}
+    for name, prediction in predictions.items():
+        found = Analysis(prediction.simulate(served.run.requests)).request_columns
+        arrival = found["arrival_s"]
+        first, last = arrival + found["ttft_s"], arrival + found["latency_s"]
+        whole[name] = totals(arrival, first, last, found["output_tokens"])
+    return Outcome(
+        parity=replay(decision_log(cell, served.run)),
+        steps=steps,
+        measured_iterations=seconds_of(served.run),
+        iterations={name: each.of(steps) for name, each in predictions.items()},
+        measured=measured_totals(served.run),
+        whole=whole,
+    )
+
+
+def evaluate_all(session: VllmSession, progress: Progress) -> Outcomes:
+    """Every cell in every repeat."""
+    found: Outcomes = {}
+    for done, repeat in enumerate(session.repeats):
+        progress("simulations", done, len(session.repeats))
+        for cell in session.cells:
+            found.setdefault(cell.name, []).append(evaluate(repeat, cell, repeat.served[cell.name]))
+    progress("simulations", len(session.repeats), len(session.repeats))
+    return found
+
+
+def drift(repeat: VllmRepeat) -> float:
+    """The grid's time after the repeat over that before it, cell by cell (1: no drift)."""
+    before, after = (
+        pd.DataFrame(rows).groupby([0, 2])[4].median().to_numpy() for rows in repeat.grids
+    )
+    return float(np.median(after / before))
+
+
+def report(experiment: Experiment, session: VllmSession, outcomes: Outcomes) -> dict[str, Any]:
+    """The content of ``validation.json``."""
+    moved = [drift(repeat) for repeat in session.repeats]
+    rejected = [
+        {"repeat": n, "why": f"the grid took {one:.2f} times as long after as before"}
+        for n, one in enumerate(moved)
+        if abs(one - 1) > MOST_DRIFT
+    ]
+    kept = [n for n, one in enumerate(moved) if abs(one - 1) <= MOST_DRIFT]
+    shares = [
+        run.wall_over_cpu
+        for repeat in session.repeats
+        for served in repeat.served.values()
+        for run in (served.run, *served.calibration)
+    ]
+    quiet = len(kept) >= FEWEST_REPEATS
+    result: dict[str, Any] = {
+        "format": VALIDATION_FORMAT,
+        "name": experiment.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "clock": "CPU time of the engine's process, idle time skipped",
+        "gates": {"drift": MOST_DRIFT, "fewest_repeats": FEWEST_REPEATS},
+        "quiet": quiet,
+        "repeats": {
+            LAYOUT: {
+                "run": len(moved),
+                "accepted": len(kept),
+                "quiet": quiet,
+                "rejected": rejected,
+                "drift": moved,
+                "load_average": [repeat.load for repeat in session.repeats],
+                "wall_over_cpu": middle(shares),
+                "seconds": session.seconds,
+                "engine": session.about,
+            }
+        },
+        "cells": {cell.name: _cell(cell, outcomes[cell.name], kept) for cell in session.cells},
+        "ratios": {},
+    }
+    return result | {"targets": _targets(result["cells"], quiet)}
+
+
+def _cell(cell: Cell, repeats: Sequence[Outcome], kept: Sequence[int]) -> dict[str, Any]:
+    """All repeats are listed; statistics are over the accepted ones, or all where none was."""
+    some = [repeats[n] for n in kept] or list(repeats)
+    differences = [o.parity.first_difference for o in repeats if o.parity.first_difference]
+    entry: dict[str, Any] = {
+        "layout": LAYOUT,
+        "online": True,
+        "requests": len(cell.requests()),
+        "scenario": cell.scenario.model_dump(mode="json"),
+        "iterations": sum(o.parity.decisions for o in repeats),
+        "parity": sum(o.parity.identical for o in repeats)
+        / max(1, sum(o.parity.decisions for o in repeats)),
+        "first_difference": next(iter(differences), None),
+        "measured": middles([o.measured for o in some]),
+    }
+    for name in PREDICTIONS:
+        each = [_errors(o, name) for o in repeats]
+        entry[name] = middles([_errors(o, name) for o in some]) | {"repeats": each}
+    return entry | {key: entry["calibrated"][key] for key in TARGETS}
+
+
+def _errors(outcome: Outcome, prediction: str) -> dict[str, float]:
+    errors = np.abs(outcome.iterations[prediction] / outcome.measured_iterations - 1)
+    found, measured = outcome.whole[prediction], outcome.measured
+    return {
+        "iteration_error_median": float(np.median(errors)),
+        "iteration_error_p90": float(np.quantile(errors, 0.9)),
+        **{f"{key}_error": off(found[key], measured[key]) for key in measured},
+    }
+
+
+def _targets(cells: Mapping[str, Any], quiet: bool) -> list[dict[str, Any]]:
+    """Limit, value and whether it was met; None if the machine was too busy."""
+    rows = []
+    for name, cell in cells.items():
+        value = cell["parity"] - 1
+        rows.append({"what": "parity", "cell": name, "limit": 0.0, "value": value})
+        rows[-1]["met"] = value == 0
+        for what, limit in TARGETS.items():
+            value = cell[what]["median"]
+            met = abs(value) <= limit if quiet else None
+            rows.append({"what": what, "cell": name, "limit": limit, "value": value, "met": met})
+    return rows
+
+
+def iterations(outcomes: Outcomes) -> pd.DataFrame:
+    """Every step of every repeat: what it held, measured and predicted seconds."""
+    return pd.concat(
+        [
+            pd.DataFrame(outcome.steps, columns=["decodes", "context", "prompt_tokens", "added"])
+            .assign(cell=name, repeat=number, measured_s=outcome.measured_iterations)
+            .assign(**{f"{key}_s": times for key, times in outcome.iterations.items()})
+            for name, repeats in outcomes.items()
+            for number, outcome in enumerate(repeats)
+        ],
+        ignore_index=True,
+    )
