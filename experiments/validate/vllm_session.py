@@ -32,6 +32,8 @@ VARIABLE = "SARATHI_SIM_VLLM_PYTHON"
 """Names the Python that has vLLM, if this one has not."""
 TIMES = 5
 """How often the grid times each of its cells."""
+SHORT = 16
+"""Tokens of the grid's shorter contexts."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,16 @@ def grid_work(cells: Sequence[Cell]) -> dict[str, Any]:
     room = max(1, budget - most)
     decodes = sorted({0, 1, 2, 4, most // 2, most} - {n for n in (1, 2, 4) if n > most})
     prompts = sorted({0, *(max(1, room * part // 8) for part in (1, 2, 4, 6, 8))})
-    return {"decodes": decodes, "contexts": [16, longest], "prompts": prompts, "times": TIMES}
+    # All of them must fit into the blocks, with what they generate and a prompt beside them.
+    size = arguments["block_size"]
+    fitting = (arguments["num_gpu_blocks_override"] - 1) * size - room
+    context = min(longest, fitting // max(most, 1) - TIMES * len(prompts) - size)
+    if context <= SHORT:
+        problem = f"too few: the grid holds {most} sequences at a time"
+        raise cells[0].source.error(
+            "kv_cache.num_blocks", arguments["num_gpu_blocks_override"], problem
+        )
+    return {"decodes": decodes, "contexts": [SHORT, context], "prompts": prompts, "times": TIMES}
 
 
 Plan = list[tuple[str, list[Request] | None]]
