@@ -25,20 +25,32 @@ if TYPE_CHECKING:
     from experiments.validate.cells import Cell
     from experiments.validate.summary import Comparisons
 
+ConfigOption = Annotated[
+    str,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="A YAML file, or the name of a shipped one.  [default: validate_cpu, or "
+        "validate_vllm with --engine vllm]",
+    ),
+]
+EngineOption = Annotated[
+    Literal["torch", "vllm"],
+    typer.Option(help="Our engine in torch, or real vLLM on the CPU in a Python of its own."),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        callback=finite,
+        help="End the run after so many seconds without a sign of life.  [default: 30, with "
+        "--engine vllm 300]",
+    ),
+]
+
 
 def validate(
-    config: Annotated[
-        str,
-        typer.Argument(
-            metavar="[CONFIG]",
-            help="A YAML file, or the name of a shipped one.  [default: validate_cpu, or "
-            "validate_vllm with --engine vllm]",
-        ),
-    ] = "",
-    engine: Annotated[
-        Literal["torch", "vllm"],
-        typer.Option(help="Our engine in torch, or real vLLM on the CPU in a Python of its own."),
-    ] = "torch",
+    config: ConfigOption = "",
+    engine: EngineOption = "torch",
     assignments: SetOption = None,
     out: ResultOption = None,
     realtime: Annotated[
@@ -49,15 +61,7 @@ def validate(
             "from all other programs.",
         ),
     ] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            callback=finite,
-            help="End the run after so many seconds without a sign of life.  [default: 30, with "
-            "--engine vllm 300]",
-        ),
-    ] = None,
+    timeout: TimeoutOption = None,
     quiet: QuietOption = False,
     figures: FiguresOption = True,
 ) -> None:

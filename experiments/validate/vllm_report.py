@@ -23,9 +23,9 @@ from experiments.validate.differences import MOST_DRIFT, PREDICTIONS
 from experiments.validate.summary import FEWEST_REPEATS, middle, middles
 from experiments.validate.totals import off
 from experiments.validate.vllm_session import (
-    Served,
     VllmCell,
     VllmRepeat,
+    VllmRun,
     VllmSession,
     engine_arguments,
 )
@@ -67,7 +67,7 @@ Outcomes = dict[str, list[Outcome]]
 """Of each cell, repeat by repeat."""
 
 
-def decision_log(cell: Cell, served: Served) -> DecisionLog:
+def decision_log(cell: Cell, served: VllmRun) -> DecisionLog:
     """The run's decisions as ``lockstep`` takes them."""
     engine, pool = engine_arguments(cell), cell.scenario.policy.described()
     settings = {name: engine[name] for name in ("block_size", "max_num_seqs", "watermark")}
@@ -101,7 +101,7 @@ def totals(arrival: Floats, first: Floats, last: Floats, output: Floats) -> dict
     }
 
 
-def measured_totals(served: Served) -> dict[str, float]:
+def measured_totals(served: VllmRun) -> dict[str, float]:
     """Of the run as vLLM served it."""
     arrival = np.array([request.arrival_s for request in served.requests])
     output = np.array([request.output_tokens for request in served.requests])
@@ -111,7 +111,7 @@ def measured_totals(served: Served) -> dict[str, float]:
 
 def evaluate(repeat: VllmRepeat, cell: Cell, served: VllmCell) -> Outcome:
     """Everything about one cell in one repeat."""
-    times = StepTimes.of([*repeat.grids[0], *repeat.grids[1]])
+    times = StepTimes.of(*repeat.grids)
     turnaround = float(np.median([between_s(run) for run in served.calibration]))
     alone = StepPrediction(cell, times, turnaround)
     predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}

@@ -37,7 +37,7 @@ SHORT = 16
 
 
 @dataclass(frozen=True)
-class Served:
+class VllmRun:
     """A workload and what vLLM made of it: ``run`` is the program's answer."""
 
     requests: list[Request]
@@ -53,8 +53,8 @@ class Served:
 class VllmCell:
     """A cell's run, and the two calibration runs around it."""
 
-    run: Served
-    calibration: list[Served]
+    run: VllmRun
+    calibration: list[VllmRun]
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def session_of(
         served = {}
         for cell in cells:
             runs = [next(rest) for _ in range(3)]
-            first, run, last = (Served(made or [], answer) for (_, made), answer, _ in runs)
+            first, run, last = (VllmRun(made or [], answer) for (_, made), answer, _ in runs)
             served[cell.name] = VllmCell(run, [first, last])
         _, after, load = next(rest)
         repeats.append(VllmRepeat((before["grid"], after["grid"]), served, load))

@@ -15,7 +15,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from experiments.validate.cells import Cell
 from experiments.validate.prediction import relative_line
-from experiments.validate.vllm_session import Served
+from experiments.validate.vllm_session import VllmRun
 from policies.batch import Batch
 from policies.request import Request
 from simulator.loop.quantum import quantize
@@ -35,13 +35,14 @@ class StepTimes:
     add_s: float
 
     @staticmethod
-    def of(rows: Sequence[Sequence[float]]) -> StepTimes:
-        """From the grid's rows; medians over the times that each cell was run."""
-        table = pd.DataFrame(rows, columns=list(COLUMNS))
+    def of(*grids: Sequence[Sequence[float]]) -> StepTimes:
+        """From the rows of grids; medians over the times that each cell was run.
+
+        The first half of a grid's rows have the short contexts.
+        """
+        tables = [pd.DataFrame(rows, columns=list(COLUMNS)) for rows in grids]
+        table = pd.concat([each.assign(long=each.index >= len(each) // 2) for each in tables])
         decodes, prompts = sorted(table["decodes"].unique()), sorted(table["prompt"].unique())
-        most = table["decodes"].max()
-        middle = (table.loc[table["decodes"] == most, "context"].agg(["min", "max"])).mean()
-        table["long"] = table["context"] > middle
         busy = table[table["decodes"] > 0]
         contexts = busy.groupby("long")["context"].median().to_numpy()
         cells = table.groupby(["decodes", "long", "prompt"])["step_s"].median()
@@ -69,7 +70,7 @@ class StepTimes:
         return np.asarray(self.surface(rows[:, :3]) + self.add_s * rows[:, 3])
 
 
-def steps_of(served: Served) -> Floats:
+def steps_of(served: VllmRun) -> Floats:
     """The measured steps as :class:`StepTimes` takes them."""
     prompt = {request.id: request.prompt_tokens for request in served.requests}
     rows = []
@@ -85,13 +86,13 @@ def steps_of(served: Served) -> Floats:
     return np.array(rows, float)
 
 
-def seconds_of(served: Served) -> Floats:
+def seconds_of(served: VllmRun) -> Floats:
     """The measured seconds of its steps, each with the requests that it added."""
     steps = np.array(served.run["steps"])
     return np.asarray(steps[:, 2] - steps[:, 0])
 
 
-def between_s(served: Served) -> float:
+def between_s(served: VllmRun) -> float:
     """Median seconds from one step's end to the next one's begin."""
     steps = np.array(served.run["steps"])
     gaps = steps[1:, 0] - steps[:-1, 2]
@@ -127,7 +128,7 @@ class StepPrediction:
             requests, pools, self, (1,), switches=Switches(turnaround_s=self.turnaround_s)
         )
 
-    def calibrated(self, runs: Sequence[Served]) -> StepPrediction:
+    def calibrated(self, runs: Sequence[VllmRun]) -> StepPrediction:
         """With offset and factor fitted to the relative errors of other runs' steps."""
         predicted = np.concatenate([self.of(steps_of(run)) for run in runs])
         measured = np.concatenate([seconds_of(run) for run in runs])

@@ -16,6 +16,7 @@ from experiments.config.loading import load_experiment, shipped_configs
 from experiments.config.scenario import Scenario
 from experiments.run.experiment import deploy_all
 from experiments.validate.cells import engine_spec, make_cells
+from experiments.validate.vllm_session import check_cells, grid_work
 from profiler.bundle.schema import bundle_path
 from profiler.storage.paths import data_dir
 from tests.experiments.small_config import SMALL, message
@@ -182,6 +183,10 @@ def test_shipped_configs_are_good(name: str) -> None:
         assert {cell.layout for cell in make_cells(experiment)} == {(1, 1), (2, 1)}
     elif name == "validate_paged":
         assert {engine_spec([cell]).num_blocks for cell in make_cells(experiment)} == {40}
+    elif name == "validate_vllm":
+        check_cells(cells := make_cells(experiment))
+        assert [cell.name for cell in cells] == ["low", "high"]
+        assert len(grid_work(cells)["decodes"]) > 4
     elif name == "validate_gpu":
         cells = make_cells(experiment)
         assert {cell.layout for cell in cells} == {(1, 1)}

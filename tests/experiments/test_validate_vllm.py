@@ -63,8 +63,9 @@ def session(answers: list[dict[str, Any]]) -> VllmSession:
     return session_of(cells, plan, answers, [1.0] * len(answers), 9.0)
 
 
-def test_the_order_of_the_work() -> None:
+def test_the_order_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm-up; then grid, calibration, workload and calibration of each cell, grid."""
+    monkeypatch.setattr(vllm_session, "TIMES", 2)
     experiment, cells = small("validation.repeats=2")
     plan = plan_of(cells, experiment.validation)
     repeat = ["grid", *["low"] * 3, *["high"] * 3, "grid"]
@@ -81,17 +82,16 @@ def test_the_order_of_the_work() -> None:
 
 
 def test_every_recorded_decision_is_ours(session: VllmSession) -> None:
-    """The workload preempts, so that more than arrivals is compared."""
+    """Prompts are cut, and decodes run beside them."""
     outcomes = evaluate_all(session, silent)
     for name in ("low", "high"):
         (outcome,) = outcomes[name]
         assert outcome.parity.first_difference is None
-        assert outcome.parity.identical == outcome.parity.decisions == len(outcome.steps) > 50
+        assert outcome.parity.identical == outcome.parity.decisions == len(outcome.steps) > 20
         assert set(outcome.whole) == {"grid", "calibrated"}
         # The worst that a busy machine did to a run of half a second.
         assert 0.3 < outcome.whole["grid"]["tpot"] / outcome.measured["tpot"] < 3
-    events = session.repeats[0].served["high"].run.run["events"]
-    assert any(event[0] == "schedule" and event[3] for event in events), "someone was preempted"
+        assert (outcome.steps[:, 0] * outcome.steps[:, 2] > 0).any(), "decodes beside a prompt"
     table_of = iterations(outcomes)
     assert set(table_of["cell"]) == {"low", "high"} and (table_of["measured_s"] > 0).all()
 
@@ -115,8 +115,8 @@ def test_the_verdict_is_honest(session: VllmSession) -> None:
     assert table(result).row_count > 5
     before, after = session.repeats[0].grids
     for rows, slower in ((before, 1.0), (after, 1.2)):
-        for row, other in zip(rows, sorted(before), strict=True):
-            row[:] = [*other[:3], slower, slower]
+        for row in rows:
+            row[3:] = [slower, slower]
     result = report(experiment, session, evaluate_all(session, silent))
     assert result["repeats"]["vllm"]["rejected"] == [
         {"repeat": 0, "why": "the grid took 1.20 times as long after as before"}
@@ -199,9 +199,10 @@ def test_without_vllm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     not os.environ.get(vllm_session.VARIABLE),
     reason=f"no vLLM: name in {vllm_session.VARIABLE} a Python with it",
 )
-def test_real_vllm(tmp_path: Path) -> None:
+def test_real_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine does, decisions are those of our policy."""
     assert find_python()
+    monkeypatch.setattr(vllm_session, "TIMES", 2)
     out = tmp_path / "out"
     words = [word for each in SMALL for word in ("--set", each)]
     done = CliRunner().invoke(app, ["validate", "--engine", "vllm", "--out", str(out), *words])
