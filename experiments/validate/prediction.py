@@ -111,15 +111,10 @@ class StageTimePrediction:
             times = stage_times(run)
             measured.append((times.finish - times.start).ravel())
             predicted.append(self.stages(run.served.decisions, requests).ravel())
-        line = relative_line(np.concatenate(predicted), np.concatenate(measured))
-        return StageTimePrediction(self.cell, self.bundle, self.links, *line)
-
-
-def relative_line(predicted: Floats, measured: Floats) -> tuple[float, float]:
-    """Offset and factor of predicted times, with the least squares of relative errors."""
-    terms = np.stack([np.ones_like(predicted), predicted], axis=1) / measured[:, None]
-    (offset, factor), *_ = np.linalg.lstsq(terms, np.ones_like(measured), rcond=None)
-    return float(offset), float(factor)
+        x, y = np.concatenate(predicted), np.concatenate(measured)
+        terms = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
+        (offset, factor), *_ = np.linalg.lstsq(terms, np.ones_like(y), rcond=None)
+        return StageTimePrediction(self.cell, self.bundle, self.links, float(offset), float(factor))
 
 
 def _most_rows(cell: Cell) -> int:

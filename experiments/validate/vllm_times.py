@@ -14,7 +14,6 @@ import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
 from experiments.validate.cells import Cell
-from experiments.validate.prediction import relative_line
 from experiments.validate.vllm_session import VllmRun
 from policies.batch import Batch
 from policies.request import Request
@@ -129,8 +128,11 @@ class StepPrediction:
         )
 
     def calibrated(self, runs: Sequence[VllmRun]) -> StepPrediction:
-        """With offset and factor fitted to the relative errors of other runs' steps."""
+        """With offset and factor fitted to other runs' steps, by errors relative to the prediction.
+
+        Errors relative to the measurement would favour short times where those are noisy.
+        """
         predicted = np.concatenate([self.of(steps_of(run)) for run in runs])
         measured = np.concatenate([seconds_of(run) for run in runs])
-        offset, factor = relative_line(predicted, measured)
-        return replace(self, offset_s=offset, factor=factor)
+        factor, offset = np.polyfit(predicted, measured, 1, w=1 / predicted)
+        return replace(self, offset_s=float(offset), factor=float(factor))
