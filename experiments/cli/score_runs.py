@@ -76,12 +76,12 @@ def _print(runs: Mapping[str, Any]) -> None:
             for part, value in sorted(remains["parts"].items(), key=lambda one: -abs(one[1]))
             if abs(value) >= _SMALLEST_S
         )
-        keys = ("latency_s", "host", "request", "first_token", "later_tokens")
+        keys = ("latency_s", "host", "frontend", "first_token", "later_tokens")
         lacking.append([name, parts, *(f"{remains[key]:+.3f}" for key in keys)])
         for group in run["by_batch"]:
             times = [f"{1e3 * group[f'{k}_s']:.1f}" for k in ("measured", "zero", "fitted")]
             groups.append([name, str(group["requests"]), f"{group['running']:.0f}", *times])
-    what = ["in all", "host, fitted", "request, fitted", "first token", "later tokens"]
+    what = ["in all", "host, fitted", "frontend, fitted", "first token", "later tokens"]
     title = "What the mean latency lacks without host time (s)"
     print_table(("", "of which the host's"), what, lacking, title=title)
     columns = ("requests", "running", "TPOT measured (ms)", "no host time", "fitted")

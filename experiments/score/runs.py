@@ -35,7 +35,7 @@ UNITS = np.array([1e-3, 5e-5])
 STEP = 0.5
 """By how many of them it looks ahead: far enough that another schedule does not matter."""
 MOST_STEPS = 8
-MOST_REQUEST_S = 0.05
+MOST_FRONTEND_S = 0.05
 """What HTTP and a tokeniser may take of a request; more is something else."""
 BATCHES = 4
 """Groups of requests, by how many ran beside them."""
@@ -43,11 +43,11 @@ BATCHES = 4
 
 @dataclass(frozen=True)
 class Overheads:
-    """Time outside of the GPUs: the host's in the engine, and ``request_s`` seconds of each request
-    outside of the engine (HTTP, tokeniser), which come before its first token."""
+    """Time outside of the GPUs: the host's, and ``frontend_s`` seconds of each request outside of
+    the engine (HTTP, tokeniser)."""
 
     host: HostTime = NO_HOST
-    request_s: float = 0.0
+    frontend_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +71,23 @@ class Case:
 
     @property
     def configured(self) -> Overheads:
-        """The host time of the configuration."""
+        """Those of the configuration, or of its stack."""
         engine = self.deployment.scenario.engine
-        return Overheads(HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0))
+        host = HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0)
+        return Overheads(host, engine.frontend_s or 0.0)
 
-    def under(self, outside: Overheads) -> Simulated:
+    def under(self, overheads: Overheads) -> Simulated:
         """Its simulation with that time outside of the GPUs."""
-        scenario, host = self.deployment.scenario, outside.host
+        scenario, host = self.deployment.scenario, overheads.host
         engine = scenario.engine.model_copy(
-            update={"host_iteration_s": host.iteration_s, "host_sequence_s": host.sequence_s}
+            update={
+                "host_iteration_s": host.iteration_s,
+                "host_sequence_s": host.sequence_s,
+                "frontend_s": overheads.frontend_s,
+            }
         )
         changed = replace(self.deployment, scenario=scenario.model_copy(update={"engine": engine}))
-        return Simulated(changed, Analysis(changed.simulate()), outside)
+        return Simulated(changed, Analysis(changed.simulate()), overheads)
 
     @cached_property
     def beside(self) -> Floats:
@@ -102,13 +107,12 @@ class Simulated:
 
     deployment: Deployment
     analysis: Analysis
-    outside: Overheads
+    overheads: Overheads
 
-    @cached_property
+    @property
     def requests(self) -> pd.DataFrame:
-        """The requests, with their time outside of the engine."""
-        table, more = self.analysis.requests, self.outside.request_s
-        return table.assign(ttft_s=table["ttft_s"] + more, latency_s=table["latency_s"] + more)
+        """Its table of requests."""
+        return self.analysis.requests
 
     def off(self, case: Case, key: str) -> Floats:
         """Relative errors of a measure, request by request; NaN where it has none."""
@@ -152,11 +156,11 @@ def fitted_to(cases: Sequence[Case]) -> Overheads:
 
     Host time gives the least squares of the relative errors of the times per output token. The time
     of a request is then the median, over the runs, of what the median time to first token lacks;
-    at most :data:`MOST_REQUEST_S`.
+    at most :data:`MOST_FRONTEND_S`.
     """
 
     def errors(found: Floats) -> Floats:
-        each = [case.under(_outside(found)).off(case, "tpot_s") for case in cases]
+        each = [case.under(_overheads(found)).off(case, "tpot_s") for case in cases]
         together = np.concatenate(each)
         return np.asarray(together[~np.isnan(together)])
 
@@ -167,13 +171,13 @@ def fitted_to(cases: Sequence[Case]) -> Overheads:
     found = least_squares(
         errors, np.ones(2), slopes, bounds=(0, np.inf), ftol=1e-3, xtol=2e-2, max_nfev=MOST_STEPS
     )
-    outside = _outside(found.x)
-    lacking = [np.median(case.under(outside).lacking(case, "ttft_s")) for case in cases]
-    request_s = float(np.clip(np.median(lacking), 0.0, MOST_REQUEST_S))
-    return replace(outside, request_s=request_s)
+    host = _overheads(found.x)
+    lacking = [np.median(case.under(host).lacking(case, "ttft_s")) for case in cases]
+    frontend_s = float(np.clip(np.median(lacking), 0.0, MOST_FRONTEND_S))
+    return replace(host, frontend_s=frontend_s)
 
 
-def _outside(units: Floats) -> Overheads:
+def _overheads(units: Floats) -> Overheads:
     iteration, sequence = (units * UNITS).tolist()
     return Overheads(HostTime(iteration, sequence))
 
@@ -200,7 +204,7 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> list[Scored]:
             del variants["configured"]
         if others := [each for each in alike if each is not case]:
             variants["left_out"] = fitted_to(others)
-        simulated = {name: case.under(outside) for name, outside in variants.items()}
+        simulated = {name: case.under(overheads) for name, overheads in variants.items()}
         found.append(Scored(case, simulated))
     progress("fits", len(cases), len(cases))
     return found
@@ -229,7 +233,10 @@ def _of_run(scored: Scored) -> dict[str, Any]:
         content[name] = {
             **beside(simulated.requests, case.run, measured, {}),
             **counts_of(simulated.deployment, simulated.analysis),
-            "outside": {**asdict(simulated.outside.host), "request_s": simulated.outside.request_s},
+            "overheads": {
+                **asdict(simulated.overheads.host),
+                "frontend_s": simulated.overheads.frontend_s,
+            },
         }
     return content | {"remains": _remains(scored), "by_batch": _by_batch(scored)}
 
@@ -238,9 +245,9 @@ def _remains(scored: Scored) -> dict[str, Any]:
     """What the mean latency lacks without host time, in seconds.
 
     ``host`` is what the fitted one brings, directly and by what follows from it (``parts``, as
-    ``compare`` has them), ``request`` the fitted time of a request. Of the rest, ``first_token`` is
-    before the first token (scheduling, admission, prompts), ``later_tokens`` after it (ops, and
-    host time of another shape).
+    ``compare`` has them), ``frontend`` the fitted time outside of the engine. Of the rest,
+    ``first_token`` is before the first token (scheduling, admission, prompts), ``later_tokens``
+    after it (ops, and host time of another shape).
     """
     zero, fitted = (scored.simulated[name] for name in ("zero", "fitted"))
     tables = (scored.case.run.requests, zero.requests, fitted.requests)
@@ -250,8 +257,8 @@ def _remains(scored: Scored) -> dict[str, Any]:
     parts = comparison(zero.compared("zero"), fitted.compared("fitted"))["mean_latency"]["parts"]
     return {
         "latency_s": latency - before,
-        "host": after - before - fitted.outside.request_s,
-        "request": fitted.outside.request_s,
+        "host": after - before - fitted.overheads.frontend_s,
+        "frontend": fitted.overheads.frontend_s,
         "first_token": ttft - first,
         "later_tokens": (latency - ttft) - (after - first),
         "parts": {name: part["difference_s"] for name, part in parts.items()},

@@ -120,7 +120,7 @@ def test_a_fit_finds_the_host_time(measured: list[Case]) -> None:
     found = fitted_to(measured)
     assert found.host.iteration_s == pytest.approx(TRUTH.host.iteration_s, rel=0.05)
     assert found.host.sequence_s == pytest.approx(TRUTH.host.sequence_s, rel=0.05)
-    assert found.request_s == pytest.approx(TRUTH.request_s, rel=0.05)
+    assert found.frontend_s == pytest.approx(TRUTH.frontend_s, rel=0.05)
 
 
 def test_what_is_scored(measured: list[Case]) -> None:
@@ -128,12 +128,12 @@ def test_what_is_scored(measured: list[Case]) -> None:
     slow = runs["slow"]
     assert set(slow) >= {"zero", "fitted", "left_out"} and "configured" not in slow
     assert slow["zero"]["off_pct"]["tpot_s"]["mean"] < -10
-    assert slow["zero"]["outside"] == {"iteration_s": 0, "sequence_s": 0, "request_s": 0}
+    assert slow["zero"]["overheads"] == {"iteration_s": 0, "sequence_s": 0, "frontend_s": 0}
     for name in ("fitted", "left_out"):  # the other run has the same host times
         assert abs(slow[name]["off_pct"]["tpot_s"]["mean"]) < 2
         assert abs(slow[name]["off_pct"]["ttft_s"]["p99"]) < 5
     remains = slow["remains"]
-    parts = ("host", "request", "first_token", "later_tokens")
+    parts = ("host", "frontend", "first_token", "later_tokens")
     assert sum(remains[part] for part in parts) == pytest.approx(remains["latency_s"])
     assert sum(remains["parts"].values()) == pytest.approx(remains["host"])
     assert remains["parts"]["host"] > 0

@@ -116,7 +116,7 @@ def test_the_verdict_is_honest(session: VllmSession) -> None:
     before, after = session.repeats[0].grids
     for rows, slower in ((before, 1.0), (after, 1.2)):
         for row in rows:
-            row[3:] = [slower, slower]
+            row[3:] = [slower * (10 + row[0] + row[2])] * 2
     result = report(experiment, session, evaluate_all(session, silent))
     assert result["repeats"]["vllm"]["rejected"] == [
         {"repeat": 0, "why": "the grid took 1.20 times as long after as before"}
