@@ -66,11 +66,12 @@ THINK_S = 0.003
 """Seconds in the mean until a client's next request reaches the engine: assumed."""
 
 SGLANG_MEMORY = 0.8
-"""SGLang's share of the memory: inferred from one GPU of 80 GB that holds 66 GB of weights. Its own
+"""SGLang's share of the memory under Dynamo: inferred from one GPU of 80 GB that holds 66 GB of weights. Its own
 default would leave room for twice as many requests."""
 
 
 DYNAMO = "under dynamo"
+_SGLANG = f"sglang {DYNAMO}"
 
 
 def stack_of(row: Measured) -> str:
@@ -128,7 +129,7 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         "engine": asdict(host),
         "kv_cache": {
             "prefix_caching": False,
-            **({"mem_fraction_static": SGLANG_MEMORY} if row.backend == "sglang" else {}),
+            **({"mem_fraction_static": SGLANG_MEMORY} if stack_of(row) == _SGLANG else {}),
         },
     }
 

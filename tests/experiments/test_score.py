@@ -186,7 +186,9 @@ def test_a_closed_loop_is_what_a_row_describes() -> None:
 
 def test_what_a_row_does_not_say_is_inferred() -> None:
     qwen = {"model": "Qwen/Qwen3-32B", "tp": 4, "precision": "fp8"}
-    blocks = scenario_of(measured("a", 1.0, 1.0, **{**qwen, "backend": "sglang"}), NONE)
+    blocks = scenario_of(
+        measured("a", 1.0, 1.0, **{**qwen, "backend": "sglang", "source": "nvidia_gap_csv"}), NONE
+    )
     assert blocks["dtype"] == "fp8_block" and blocks["kv_cache"]["mem_fraction_static"] == 0.8
     other = {**qwen, "model": "meta-llama/Llama-3.1-70B"}
     llama = scenario_of(measured("a", 1.0, 1.0, **other), NONE)
