@@ -66,8 +66,8 @@ THINK_S = 0.003
 """Seconds in the mean until a client's next request reaches the engine: assumed."""
 
 SGLANG_MEMORY = 0.8
-"""SGLang's share of the memory under Dynamo: inferred from one GPU of 80 GB that holds 66 GB of weights. Its own
-default would leave room for twice as many requests."""
+"""SGLang's share of the memory under Dynamo: inferred from one GPU of 80 GB that holds 66 GB of
+weights. Its own default would leave room for twice as many requests."""
 
 
 DYNAMO = "under dynamo"
