@@ -134,6 +134,8 @@ class CachedBlocks(Blocks):
 
         At most those of all its tokens but the last, which must be computed to yield the next one.
         """
+        if sequence.order < 0 and sequence.shared_tokens < self.block_size:
+            return ()  # it never ran, and shares no block
         hits = []
         for index in range((sequence.target - 1) // self.block_size):
             copies = self._known.get(sequence.content(index, self.block_size))
@@ -179,24 +181,24 @@ class CachedBlocks(Blocks):
     def _use(self, count: int) -> None:
         """Take free blocks, and forget what they held."""
         self.free -= count
-        blank = min(count, self._blank)
-        self._blank -= blank
-        count -= blank
+        self._blank -= count
+        if self._blank >= 0:
+            return
+        count, self._blank = -self._blank, 0
         while count:
             oldest = next(iter(self._used))
             if isinstance(oldest, _PlainBlocks):
-                taken = min(count, oldest.count)
-                oldest.count -= taken
-                count -= taken
-                if not oldest.count:
-                    del self._used[oldest]
-                continue
+                if oldest.count > count:
+                    oldest.count -= count
+                    return
+                count -= oldest.count
+            else:
+                count -= 1
+                copies = self._known[oldest.content]
+                del copies[oldest]
+                if not copies:
+                    del self._known[oldest.content]
             del self._used[oldest]
-            copies = self._known[oldest.content]
-            del copies[oldest]
-            if not copies:
-                del self._known[oldest.content]
-            count -= 1
 
     def grow(self, sequences: Collection[Sequence]) -> None:
         """Give each of these decoding sequences, whose blocks are full, one more."""
