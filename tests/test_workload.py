@@ -144,6 +144,14 @@ def test_a_scenarios_arrivals_follow_its_seed(kind: str) -> None:
     assert not set(arrivals(3)) & set(arrivals(4))
 
 
+def test_equal_lengths_are_one_object() -> None:
+    """As with a million of them they would take a third of the memory of all requests."""
+    lengths = np.array([700, 900, 700])
+    first, _, last = make_requests(at_once(3), lengths, lengths, max_length=1600)
+    assert first.prompt_tokens is last.output_tokens
+    assert first.max_tokens is last.max_tokens
+
+
 def test_what_requests_declare() -> None:
     prompt, output = np.array([10, 90, 10]), np.array([5, 20, 95])
     requests = make_requests(at_once(3), prompt, output, max_length=100)

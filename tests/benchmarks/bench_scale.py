@@ -1,5 +1,5 @@
 """Time and memory by the number of requests, online, Poisson: Sarathi on four replicas of four
-stages, and vLLM with paged memory on four replicas of one GPU.
+stages, and vLLM with paged memory on one GPU.
 
 python -m pytest tests/benchmarks/bench_scale.py -s             # 10,000 and 100,000
 python -m pytest tests/benchmarks/bench_scale.py -s -k 1000000  # minutes, and 1.5 GB
@@ -32,8 +32,7 @@ experiment = load_experiment(*{
         f"workload.requests={count}",
     ]),
     "vllm": ("bench_paged", [
-        "cluster={max_length: 2048, replicas: 4, router: least_tokens}",
-        "workload.arrivals={kind: poisson, rate: 32}",
+        "workload.arrivals={kind: poisson, rate: 8}",
         f"workload.requests={count}",
     ]),
 }[policy])
