@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from experiments.capacity.answer import answers, as_json
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.folder import CAPACITY_FORMAT
+from experiments.capacity.frontier import frontier_figures
 from experiments.capacity.headroom import figure_files, headroom_figure
 from experiments.capacity.options import Option, options_of
 from experiments.capacity.probing import Laboratory
@@ -91,7 +92,8 @@ def result_files(
     header = draft.header.model_dump(include={"name", "description"})
     question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
     with styled():
-        figures = figure_files({"headroom": headroom_figure(found, section)})
+        drawn = {"headroom": headroom_figure(found, section), **frontier_figures(found)}
+        figures = figure_files(drawn)
     return {
         SUMMARY: json_bytes(content),
         "capacity.csv": capacities(found).to_csv(index=False).encode(),

@@ -204,5 +204,5 @@ def _long_enough(option: Option, section: CapacitySection) -> int:
     variance = float(np.var(tokens) / np.mean(tokens) ** 2)
     if section.load == "rate":
         variance += 1.0
-    wanted = 1000 * math.ceil(variance / (section.tolerance / 3) ** 2 / 1000)
+    wanted = 100 * math.ceil(variance / (section.tolerance / 3) ** 2 / 100)
     return min(max(wanted, section.fewest), MOST_REQUESTS)

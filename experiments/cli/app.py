@@ -16,7 +16,7 @@ import typer
 
 from experiments.cli.accuracy import accuracy, fit
 from experiments.cli.bundles import import_profile, profile_check, profile_diff
-from experiments.cli.capacity import capacity
+from experiments.cli.capacity import capacity, recommend
 from experiments.cli.common import (
     Commands,
     ConfigArgument,
@@ -232,7 +232,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "bench": bench,
     },
     "Sweep": {"plan": plan, "sweep": sweep},
-    "Decide": {"capacity": capacity},
+    "Decide": {"capacity": capacity, "recommend": recommend},
     "Profile": {
         "make-bundle": make_bundle,
         "import": import_profile,

@@ -1,4 +1,4 @@
-"""The commands that answer how much load, and on what: capacity."""
+"""The commands that answer how much load, and on what: capacity, recommend."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from experiments.cli.common import (
     ConfigArgument,
     JsonOption,
+    ModelOption,
     QuietOption,
     ResultOption,
     SetOption,
@@ -81,5 +82,82 @@ def capacity(
     console = consoles()[1] if json else consoles()[0]
     console.print(capacity_table(content["deployments"], section))
     for line in (*reasons(content["deployments"]), *content["warnings"]):
+        typer.echo(line, err=json)
+    print_written(folder, figures=True, err=json)
+
+
+def recommend(
+    model: ModelOption,
+    device: Annotated[str, typer.Option(help="Devices, separated by commas.")],
+    slo: Annotated[str, typer.Option(help="Such as 'p99 ttft 1s, p99 tbt 50ms'.")],
+    gpus: Annotated[int | None, typer.Option(min=1, max=1024, help="How many there are.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
+    ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(help="A configuration (its workload), a trace, or PROMPT:OUTPUT tokens."),
+    ] = "capacity_llama3_70b",
+    max_length: Annotated[int | None, typer.Option(min=2, help="Longest sequence, tokens.")] = None,
+    stack: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm, with commas.")] = None,
+    dtype: Annotated[str, typer.Option(help="bf16, fp8, ..., separated by commas.")] = "bf16",
+    budget: Annotated[str | None, typer.Option(help="Token budgets to try, with commas.")] = None,
+    seqs: Annotated[str | None, typer.Option(help="Sequence limits to try, with commas.")] = None,
+    prices: Annotated[
+        str | None, typer.Option(help="YAML of prices.  [default: shipped assumptions]")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0.01, max=0.5, help="Of the capacities.")] = 0.05,
+    out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    workers: WorkersOption = None,
+    backend: BackendOption = "local",
+    address: AddressOption = None,
+) -> None:
+    """Find the deployment of a model that carries most under an SLO, for its price.
+
+    Layouts, token budgets and sequence limits are enumerated, bounded, screened, and the best
+    searched exactly. The result has the engine's own command line, and a configuration.
+
+    \b
+    Examples:
+      sarathi-sim recommend --model llama-3.3-70b --device h100-80g-sxm --gpus 16 \\
+        --slo "p99 ttft 2s, p99 tbt 100ms"
+      sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
+        --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
+    """
+    from experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
+    from experiments.capacity.layouts import wanted_of
+    from experiments.capacity.prices import load_prices
+    from experiments.capacity.probing import Laboratory
+    from experiments.capacity.recommend import recommend as recommended
+    from experiments.capacity.recommended import answer_of, recommend_files, recommend_table
+    from experiments.run.report import ProgressBar
+
+    check_backend(backend, address, workers)
+    wanted = wanted_of(
+        model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs, tolerance
+    )
+    costs = load_prices(prices)
+    folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
+    say = (lambda text: None) if quiet else partial(typer.echo, err=True)
+    try:
+        with (
+            probes_in(folder, RECOMMEND_FORMAT) as store,
+            ProgressBar(consoles()[1], enabled=not quiet) as progress,
+        ):
+            lab = Laboratory(wanted.section, store, where, progress, partial(typer.echo, err=True))
+            found = recommended(lab, wanted, costs, say)
+            lab.write_tables()
+            content = answer_of(found, wanted, costs)
+        write_result(folder, RECOMMEND_FORMAT, recommend_files(found, wanted, content))
+    finally:
+        where.close()
+    if json:
+        print_json(content)
+    if quiet:
+        return
+    (consoles()[1] if json else consoles()[0]).print(recommend_table(content))
+    for line in content["lines"]:
         typer.echo(line, err=json)
     print_written(folder, figures=True, err=json)

@@ -1,0 +1,78 @@
+"""Pareto fronts of deployments under loads: what a GPU gives against what a user gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.figures.style import BLACK, line_styles
+from experiments.sweeps.figures.pareto import pareto_front
+
+PAIRS = {
+    "throughput_interactivity": ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu"),
+    "ttft_tbt": ("ttft_p99_s", "tbt_p99_s"),
+    "cost_slo": ("stress", "per_million_output_tokens"),
+}
+"""Figures by name: what is along, and what is up."""
+_NAMES = {
+    "tokens_per_s_per_user": "tokens/s a user (1 / median TPOT)",
+    "output_tokens_per_s_per_gpu": "output tokens/s a GPU",
+    "ttft_p99_s": "time to first token, p99 (s)",
+    "tbt_p99_s": "time between tokens, p99 (s)",
+    "stress": "part of the SLO's limit (most used clause)",
+    "per_million_output_tokens": "cost of a million output tokens",
+}
+_MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
+"""What is better the more there is; of all else less is better."""
+
+
+def points(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Every deployment under every load of its curve."""
+    rows = []
+    for one in found:
+        for probe in one.get("curve", ()):
+            row = {key: probe[key] for key in (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "run")}
+            row |= {"deployment": one["name"], "stress": max(probe["stress"].values())}
+            if one.get("per_hour") is not None:
+                tokens_per_hour = 3600 * probe["output_tokens_per_s"]
+                row["per_million_output_tokens"] = 1e6 * one["per_hour"] / tokens_per_hour
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def front(table: pd.DataFrame, x: str, y: str) -> list[int]:
+    """Rows that no other one beats in both."""
+    along = table[x].to_numpy(np.float64) * (-1 if x in _MORE else 1)
+    up = table[y].to_numpy(np.float64) * (1 if y in _MORE else -1)
+    return [int(place) for place in pareto_front(along, up)]
+
+
+def frontier_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """A figure a pair: every point labelled with its load, in the SVG a link to its run."""
+    table = points(found)
+    return {
+        f"pareto_{name}": _figure(table.dropna(subset=[x, y]).reset_index(drop=True), x, y)
+        for name, (x, y) in PAIRS.items()
+        if {x, y} <= set(table)
+    }
+
+
+def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    panel = figure.subplots()
+    groups = table.groupby("deployment", sort=False)
+    for (name, rows), style in zip(groups, line_styles(), strict=False):
+        drawn = panel.scatter(rows[x], rows[y], s=36, color=style["color"], label=str(name))
+        drawn.set_urls([f"../probes/runs/{run}/summary.json" for run in rows["run"]])
+        for _, row in rows.iterrows():
+            about: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
+            panel.annotate(f"{row['load']:.3g}", (row[x], row[y]), (4, 4), **about)
+    best = table.iloc[front(table, x, y)].sort_values(x)
+    panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front")
+    panel.set(xlabel=_NAMES[x], ylabel=_NAMES[y])
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure

@@ -1,0 +1,182 @@
+"""Sensible deployments of a model: enumerated, and those that cannot be dropped with the reason.
+
+Tensor parallelism stays inside a node and pipeline stages go across; replicas fill what is left of
+the GPUs. Each layout comes with several token budgets and sequence limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
+from experiments.capacity.options import Option
+from experiments.capacity.traffic import parse_workload
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source, check_scenario
+from experiments.sweeps.plan import SharedRequests
+from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.formats import STACKS, WEIGHT_DTYPES
+from profiler.facts.model import ModelSpec, load_model
+from profiler.kernels.stack_file import stacks_on
+
+BUDGETS = (512, 1024, 2048, 4096, 8192)
+SEQUENCES = (64, 128, 256, 512)
+MOST_STAGES = 8
+MOST_GPUS = 64
+"""For a rate, unless said."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for: a model on ``gpus`` GPUs of one of the devices, or as many as ``rate``
+    requests a second need (at most ``gpus``)."""
+
+    model: str
+    devices: tuple[str, ...]
+    gpus: int
+    section: CapacitySection
+    workload: dict[str, Any]
+    max_length: int
+    rate: float | None = None
+    stacks: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ("bf16",)
+    budgets: tuple[int, ...] = BUDGETS
+    sequences: tuple[int, ...] = SEQUENCES
+
+
+def layouts(wanted: Wanted) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every deployment as a name and a scenario of one replica."""
+    model = load_model(wanted.model)
+    for name in wanted.devices:
+        device = load_device(name)
+        for stack in wanted.stacks or _stacks(device):
+            for dtype in wanted.dtypes:
+                for tp, pp in _shapes(model, device, wanted.gpus):
+                    for budget in wanted.budgets:
+                        for sequences in wanted.sequences:
+                            yield _layout(wanted, name, stack, dtype, tp, pp, budget, sequences)
+
+
+def _stacks(device: DeviceSpec) -> tuple[str, ...]:
+    """vLLM where its kernels were fitted; without any stack the device's own profile."""
+    there = stacks_on(device.name)
+    return ("vllm",) if "vllm" in there else tuple(there[:1]) or ("",)
+
+
+def _shapes(model: ModelSpec, device: DeviceSpec, gpus: int) -> Iterator[tuple[int, int]]:
+    tp = 1
+    while tp <= min(gpus, device.gpus_per_node):
+        try:
+            model.check_tp(tp)
+        except ValueError:
+            break
+        pp = 1
+        while tp * pp <= gpus and pp <= min(MOST_STAGES, model.num_layers):
+            yield tp, pp
+            pp *= 2
+        tp *= 2
+
+
+def _layout(
+    wanted: Wanted, device: str, stack: str, dtype: str, tp: int, pp: int, budget: int, most: int
+) -> tuple[str, dict[str, Any]]:
+    policies = {
+        "sglang": {"chunked_prefill_size": budget, "max_running_requests": most},
+        "trtllm": {
+            "max_num_tokens": budget,
+            "max_batch_size": most,
+            "enable_chunked_prefill": True,
+        },
+    }
+    usual = {"max_num_batched_tokens": budget, "max_num_seqs": most}
+    policy = {"name": stack or "vllm", **policies.get(stack, usual)}
+    scenario: dict[str, Any] = {
+        "model": wanted.model,
+        "device": device,
+        "workload": wanted.workload,
+        "cluster": {"tp": tp, "pp": pp, "max_length": wanted.max_length},
+        "policy": policy,
+    }
+    if stack:
+        scenario |= {"stack": stack, "dtype": dtype}
+    several = [device] if len(wanted.devices) > 1 else []
+    several += [stack] if len(wanted.stacks) > 1 else []
+    several += [dtype] if len(wanted.dtypes) > 1 else []
+    shape = f"TP {tp}" + (f" PP {pp}" if pp > 1 else "")
+    return " ".join([*several, shape, f"budget {budget}", f"seqs {most}"]), scenario
+
+
+def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
+    """The layouts that can be deployed, one replica each, and why others cannot, by name."""
+    options, dropped, requests_of = [], {}, SharedRequests()
+    for name, tree in layouts(wanted):
+        source = Source("recommend", name, {}, ())
+        try:
+            deployment = deploy(check_scenario(tree, source), source, requests_of)
+        except ConfigError as error:
+            dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
+            continue
+        options.append(Option(name, {"layout": name}, deployment))
+    return options, dropped
+
+
+def wanted_of(
+    model: str,
+    device: str,
+    slo: str,
+    gpus: int | None,
+    rate: float | None,
+    workload: str,
+    max_length: int | None,
+    stack: str | None,
+    dtype: str,
+    budget: str | None,
+    seqs: str | None,
+    tolerance: float,
+) -> Wanted:
+    """What the command's options ask for, checked. Raises ConfigError."""
+    if (gpus is None) == (rate is None):
+        raise ConfigError("--gpus and --rate: give one of them")
+    try:
+        parse_slo(slo)
+    except ValueError as error:
+        raise ConfigError(f"--slo: {error}") from None
+    section = CapacitySection(
+        slo=slo, tolerance=tolerance, replications=Replications(least=3, most=5)
+    )
+    traffic, longest = parse_workload(workload, max_length)
+    return Wanted(
+        model,
+        _words("--device", device),
+        gpus or MOST_GPUS,
+        section,
+        traffic,
+        longest,
+        rate,
+        _words("--stack", stack, STACKS) if stack else (),
+        _words("--dtype", dtype, WEIGHT_DTYPES),
+        _counts("--budget", budget) or BUDGETS,
+        _counts("--seqs", seqs) or SEQUENCES,
+    )
+
+
+def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    wrong = [word for word in found if not word or (allowed and word not in allowed)]
+    if wrong:
+        hint = f": one of {', '.join(allowed)}" if allowed else ": expected names with commas"
+        raise ConfigError(f"{option} {text}: {wrong[0]!r}{hint}")
+    return found
+
+
+def _counts(option: str, text: str | None) -> tuple[int, ...]:
+    try:
+        found = tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        found = (0,)
+    if any(not 1 <= count <= 1_000_000 for count in found):
+        raise ConfigError(f"{option} {text}: expected counts from 1 on, with commas")
+    return found

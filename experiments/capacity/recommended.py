@@ -1,0 +1,145 @@
+"""A recommendation as its result: numbers, a table, sentences, a command line, a configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from experiments.capacity.folder import RECOMMEND_FORMAT
+from experiments.capacity.frontier import frontier_figures
+from experiments.capacity.headroom import figure_files, headroom_figure
+from experiments.capacity.launch import launch_command
+from experiments.capacity.layouts import Wanted
+from experiments.capacity.prices import Prices
+from experiments.capacity.recommend import Recommendation, ranked
+from experiments.capacity.written import headroom
+from experiments.figures.style import styled
+from experiments.results import SUMMARY, json_bytes
+from experiments.run.rich_table import rich_table
+from profiler.storage.plain_yaml import dump_yaml
+from simulator.views.metric_registry import number_text
+
+
+def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
+    """The content of ``summary.json``."""
+    rows = ranked(found, wanted, prices)
+    best = found.finalists[0]
+    command = launch_command(best.option.scenario)
+    replicas = best.option.scenario.cluster.replicas
+    content: dict[str, Any] = {
+        "format": RECOMMEND_FORMAT,
+        "name": "recommend",
+        "model": wanted.model,
+        "devices": list(wanted.devices),
+        "gpus": wanted.gpus if wanted.rate is None else None,
+        "rate": wanted.rate,
+        "slo": wanted.section.slo,
+        "load": wanted.section.load,
+        "tolerance": wanted.section.tolerance,
+        "winner": rows[0]["name"],
+        "command": command,
+        "replicas": replicas,
+        "deployments": rows,
+        "screened": [
+            {"name": one.option.name, "replicas": one.replicas, "about": one.load * one.replicas}
+            for one in found.screened
+        ],
+        "dropped": found.dropped,
+        "prices": {"date": prices.date, "currency": prices.currency, "mark": prices.mark},
+        "provenance": "predicted",
+    }
+    content["lines"] = _lines(content, rows)
+    return content
+
+
+def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    prices = content["prices"]
+    looked_at = len(rows) + len(content["screened"]) + len(content["dropped"])
+    lines = [f"first: {rows[0]['name']} {rows[0]['why']}"]
+    lines += [f"next: {row['name']}: {row['why']}" for row in rows[1:2]]
+    rate = content["rate"]
+    if rate and (not rows[0]["capacity"] or rows[0]["capacity"] < rate):
+        lines.append(f"warning: none of them was seen to carry {rate:g} requests/s")
+    each = "" if content["replicas"] == 1 else f" ({content['replicas']} such servers)"
+    lines.append(f"start{each}: {content['command']}")
+    reasons = Counter(_kind(reason) for reason in content["dropped"].values())
+    told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    lines.append(
+        f"{looked_at} deployments: {len(rows)} searched, {len(content['screened'])} screened"
+        + (f", {told}" if told else "")
+    )
+    lines.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
+    return lines
+
+
+def _kind(reason: str) -> str:
+    if "by its op times" in reason:
+        return "bounded by their op times"
+    if "alone" in reason or "under any load" in reason:
+        return "that break the SLO under any load"
+    return "that do not fit or have no op times"
+
+
+def recommend_table(content: Mapping[str, Any]) -> Table:
+    """The finalists, the best first, then the best of those that were only screened."""
+    rows = []
+    for row in content["deployments"]:
+        interval = row.get("interval")
+        numbers = [
+            number_text(float(row["capacity"] or 0)),
+            "-" if interval is None else " to ".join(map(number_text, interval)),
+            number_text(row["gpus"]),
+            number_text(float(row["per_million_output_tokens"])),
+        ]
+        rows.append([row["name"], row["why"], *numbers])
+    for one in content["screened"][:8]:
+        name = f"{one['name']} x {one['replicas']}"
+        rows.append([name, "screened only", f"about {number_text(one['about'])}", "", "", ""])
+    currency = content["prices"]["currency"]
+    return rich_table(
+        ("deployment", "why"),
+        ("requests/s", "95 % interval", "GPUs", f"{currency} a million output tokens"),
+        rows,
+        title=f"{content['model']} under {content['slo']!r}",
+        caption="predicted; docs/capacity.md says what each number is",
+    )
+
+
+def recommend_files(
+    found: Recommendation, wanted: Wanted, content: Mapping[str, Any]
+) -> dict[str, bytes]:
+    """The files of the result beside its probes."""
+    rows = content["deployments"]
+    table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
+    with styled():
+        figures = {"headroom": headroom_figure(rows, wanted.section), **frontier_figures(rows)}
+        drawn = figure_files(figures)
+    return {
+        SUMMARY: json_bytes(content),
+        "recommend.csv": table.to_csv(index=False).encode(),
+        "headroom.csv": headroom(rows).to_csv(index=False).encode(),
+        "winner.yaml": dump_yaml(winner(found, wanted)).encode(),
+        "launch.sh": f"{content['command']}\n".encode(),
+        **drawn,
+    }
+
+
+_COLUMNS = (
+    *("name", "device", "tp", "pp", "replicas", "gpus", "capacity", "mean", "per_hour"),
+    *("per_million_output_tokens", "why"),
+)
+
+
+def winner(found: Recommendation, wanted: Wanted) -> dict[str, Any]:
+    """A configuration of the first, to simulate it again, at its capacity or at the rate asked
+    for, or to search its capacity."""
+    best = found.finalists[0]
+    scenario = best.option.scenario.model_dump(mode="json", exclude_none=True)
+    rate = wanted.rate or float(f"{best.load:.6g}")
+    scenario["workload"] |= {"arrivals": {"kind": "poisson", "rate": rate}}
+    section = wanted.section.model_dump(mode="json", exclude_none=True)
+    return {"name": "winner", "capacity": section, **scenario}

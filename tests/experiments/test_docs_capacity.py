@@ -1,0 +1,59 @@
+"""docs/capacity.md: its commands and examples work as they stand there.
+
+The two about 70B models take a minute or more of two processors: they are checked up to their first
+run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.capacity.asked import read_question
+from experiments.capacity.layouts import layouts, wanted_of
+from experiments.capacity.options import plan_of
+from experiments.capacity.prices import load_prices
+from experiments.cli.app import app
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
+COMMANDS = [shlex.split(line) for line in re.findall(r"^    sarathi-sim (.*)$", PAGE, re.M)]
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_commands_about_70b_models() -> None:
+    shipped, sixteen = (words for words in COMMANDS if "70b" in " ".join(words))
+    assert shipped == ["capacity", "capacity_llama3_70b", "--json"]
+    draft, section, options = read_question(shipped[1], [])
+    layout = {(o.scenario.cluster.tp, o.scenario.cluster.pp) for o in options}
+    assert layout == {(8, 1), (4, 2), (2, 4)}
+    assert {option.scenario.policy.name for option in options} == {"vllm", "sarathi"}
+    assert plan_of(options[0], section, draft.source.file).requests == 20_000
+    given = dict(zip(sixteen[1::2], sixteen[2::2], strict=True))
+    asked = wanted_of(
+        given["--model"], given["--device"], given["--slo"], int(given["--gpus"]), None,
+        "capacity_llama3_70b", None, None, "bf16", None, None, 0.05,
+    )  # fmt: skip
+    assert len(list(layouts(asked))) > 200
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if "70b" not in " ".join(words)])
+def test_the_other_commands(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = BLOCKS[0].replace("  tolerance: 0.03\n", "  tolerance: 0.5\n  requests: 1000\n")
+    assert text != BLOCKS[0]
+    Path("my_capacity.yaml").write_text(text.replace("[8, 16]", "[8]"))
+    more = ["--no-bands"] if words[0] == "capacity" else []
+    done = CliRunner().invoke(app, [*words, *more, "--workers", "1"])
+    assert done.exit_code == 0, done.stderr
+
+
+def test_the_prices(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(BLOCKS[1])
+    assert load_prices(str(path)).of("a6000") == 0.6

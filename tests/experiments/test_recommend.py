@@ -1,0 +1,179 @@
+"""From a model, devices and an SLO to a deployment: bounds, prices, command lines, the ranking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from experiments.capacity.answer import answers
+from experiments.capacity.bounds import alone, most_requests_per_s
+from experiments.capacity.capacity_section import parse_slo
+from experiments.capacity.frontier import front, frontier_figures
+from experiments.capacity.launch import launch_command
+from experiments.capacity.layouts import Wanted, deployable, wanted_of
+from experiments.capacity.prices import load_prices, per_million_tokens
+from experiments.capacity.probing import Laboratory
+from experiments.capacity.recommend import Screened, _whole, recommend
+from experiments.capacity.recommended import answer_of, winner
+from experiments.capacity.search import AT_ONCE, Probe
+from experiments.cli.app import app
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source, check_scenario
+from experiments.sweeps.backends import InProcess
+from experiments.sweeps.store import Store
+from profiler.storage.progress import silent
+from simulator.views.metrics import Analysis
+
+SLO = "p90 ttft 2s, mean tbt 150ms"
+
+
+def wanted(**given: object) -> Wanted:
+    asked = {"gpus": 2, "rate": None, "workload": "200:20", "seqs": "2,16", "budget": "256"}
+    asked |= {"model": "llama-13b", "device": "a6000", "slo": SLO, "max_length": None}
+    asked |= {"stack": None, "dtype": "bf16", "tolerance": 0.3, **given}
+    return wanted_of(**asked)  # type: ignore[arg-type]
+
+
+def laboratory(folder: Path, asked: Wanted) -> Laboratory:
+    store = Store(folder)
+    store.open(resume=True)
+    return Laboratory(asked.section, store, InProcess())
+
+
+def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
+    """Same winner, and its capacity within the tolerance (here exactly: the same search)."""
+    asked, prices, said = wanted(), load_prices(None), list[str]()
+    found = recommend(laboratory(tmp_path / "a", asked), asked, prices, said.append)
+    options, _ = deployable(asked)
+    every = [_whole(Screened(one, 1.0, 2 // one.gpus, 1.0)) for one in options]
+    brute = answers(laboratory(tmp_path / "b", asked), every, "here", bands=False)
+    best = max(brute, key=lambda answer: answer.load)
+    assert len(brute) >= 4
+    assert found.finalists[0].option.name == best.option.name
+    assert found.finalists[0].load == pytest.approx(best.load, rel=asked.section.tolerance)
+    for one in found.screened:
+        name = f"{one.option.name} x {one.replicas}"
+        (there,) = (answer for answer in brute if answer.option.name == name)
+        assert there.load < best.load
+    assert said[0].startswith("best so far: ")
+    content = answer_of(found, asked, prices)
+    assert content["winner"] == best.option.name
+    assert content["command"].startswith("vllm serve llama-13b --tensor-parallel-size")
+    again = winner(found, asked)
+    assert again.pop("name") == "winner"
+    assert again.pop("capacity")["slo"] == SLO
+    assert check_scenario(again, Source("", "x", {}, ())).cluster.replicas >= 1
+
+
+def test_nothing_exceeds_its_bound() -> None:
+    options, _ = deployable(wanted())
+    for option in options:
+        full = option.at(Probe(AT_ONCE, 0, 400), "rate")
+        deployment = deploy(full.scenario, Source("", "x", {}, ()))
+        summary = Analysis(deployment.simulate()).summary(deployment.model, deployment.device, 1)
+        assert 0.1 < summary["requests_per_s"] / most_requests_per_s(option) <= 1.0, option.name
+
+
+def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
+    (option, *_), _ = deployable(wanted())
+    assert alone(option, parse_slo(SLO)) == ""
+    assert "a token of a request that is alone takes" in alone(option, parse_slo("p99 tpot 1ms"))
+    assert "a prompt of" in alone(option, parse_slo("p99 ttft 1ms"))
+    asked = wanted(slo="p99 tpot 1ms")
+    with pytest.raises(ConfigError, match="keeps it under any load"):
+        recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+
+
+def test_what_does_not_fit_is_dropped_with_the_reason() -> None:
+    _, dropped = deployable(wanted(model="llama-2-70b", device="a100-80g-sxm", gpus=1))
+    assert dropped
+    assert all("70b" in reason or "does not fit" in reason for reason in dropped.values())
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ("vllm", ["vllm serve meta-llama/Llama-3.1-8B-Instruct", "--tensor-parallel-size 2",
+                  "--max-num-batched-tokens 512", "--max-num-seqs 64", "--quantization fp8"]),
+        ("sglang", ["sglang.launch_server", "--tp-size 2", "--chunked-prefill-size 512",
+                    "--max-running-requests 64", "--mem-fraction-static"]),
+        ("trtllm", ["trtllm-serve", "--tp_size 2", "--max_num_tokens 512", "--max_batch_size 64",
+                    "--kv_cache_free_gpu_memory_fraction"]),
+    ],
+)  # fmt: skip
+def test_command_lines(stack: str, words: list[str]) -> None:
+    asked = wanted(
+        model="llama-3.1-8b", device="h100-80g-sxm", stack=stack, dtype="fp8", budget="512",
+        seqs="64",
+    )  # fmt: skip
+    options, _ = deployable(asked)
+    (option,) = (one for one in options if one.scenario.cluster.tp == 2)
+    command = launch_command(option.scenario)
+    assert all(word in command for word in words), command
+
+
+def test_prices(tmp_path: Path) -> None:
+    assert per_million_tokens(3.6, 2, 100.0) == pytest.approx(20.0)
+    assert load_prices(None).mark == "assumed"
+    path = tmp_path / "prices.yaml"
+    path.write_text("date: 2026-01-01\ngpu_hour: {h100: 2.5}\n")
+    mine = load_prices(str(path))
+    assert (mine.of("h100"), mine.mark) == (2.5, "given")
+    with pytest.raises(ConfigError, match=r"gpu_hour\.h200"):
+        mine.of("h200")
+    path.write_text("date: 2026-01-01\ngpu_hour: {h100: -2}\n")
+    with pytest.raises(ConfigError, match="h100"):
+        load_prices(str(path))
+
+
+def test_fronts() -> None:
+    table = pd.DataFrame({"tokens_per_s_per_user": [10.0, 20, 15], "ttft_p99_s": [1.0, 2, 3]})
+    table["output_tokens_per_s_per_gpu"], table["tbt_p99_s"] = [9.0, 5, 4], [3.0, 2, 1]
+    table["load"], table["run"], table["deployment"] = 1.0, "r", "d"
+    both = front(table, "tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
+    assert sorted(both) == [0, 1]
+    assert sorted(front(table, "ttft_p99_s", "tbt_p99_s")) == [0, 1, 2]
+    assert frontier_figures([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--gpus and --rate: give one of them"),
+        (["--gpus", "2", "--rate", "1"], "--gpus and --rate: give one of them"),
+        (["--gpus", "2", "--slo", "fast"], "--slo: 'fast': expected clauses"),
+        (["--gpus", "2", "--stack", "vlm"], "--stack vlm: 'vlm': one of vllm, sglang, trtllm"),
+        (["--gpus", "2", "--budget", "0"], "--budget 0: expected counts"),
+        (["--gpus", "2", "--workload", "none"], "none: no such file"),
+        (["--gpus", "2", "--workload", "t.csv"], "a trace needs --max-length"),
+    ],
+)
+def test_mistakes_are_named(options: list[str], message: str) -> None:
+    words = ["recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """For a rate: the fewest GPUs that carry it."""
+    words = ["recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, "--rate", "6"]
+    words += ["--workload", "200:20", "--budget", "256", "--seqs", "16", "--tolerance", "0.3"]
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, [*words, "--out", str(out), "--workers", "1", "--json"])
+    assert done.exit_code == 0, done.stderr
+    content = json.loads(done.stdout)
+    first = content["deployments"][0]
+    assert first["capacity"] >= 6
+    assert first["gpus"] == min(row["gpus"] for row in content["deployments"])
+    for name in ("recommend.csv", "headroom.csv", "winner.yaml", "launch.sh"):
+        assert (out / name).is_file()
+    assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
+    link = f"../probes/runs/{first['at_capacity']['run']}/summary.json"
+    assert link in (out / "figures" / "pareto_cost_slo.svg").read_text()
+    checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])
+    assert checked.exit_code == 0, checked.stderr
