@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +52,22 @@ def test_the_other_commands(
     more = ["--no-bands"] if words[0] == "capacity" else []
     done = CliRunner().invoke(app, [*words, *more, "--workers", "1"])
     assert done.exit_code == 0, done.stderr
+    if words[0] == "recommend":
+        the_cheapest_for_the_rate(Path("runs/a6000"))
+
+
+def the_cheapest_for_the_rate(out: Path) -> None:
+    content = json.loads((out / "summary.json").read_text())
+    first = content["deployments"][0]
+    assert first["capacity"] >= 6
+    assert first["gpus"] == min(row["gpus"] for row in content["deployments"])
+    for name in ("recommend.csv", "headroom.csv", "winner.yaml", "launch.sh"):
+        assert (out / name).is_file()
+    link = f"../probes/runs/{first['at_capacity']['run']}/summary.json"
+    assert link in (out / "figures" / "pareto_cost_slo.svg").read_text()
+    assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
+    checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])
+    assert checked.exit_code == 0, checked.stderr
 
 
 def test_the_prices(tmp_path: Path) -> None:

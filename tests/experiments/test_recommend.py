@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -157,23 +156,3 @@ def test_mistakes_are_named(options: list[str], message: str) -> None:
     words = ["recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, *options]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
-
-
-def test_the_command(tmp_path: Path) -> None:
-    """For a rate: the fewest GPUs that carry it."""
-    words = ["recommend", "--model", "llama-13b", "--device", "a6000", "--slo", SLO, "--rate", "6"]
-    words += ["--workload", "200:20", "--budget", "256", "--seqs", "16", "--tolerance", "0.3"]
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, [*words, "--out", str(out), "--workers", "1", "--json"])
-    assert done.exit_code == 0, done.stderr
-    content = json.loads(done.stdout)
-    first = content["deployments"][0]
-    assert first["capacity"] >= 6
-    assert first["gpus"] == min(row["gpus"] for row in content["deployments"])
-    for name in ("recommend.csv", "headroom.csv", "winner.yaml", "launch.sh"):
-        assert (out / name).is_file()
-    assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
-    link = f"../probes/runs/{first['at_capacity']['run']}/summary.json"
-    assert link in (out / "figures" / "pareto_cost_slo.svg").read_text()
-    checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])
-    assert checked.exit_code == 0, checked.stderr
