@@ -9,9 +9,8 @@ from pydantic import ValidationError
 
 from experiments.capacity.answer import answers, as_json
 from experiments.capacity.capacity_section import CapacitySection
+from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
-from experiments.capacity.frontier import frontier_figures
-from experiments.capacity.headroom import figure_files, headroom_figure
 from experiments.capacity.options import Option, options_of
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, headroom

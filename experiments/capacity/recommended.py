@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
-from experiments.capacity.frontier import frontier_figures
-from experiments.capacity.headroom import figure_files, headroom_figure
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from experiments.capacity.answer import answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.capacity_section import parse_slo
-from experiments.capacity.frontier import front, frontier_figures
+from experiments.capacity.curves import front, frontier_figures
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted, deployable, wanted_of
 from experiments.capacity.prices import load_prices, per_million_tokens
