@@ -20,7 +20,7 @@ from experiments.score.errors import METRICS, ServerTimes
 from experiments.score.measured import Measured
 from simulator.confidence.bands import UNKNOWN
 from simulator.loop.records import Floats
-from simulator.op_times.iteration import HostTime, IterationCost
+from simulator.op_times.iteration import LAST, HostTime, IterationCost
 
 DRAWS = 512
 """Joint draws: an end of a 90 % band is then known to about a twentieth of its width."""
@@ -58,7 +58,7 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     ) -> dict[str, float]:
         found = cost.layer_parts(rows, prefill_s, decode_s)
         times = {op: layers * float(time_s[0]) for op, time_s in found.items()}
-        times["lm_head"] = float(cost.last_s(outputs)[0])
+        times[LAST[0]] = float(cost.last_s(outputs)[0])
         times[HOST] = float(cost.host_s(outputs)[0])
         return times
 
