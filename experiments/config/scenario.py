@@ -113,8 +113,8 @@ class Engine(Strict):
     These three are by default the stack's (``data/host_time.yaml``), without a stack 0.
 
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
-    of the ops. ``op_scale``: what if an op took so many times as long (``sarathi-sim
-    sensitivity``)."""
+    of the ops. ``op_scale``: what if an op took so many times as long
+    (docs/capacity.md)."""
 
     turnaround_s: Seconds = 0.0
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
