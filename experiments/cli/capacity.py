@@ -42,10 +42,10 @@ def capacity(
     address: AddressOption = None,
     bands: BandsOption = True,
 ) -> None:
-    """Find the highest load under which the SLO holds, for every deployment of CONFIG.
+    """Find the highest load that keeps an SLO.
 
-    The section `capacity` of CONFIG states the SLO, and the space of deployments. Finished probes
-    stay in the folder: the same command goes on where it was stopped.
+    Every deployment of CONFIG is searched. Its section `capacity` states the SLO, and the space of
+    deployments. Finished probes stay in the folder: the same command goes on where it was stopped.
 
     \b
     Examples:
@@ -114,9 +114,10 @@ def recommend(
     backend: BackendOption = "local",
     address: AddressOption = None,
 ) -> None:
-    """Find the deployment of a model that carries most under an SLO, for its price.
+    """Find the best deployment under an SLO.
 
-    Layouts, token budgets and sequence limits are enumerated, bounded, screened, and the best
+    That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
+    and sequence limits are enumerated, bounded, screened, and the best
     searched exactly. The result has the engine's own command line, and a configuration.
 
     \b

@@ -47,6 +47,7 @@ def plan(
     from experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
+    print_notes(planned.notes)
     consoles()[0].print(axes_table(planned))
     processes = workers or _processors()
     work_s = seconds_of_work(planned)
@@ -96,6 +97,8 @@ def sweep(
     try:
         store.open(resume)
         with store.locked():
+            if not quiet:
+                print_notes(planned.notes)
             _execute(planned, store, where, report, quiet)
     except BaseException:
         if report.wall_s:  # it had begun
@@ -117,10 +120,7 @@ def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPl
     from experiments.sweeps.plan import plan_sweep
 
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
-        planned = plan_sweep(config, assignments or [], progress)
-    if not quiet:
-        print_notes(planned.notes)
-    return planned
+        return plan_sweep(config, assignments or [], progress)
 
 
 def _processors() -> int:

@@ -65,11 +65,11 @@ def validate(
     quiet: QuietOption = False,
     figures: FiguresOption = True,
 ) -> None:
-    """Run a real engine beside the simulator (needs torch, or vLLM).
+    """Run a real engine beside the simulator.
 
-    The report says whether both form the same batches, how well each iteration's time is
-    predicted, and how far whole runs differ. On a busy machine it claims nothing about times. The
-    exit code is 1 if batches differ.
+    It needs torch, or vLLM. The report says whether both form the same batches, how well each
+    iteration's time is predicted, and how far whole runs differ. On a busy machine it claims
+    nothing about times. The exit code is 1 if batches differ.
 
     \b
     Examples:

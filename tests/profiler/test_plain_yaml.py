@@ -281,10 +281,17 @@ def test_the_c_parser_is_used_where_it_is_there() -> None:
     assert plain_yaml._PARSER is yaml.CSafeLoader
 
 
+class Undated(yaml.CSafeLoader):
+    """PyYAML's own reader, but a date is text: YAML 1.2 has none."""
+
+
+Undated.add_constructor("tag:yaml.org,2002:timestamp", yaml.CSafeLoader.construct_yaml_str)
+
+
 def test_shipped_files_mean_what_they_did() -> None:
     """None of them relied on a rule of YAML 1.1."""
     paths = [*data_dir().rglob("*.yaml"), *CONFIGS.glob("*.yaml")]
     assert len(paths) > 20
     for path in paths:
         content = path.read_text(encoding="utf-8")
-        assert read_mapping(path) == yaml.CSafeLoader(content).get_single_data(), path
+        assert read_mapping(path) == Undated(content).get_single_data(), path

@@ -36,7 +36,7 @@ from policies.orca import Orca
 from policies.request import Sequence
 from profiler.facts.formats import TWO_BYTES
 from profiler.facts.model import load_model
-from profiler.facts.ops import ROW_OPS
+from profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS
 from simulator.op_times.iteration import WholeLayer
 
 LAYERS = 40
@@ -44,16 +44,20 @@ LAYERS = 40
 
 def plain_ops(mixing_s: float = 0.0) -> Any:
     """Times one can compute by hand: 1 ms a layer, 2 us a row, 3 us a cached token of a decode."""
+    model = load_model("llama-13b")
+    by_rows = {
+        **dict.fromkeys(ROW_OPS, lambda n: 0.0 * np.asarray(n)),
+        "preproj": lambda n: 1e-3 + 2e-6 * np.asarray(n),
+    }
     return SimpleNamespace(
-        by_rows={
-            **dict.fromkeys(ROW_OPS, lambda n: 0.0 * np.asarray(n)),
-            "preproj": lambda n: 1e-3 + 2e-6 * np.asarray(n),
-        },
+        by_rows=by_rows,
+        linear={op: by_rows[op] for op in LAYER_OPS},
         whole_layer=WholeLayer(both_s=mixing_s),
         all_reduce=None,
+        reduces=OPS[ALL_REDUCE].calls,
         prefill=lambda chunk, context: 1e-9 * np.asarray(chunk) * (np.asarray(context) + 1),
         decode=lambda batch, context: 3e-9 * np.asarray(batch) * np.asarray(context),
-        model=load_model("llama-13b"),
+        model=model,
         tp=1,
         numbers=TWO_BYTES,
         send={},
