@@ -14,7 +14,7 @@ demo: $(VENV)/.installed
 	$(BIN)/sarathi-sim run gpt3_pp --out runs/gpt3_pp
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	@failed=0; \
