@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from experiments.config.errors import ConfigError
 from experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
 from experiments.sweeps.identity import code_fingerprint
-from experiments.sweeps.jobs import Job, work
+from experiments.sweeps.jobs import Job
 
 CONNECT_S = 10
 WITHOUT_WORKERS_S = 60
@@ -24,9 +26,11 @@ _ADDRESS = re.compile(
 RETRIES = 2
 """How often the scheduler itself sends a bundle again whose worker went away."""
 
-# Run by the workers' own Python, of which nothing is known yet: a function of ours could not even
-# be unpickled where the package is missing, and the sweep would hang.
-_CHECK = "__import__('experiments.sweeps.identity', fromlist=['x']).code_fingerprint()"
+# Text, because a worker ends, and says nothing to us, if it cannot unpickle a function of ours (or
+# its arguments). The modules of a run are imported before their files are read.
+_OURS = "__import__('experiments.sweeps.{0}', fromlist=['{1}']).{1}"
+_CHECK = f"{_OURS.format('jobs', 'work')} and {_OURS.format('identity', 'code_fingerprint')}()"
+_WORK = f"{_OURS.format('jobs', 'work_sent')}(jobs)"
 
 
 class DaskWorkers:
@@ -52,9 +56,11 @@ class DaskWorkers:
                 f"--address {address}: no Dask scheduler answers there ({error})"
             ) from None
         self._address = address
+        self._checked: set[str] = set()
+        self._looked = time.monotonic()
         try:
             self.workers = self._threads(address)
-            self._check_package()
+            self._has_workers()
         except BaseException:
             self.close()
             raise
@@ -69,10 +75,12 @@ class DaskWorkers:
             ) from None
         return sum(self._client.nthreads().values())
 
-    def _check_package(self) -> None:
-        found = self._client.run(eval, _CHECK, on_error="return")
+    def _check_package(self, workers: list[str]) -> None:
+        found = self._client.run(eval, _CHECK, workers=workers, on_error="return")
         here = code_fingerprint()
         for worker, answer in found.items():
+            if isinstance(answer, OSError) and worker not in self._client.nthreads():
+                continue  # it has ended meanwhile
             if isinstance(answer, ImportError):
                 raise ConfigError(
                     f"--backend dask: the worker {worker} cannot import this package ({answer}): "
@@ -86,11 +94,13 @@ class DaskWorkers:
                     "of numpy, scipy, pandas or pyarrow, than this computer: its results would "
                     "differ: install the same"
                 )
+            self._checked.add(worker)
 
     def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
         """Yield what came of each bundle; those whose workers kept dying as lost.
 
-        Raises ConfigError if the cluster is lost, or has no worker for WITHOUT_WORKERS_S.
+        Raises ConfigError if the cluster is lost, has no worker for WITHOUT_WORKERS_S, or gets one
+        with other code.
         """
         from distributed import KilledWorker
 
@@ -100,7 +110,8 @@ class DaskWorkers:
 
         def submit() -> None:
             while len(under_way) < ahead and (jobs := next(left, None)) is not None:
-                future = self._client.submit(work, jobs, pure=False, retries=RETRIES)
+                sent = {"jobs": pickle.dumps(jobs)}
+                future = self._client.submit(eval, _WORK, sent, pure=False, retries=RETRIES)
                 under_way[future] = jobs
                 future.add_done_callback(finished.put)
 
@@ -125,10 +136,12 @@ class DaskWorkers:
         began = worker_seen = time.monotonic()
         patience = PATIENCE_S
         while True:
-            try:
-                return finished.get(timeout=_LOOK_S)
-            except Empty:
-                now = time.monotonic()
+            with suppress(Empty):
+                future = finished.get(timeout=_LOOK_S)
+                if time.monotonic() - self._looked >= _LOOK_S:
+                    self._has_workers()
+                return future
+            now = time.monotonic()
             if self._has_workers():
                 worker_seen = now
             elif now - worker_seen >= WITHOUT_WORKERS_S:
@@ -160,7 +173,8 @@ class DaskWorkers:
                 if future.cancelled():
                     break
                 # What a run raises comes back as its result: this is a worker that joined later
-                # and lacks the package, or the cluster itself.
+                # and has other code, or the cluster itself.
+                self._has_workers()
                 raise ConfigError(
                     f"--backend dask: a worker cannot read what it was sent: {error!r}"
                 ) from error
@@ -173,10 +187,15 @@ class DaskWorkers:
         )
 
     def _has_workers(self) -> bool:
+        """Whether there is a worker. Raises ConfigError for a new one with other code."""
+        self._looked = time.monotonic()
         try:
-            return bool(self._client.nthreads())
+            workers = self._client.sync(self._client.scheduler.ncores, callback_timeout=CONNECT_S)
         except OSError:  # the scheduler does not answer
             return False
+        if new := [worker for worker in workers if worker not in self._checked]:
+            self._check_package(new)
+        return bool(workers)
 
     def close(self) -> None:
         """Disconnect, and cancel the bundles under way. The cluster stays."""

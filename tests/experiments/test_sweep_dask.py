@@ -172,7 +172,9 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
 ) -> None:
     backend = DaskWorkers.__new__(DaskWorkers)
     backend._address = "tcp://here"
-    backend._client = SimpleNamespace(nthreads=lambda: workers)
+    scheduler = SimpleNamespace(ncores=lambda: workers)
+    backend._client = SimpleNamespace(scheduler=scheduler, sync=lambda f, callback_timeout: f())
+    backend._checked = set(workers)
     future = Gone([TimeoutError(), TimeoutError(), "done again"])
     if workers:
         assert backend._taken(future) == "done again"
@@ -184,13 +186,29 @@ def test_a_result_that_went_with_its_worker_is_waited_for_while_there_are_others
             backend._taken(future)
 
 
-def test_a_worker_without_the_package_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that joins while runs are under way: a task must not end it without a word."""
+    monkeypatch.setattr("experiments.sweeps.dask_backend._LOOK_S", 0.01)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(SWEEP, encoding="utf-8")
+    store = Store(tmp_path / "there")
+    store.open(False)
+    cluster.worker()
+    backend = DaskWorkers(cluster.address)
     blocked = tmp_path / "blocked" / "experiments"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no such package here')")
     cluster.worker(blocked.parent)
-    with pytest.raises(ConfigError, match=r"the worker tcp://127\.0\.0\.1:\d+ cannot import this"):
+    backend._client.wait_for_workers(2, timeout=PATIENCE_S)
+    named = pytest.raises(
+        ConfigError, match=r"the worker tcp://127\.0\.0\.1:\d+ cannot import this"
+    )
+    with named:
         DaskWorkers(cluster.address)
+    with named:
+        execute(plan_sweep(config), store, backend)
 
 
 def test_a_worker_with_other_code_is_named(
