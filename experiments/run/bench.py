@@ -32,6 +32,9 @@ from simulator.loop.textbook import simulate_textbook
 from simulator.loop.textbook_pipeline import TextbookPipeline
 
 BATCHES = (8, 32, 128, 512)
+OUTPUT = 4096
+"""Tokens that each sequence of a full batch generates."""
+
 SCENARIOS = {"orca": "orca_pp", "sarathi": "sarathi_pp"}
 
 
@@ -198,15 +201,15 @@ def _by_batch(
 def _full(deployment: Deployment, batch: int) -> Deployment | None:
     """The deployment with micro-batches of a size that are full nearly all the time: prompts are
     short, outputs long, and memory does not limit them. None if its policy does not allow them."""
-    prompt, output = 16, 4096
-    length = prompt + output
+    prompt = 16
+    length = prompt + OUTPUT
     scenario = deployment.scenario
     count = batch * scenario.cluster.pp
     policy = scenario.policy.build()
     if is_pooled(policy) and policy.max_num_seqs < count:
         return None
     requests = make_requests(
-        at_once(count), np.full(count, prompt), np.full(count, output), max_length=length
+        at_once(count), np.full(count, prompt), np.full(count, OUTPUT), max_length=length
     )
     room = {"max_batch": batch, "micro_batches": "bound", "kv_reservation": "max_length"}
     changes = {

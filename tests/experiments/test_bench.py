@@ -26,8 +26,9 @@ SWITCHES = (
 
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of 512 takes seconds."""
+    """A batch of 512, or 4,096 tokens a sequence, take seconds."""
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8, 128))
+    monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
 
 
 def test_both_sides_heed_every_switch() -> None:

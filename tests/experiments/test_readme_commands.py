@@ -113,6 +113,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 def test_a_command(command: Command, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader.folder)
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8,))  # bench's other sizes take longer
+    monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
     if "torch" in command.needs:
         pytest.skip(f"needs {command.needs}: see tests/profiler_torch")
     if command.needs and not DATASETS:
