@@ -137,6 +137,43 @@ def find_capacity(
     return capacities(content["deployments"])
 
 
+def find_sensitivity(
+    config: Config,
+    changes: Assignments = (),
+    *,
+    by: float = 0.1,
+    only: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    replications: int = 3,
+    out: Folder | None = None,
+    workers: int = 1,
+    progress: Progress = silent,
+) -> pd.DataFrame:
+    """Find what moves the capacity (or, without a ``capacity`` section, ``metrics`` of a run) most:
+    a row per deployment, measure and factor, with its ``elasticity``, percent for a percent.
+
+    Each op's time, link speed, host time, lengths and burstiness (``only``: some of them) are a
+    part ``by`` less, and more. ``out`` keeps the folder that ``sarathi-sim sensitivity`` writes.
+    Raises ConfigError for what cannot run.
+    """
+    from experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
+    from experiments.capacity.probing import Laboratory
+    from experiments.capacity.sensitivity import read_sensitivity, sensitivity
+    from experiments.capacity.tornado import sensitivity_files, table_of
+
+    asked = read_sensitivity(
+        config, changes, by=by, replications=replications, only=only, metrics=metrics
+    )
+    with ExitStack() as stack:
+        folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
+        backend = stack.enter_context(closing(_backend(workers)))
+        store = stack.enter_context(probes_in(folder, SENSITIVITY_FORMAT))
+        content = sensitivity(Laboratory(asked.section, store, backend, progress), asked)
+        if out is not None:
+            write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
+    return table_of(content)
+
+
 def _backend(workers: int) -> Backend:
     from experiments.sweeps.backends import InProcess
     from experiments.sweeps.local_processes import LocalProcesses

@@ -36,6 +36,7 @@ from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
 from experiments.cli.results import compare, plot, report
 from experiments.cli.score import score
+from experiments.cli.sensitivity import sensitivity
 from experiments.cli.support import support
 from experiments.cli.sweep import plan, sweep
 from experiments.cli.validate import validate
@@ -232,7 +233,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "bench": bench,
     },
     "Sweep": {"plan": plan, "sweep": sweep},
-    "Decide": {"capacity": capacity, "recommend": recommend},
+    "Decide": {"capacity": capacity, "recommend": recommend, "sensitivity": sensitivity},
     "Profile": {
         "make-bundle": make_bundle,
         "import": import_profile,

@@ -37,6 +37,7 @@ from simulator.load.prefixes import (
     shared_prefixes,
     with_turns_before,
 )
+from simulator.load.shift import burstier, longer_prefixes, longer_requests
 from simulator.load.trace import read_trace
 from simulator.load.trace_columns import Reading
 from simulator.load.trace_file import Trace
@@ -86,9 +87,15 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     workload = scenario.workload
     trace = _trace(scenario, source)
     prompt, output = _lengths(scenario, trace, source)
+    prefix, shift = None if trace is None else trace.prefix, workload.shift
+    if (shift.prompt, shift.output) != (1, 1):
+        factors = (shift.prompt, shift.output)
+        prompt, output = longer_requests(prompt, output, factors, max_length)
+        if trace is not None and prefix is not None:
+            ends = prompt if trace.session is None else prompt + output - 1
+            prefix = longer_prefixes(prefix, shift.prompt, ends)
     if workload.sessions is None and not workload.system_prompts:
         arrival_s = _arrivals(workload, scenario.seed, len(prompt), trace, source)
-        prefix = None if trace is None else trace.prefix
     else:
         arrival_s, prompt, output, prefix = _sharing(scenario, prompt, output, trace, source)
     if not arrival_s.max(initial=0.0) < HORIZON_S:
@@ -288,6 +295,13 @@ def _totals(
 
 
 def _arrivals(
+    workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
+) -> Floats:
+    drawn = _arrivals_as_given(workload, seed, count, trace, source)
+    return burstier(drawn, workload.shift.burstiness)
+
+
+def _arrivals_as_given(
     workload: Workload, seed: int, count: int, trace: Trace | None, source: Source
 ) -> Floats:
     arrivals = workload.arrivals

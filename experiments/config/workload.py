@@ -190,13 +190,26 @@ class Sessions(Strict):
     think_s: Annotated[float, Field(ge=0, le=1e6)]
 
 
+Times = Annotated[float, Field(gt=0, le=100)]
+
+
+class Shift(Strict):
+    """What if: prompts and outputs so many times as long (a request that fitted
+    ``cluster.max_length`` is cut to it), and gaps between arrivals whose coefficient of variation
+    is ``burstiness`` times what it was, at the same mean rate."""
+
+    prompt: Times = 1.0
+    output: Times = 1.0
+    burstiness: Times = 1.0
+
+
 class Workload(Strict):
     """The requests. ``pd_ratio`` splits a total length into prompt and output tokens.
 
     ``requests`` may be left out for a trace (all of it). ``declared`` is what a request says it
     may generate: up to ``max_length``, or ``exact``-ly its true output length. With ``sessions``
     the lengths are what a turn adds, and ``arrivals`` are those of sessions. ``system_prompts``
-    are longer prompts, too: they stand before what ``lengths`` says.
+    are longer prompts, too: they stand before what ``lengths`` says. ``shift`` asks what if.
     """
 
     lengths: Annotated[Lengths, Field(discriminator="kind")]
@@ -207,3 +220,4 @@ class Workload(Strict):
     declared: Literal["to_max_length", "exact"] = "to_max_length"
     system_prompts: dict[Name, SystemPrompt] = Field(default_factory=dict)
     sessions: Sessions | None = None
+    shift: Shift = Shift()

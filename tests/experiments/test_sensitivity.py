@@ -1,0 +1,157 @@
+"""What moves the capacity, and a run's metrics: closed forms, the command, mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import experiments as sim
+from experiments.capacity.factors import factors_of
+from experiments.capacity.options import Option
+from experiments.cli.app import app
+from experiments.config.deployment import deploy
+from experiments.config.loading import load_experiment
+
+# One request at a time, all alike, from clients that wait for their answers: N of them wait N times
+# the service time, so as many as the limit over the service time keep the SLO.
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ONE_SERVER: dict[str, Any] = {
+    "name": "one_server",
+    "model": "llama-13b",
+    "device": "a6000",
+    "workload": {
+        "requests": 10,
+        "lengths": {"kind": "fixed", "prompt": 200, "decode": 1},
+        "arrivals": {"kind": "closed_loop", "clients": 1},
+    },
+    "cluster": {"max_length": 512},
+    "batching": {"max_batch": 1},
+    "policy": {"name": "sarathi", "chunk_size": 256},
+    "capacity": {"slo": "p50 ttft 700ms", "load": "clients", "requests": 100},
+}
+
+
+WITHOUT = {key: value for key, value in ONE_SERVER.items() if key != "capacity"}
+
+
+def service_s(**scale: float) -> float:
+    """How long a request takes that is alone."""
+    changes = {"workload.requests": 1, "engine.op_scale": scale}
+    run = sim.simulate(WITHOUT, changes)["one_server"]
+    return float(run.requests["ttft_s"].iloc[0])
+
+
+def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
+    """With all ops the capacity falls as they get slower; with one op, by its share of them."""
+    out, asked = tmp_path / "out", {"only": ["all ops", "ffn_ln1"], "replications": 1}
+    table = sim.find_sensitivity(ONE_SERVER, **asked, out=out)
+    elasticity = table.set_index("factor")["elasticity"]
+    assert elasticity["all ops"] == pytest.approx(-1, rel=0.02)
+    share = service_s(ffn_ln1=2) / service_s() - 1
+    assert elasticity["ffn_ln1"] == pytest.approx(-share, rel=0.03)
+    summary = json.loads((out / "summary.json").read_text())
+    base = summary["deployments"][0]["base"]["capacity"]
+    assert base == pytest.approx(0.7 / service_s(), rel=0.02)
+    before = (out / "summary.json").read_bytes()
+    pd.testing.assert_frame_equal(sim.find_sensitivity(ONE_SERVER, **asked, out=out), table)
+    assert (out / "summary.json").read_bytes() == before
+
+
+def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
+    """All requests at once: a percent of all ops is a percent of the throughput, and each op has
+    its share of it; what one op takes nearly alone moves with it."""
+    path, out = tmp_path / "bound.yaml", tmp_path / "out"
+    given = dict(WITHOUT)
+    given["workload"] = {
+        "requests": 4,
+        "lengths": {"kind": "fixed", "prompt": 200, "decode": 4},
+    }
+    path.write_text(json.dumps(given))
+    words = ["sensitivity", str(path), "--out", str(out), "--workers", "1", "--json"]
+    words += ["--replications", "1", "--metrics", "output_tokens_per_s"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content == json.loads((out / "summary.json").read_text())
+    rows = {row["factor"]: row["elasticity"] for row in content["rows"]}
+    ops = [row["elasticity"] for row in content["rows"] if row["kind"] == "op"]
+    assert rows["all ops"] == pytest.approx(-1, abs=1e-6)
+    assert sum(ops) == pytest.approx(-1, rel=0.01)
+    assert "burstiness" not in rows
+    assert "moves most with" in done.stderr
+    for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
+        assert (out / name).is_file(), name
+    one = sim.find_sensitivity(
+        given, {"engine.op_scale": {"ffn_ln1": 1000}}, metrics=["output_tokens_per_s"],
+        only=["ffn_ln1"], replications=1,
+    )  # fmt: skip
+    assert one["elasticity"].item() == pytest.approx(-1, abs=0.02)
+
+
+def test_every_factor_changes_its_own_keys() -> None:
+    experiment = load_experiment(
+        "gpt3_pp",
+        {"workload.requests": 8, "engine.host_iteration_s": 1e-3,
+         "workload.arrivals": {"kind": "poisson", "rate": 1}},
+    )  # fmt: skip
+    name = next(iter(experiment.scenarios))
+    deployment = deploy(experiment.scenarios[name], experiment.sources[name])
+    option = Option("x", {}, deployment)
+    found = {factor.name: factor for factor in factors_of(deployment)}
+    kinds = [factor.kind for factor in found.values()]
+    assert {"op", "ops", "link", "host", "workload"} == set(kinds)
+    scale = found["link speed"].of(option, 2.0).scenario.engine.op_scale
+    assert scale == {"all_reduce": 0.5, "send_recv": 0.5}
+    assert found["host time"].of(option, 2.0).scenario.engine.host_iteration_s == 2e-3
+    shift = found["burstiness"].of(option, 1.1).scenario.workload.shift
+    assert (shift.burstiness, shift.prompt) == (1.1, 1.0)
+    really = found["prompt lengths"].realised(option, 1.1)
+    assert 1.05 < really < 1.1  # the longest ones are cut to cluster.max_length
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--by", "1"], "--by 1: must be more than 0 and less than 1"),
+        (["--only", "attn_deocde"], "--only: 'attn_deocde': one of all ops"),
+        (["--metrics", "speed"], "--metrics: value 'speed'"),
+        (["--set", "capacity.slo=fast"], "capacity.slo"),
+    ],
+)
+def test_mistakes_are_named(options: list[str], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "asked.yaml"
+    path.write_text(json.dumps(ONE_SERVER))
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["sensitivity", str(path), "--out", str(out), *options])
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+    assert not out.exists()
+
+
+def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On fewer requests; the page names every file."""
+    page = (DOCS / "sensitivity.md").read_text(encoding="utf-8")
+    (text, *_) = re.findall(r"```yaml\n(.*?)```", (DOCS / "capacity.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("my_capacity.yaml").write_text(text)
+    quick = {
+        "my_capacity.yaml": ["capacity.slo=p50 ttft 2s", "capacity.requests=60",
+                             "capacity.space={}"],
+        "first_experiment": ["workload.requests=5"],
+    }  # fmt: skip
+    for line in re.findall(r"^    sarathi-sim (.*)$", page, re.MULTILINE):
+        words = shlex.split(line)
+        if words[1] not in quick:
+            continue
+        given = [word for change in quick[words[1]] for word in ("--set", change)]
+        more = [*given, "--workers", "1", "--replications", "1"]
+        done = CliRunner().invoke(app, [*words, *more])
+        assert done.exit_code == 0, f"{line}: {done.output}"
+    for path in Path("runs/sensitivity").iterdir():
+        assert path.name == "manifest.json" or path.name in page
