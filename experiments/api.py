@@ -158,8 +158,8 @@ def find_sensitivity(
     """
     from experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
     from experiments.capacity.probing import Laboratory
-    from experiments.capacity.sensitivity import read_sensitivity, sensitivity
-    from experiments.capacity.tornado import sensitivity_files, table_of
+    from experiments.sensitivity.elasticities import read_sensitivity, sensitivity
+    from experiments.sensitivity.tornado import sensitivity_files, table_of
 
     asked = read_sensitivity(
         config, changes, by=by, replications=replications, only=only, metrics=metrics

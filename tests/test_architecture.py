@@ -66,6 +66,10 @@ ROOMS: dict[str, str] = {
         "experiments.sweeps experiments.run experiments.figures experiments.results "
         "experiments.config policies profiler simulator"
     ),
+    "experiments.sensitivity": (
+        "experiments.capacity experiments.sweeps experiments.run experiments.figures "
+        "experiments.results experiments.config policies profiler simulator"
+    ),
     "experiments.score": (
         "experiments.sweeps experiments.run experiments.figures experiments.results "
         "experiments.config policies profiler simulator"
@@ -79,13 +83,14 @@ ROOMS: dict[str, str] = {
         "profiler simulator"
     ),
     "experiments.report": (
-        "experiments.capacity experiments.score experiments.sweeps experiments.run "
-        "experiments.figures experiments.results experiments.config profiler simulator"
+        "experiments.sensitivity experiments.capacity experiments.score experiments.sweeps "
+        "experiments.run experiments.figures experiments.results experiments.config profiler "
+        "simulator"
     ),
     "experiments.api": (
-        "experiments.report experiments.capacity experiments.score experiments.sweeps "
-        "experiments.run experiments.figures experiments.results experiments.config policies "
-        "profiler simulator"
+        "experiments.report experiments.sensitivity experiments.capacity experiments.score "
+        "experiments.sweeps experiments.run experiments.figures experiments.results "
+        "experiments.config policies profiler simulator"
     ),
     "experiments.cli": "experiments policies profiler simulator",
     "experiments.reference": "experiments.config experiments.sweeps profiler simulator",

@@ -16,7 +16,7 @@ import typer
 
 from experiments.cli.accuracy import accuracy, fit
 from experiments.cli.bundles import import_profile, profile_check, profile_diff
-from experiments.cli.capacity import capacity, recommend
+from experiments.cli.capacity import capacity, recommend, sensitivity
 from experiments.cli.common import (
     Commands,
     ConfigArgument,
@@ -36,7 +36,6 @@ from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
 from experiments.cli.results import compare, plot, report
 from experiments.cli.score import score
-from experiments.cli.sensitivity import sensitivity
 from experiments.cli.support import support
 from experiments.cli.sweep import plan, sweep
 from experiments.cli.validate import validate

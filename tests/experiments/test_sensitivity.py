@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 import experiments as sim
-from experiments.capacity.factors import factors_of
 from experiments.capacity.options import Option
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.loading import load_experiment
+from experiments.sensitivity.factors import factors_of
 
 # One request at a time, all alike, from clients that wait for their answers: N of them wait N times
 # the service time, so as many as the limit over the service time keep the SLO.

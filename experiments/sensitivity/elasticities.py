@@ -16,7 +16,6 @@ import numpy as np
 
 from experiments.capacity.asked import read_question
 from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.factors import Factor, chosen, factors_of
 from experiments.capacity.folder import SENSITIVITY_FORMAT
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.probing import NAME, Laboratory
@@ -37,6 +36,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Assignments, Config, Draft, load_experiment, read_draft
 from experiments.config.metric_paths import SHAPE, metric
 from experiments.config.policy_file import refuse_of_session
+from experiments.sensitivity.factors import Factor, chosen, factors_of
 from experiments.sweeps.execute import execute
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SweepPlan
@@ -65,7 +65,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Case:
+class Shifted:
     """An option with a factor at one side (0: nothing changed), really ``times`` what it was."""
 
     option: Option
@@ -116,7 +116,7 @@ def read_sensitivity(
 def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
     """The question and the answer, as ``summary.json`` has it. Raises ConfigError for an SLO that
     the runs are too short for."""
-    changed, notes = list[tuple[Case, Option]](), list[str]()
+    changed, notes = list[tuple[Shifted, Option]](), list[str]()
     for option, factors in asked.options.items():
         for factor in factors:
             sides = list(_sides(option, factor, asked.by, notes))
@@ -124,7 +124,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
     values = _metrics(lab, asked, changed) if asked.measures else _capacities(lab, asked, changed)
     rows, measures = [], asked.measures or (CAPACITY,)
     kinds = {factor.name: factor.kind for each in asked.options.values() for factor in each}
-    pairs: dict[tuple[Option, str], list[Case]] = {}
+    pairs: dict[tuple[Option, str], list[Shifted]] = {}
     for case, _ in changed:
         pairs.setdefault((case.option, case.factor), []).append(case)
     for (option, name), (low, high) in pairs.items():
@@ -160,7 +160,7 @@ def label(measure: str, section: CapacitySection) -> str:
 
 def _sides(
     option: Option, factor: Factor, by: float, notes: list[str]
-) -> Iterator[tuple[Case, Option]]:
+) -> Iterator[tuple[Shifted, Option]]:
     """The option with this factor less, and more; a note where it does not change."""
     for side in SIDES:
         times = 1 + side * by
@@ -172,13 +172,13 @@ def _sides(
         if really == 1:
             notes.append(f"{option.name}: {factor.name} are whole tokens, and do not change")
             return
-        yield Case(option, factor.name, side, really), factor.of(option, times)
+        yield Shifted(option, factor.name, side, really), factor.of(option, times)
 
 
 # Values --------------------------------------------------------------------------------------
 
 
-def _capacities(lab: Laboratory, asked: Question, changed: list[tuple[Case, Option]]) -> Values:
+def _capacities(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:
     """Each replication's capacity in every case. Raises ConfigError for too short runs."""
     plans, found = dict[Option, SearchPlan](), Values()
     for option in asked.options:
@@ -242,10 +242,10 @@ def _load(found: Crossing, plan: SearchPlan) -> float:
     return float(min(max(between, kept), found.broken.probe.load))
 
 
-def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Case, Option]]) -> Values:
+def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:
     """Each replication's metrics in every case."""
     runs: dict[tuple[Option, str, int], list[Run]] = {}
-    for case, option in [*((Case(option), option) for option in asked.options), *changed]:
+    for case, option in [*((Shifted(option), option) for option in asked.options), *changed]:
         runs[case.option, case.factor, case.side] = [
             _run(case, option, option.scenario.seed + number)
             for number in range(asked.replications)
@@ -274,7 +274,7 @@ def _number(summary: Mapping[str, Any], path: str) -> float:
         return math.nan
 
 
-def _run(case: Case, option: Option, seed: int) -> Run:
+def _run(case: Shifted, option: Option, seed: int) -> Run:
     scenario = option.scenario.model_copy(update={"seed": seed})
     deployment = replace(option.deployment, scenario=scenario)
     point = {"deployment": case.option.name, "factor": case.factor or "-", "times": case.times}
@@ -284,7 +284,9 @@ def _run(case: Case, option: Option, seed: int) -> Run:
 # Rows ----------------------------------------------------------------------------------------
 
 
-def _row(values: Values, low: Case, high: Case, measure: str, notes: list[str]) -> dict[str, Any]:
+def _row(
+    values: Values, low: Shifted, high: Shifted, measure: str, notes: list[str]
+) -> dict[str, Any]:
     """Effects of both sides in percent, and the elasticity with its 95 % interval."""
     option, name = low.option, low.factor
     sides = [values.get((option, each, s)) for each, s in (("", 0), (name, -1), (name, 1))]

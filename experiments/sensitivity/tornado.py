@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from experiments.capacity.curves import figure_files
-from experiments.capacity.sensitivity import Question
 from experiments.figures.style import BLACK, BLUE, VERMILION, styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.run.rich_table import rich_table
+from experiments.sensitivity.elasticities import Question
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
 
