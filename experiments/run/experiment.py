@@ -16,7 +16,6 @@ from experiments.config.memory import check_together, workload_needs
 from experiments.config.metric_paths import metric
 from experiments.config.policy_file import refuse_of_session
 from experiments.config.scenario import Ratio
-from experiments.figures.beside import Artist
 from experiments.figures.slices import (
     Drawing,
     Window,
@@ -36,13 +35,23 @@ from experiments.results import (
     to_json,
     write_summary,
 )
-from experiments.run.uncertainty import Uncertainty, ratio_band, uncertainty
+from experiments.run.second_process import SecondProcess, Told, Work
+from experiments.run.uncertainty import (
+    Uncertainty,
+    ratio_band,
+    timing,
+    uncertainty,
+    uncertainty_of,
+)
 from policies.policy import chunking_of
 from profiler.storage.progress import Progress, silent
 from simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_SENT = 500_000
+"""Iterations of a scenario up to which a second process computes its bands: some 100 MB."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +133,20 @@ def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
 def simulate_all(experiment: Experiment, progress: Progress = silent) -> ExperimentResult:
     """Simulate every scenario. Raises ConfigError before the first one if any cannot run."""
     deployments = deploy_all(experiment)
-    return _with_bands(experiment, {n: _run(n, d, progress) for n, d in deployments.items()})
+    runs = {name: _run(name, each, progress) for name, each in deployments.items()}
+    return _with_bands(experiment, runs, _effects(runs))
 
 
-def _with_bands(experiment: Experiment, runs: Mapping[str, ScenarioRun]) -> ExperimentResult:
-    runs = {
-        name: replace(run, uncertainty=uncertainty(run.deployment, run.analysis))
-        for name, run in runs.items()
-    }
+def _effects(runs: Mapping[str, ScenarioRun]) -> dict[str, Uncertainty | None]:
+    return {name: uncertainty(run.deployment, run.analysis) for name, run in runs.items()}
+
+
+def _with_bands(
+    experiment: Experiment,
+    runs: Mapping[str, ScenarioRun],
+    effects: Mapping[str, Uncertainty | None],
+) -> ExperimentResult:
+    runs = {name: replace(run, uncertainty=effects[name]) for name, run in runs.items()}
     ratios = {
         name: _ratio(experiment, name, ratio, runs) for name, ratio in experiment.compare.items()
     }
@@ -165,20 +180,30 @@ def run_experiment(
     with ExitStack() as stack:
         # Before simulating, because writing there may not be allowed.
         folder = stack.enter_context(result_folder(out))
-        artist = stack.enter_context(Artist()) if figures else None
-        runs = {name: _run(name, d, progress) for name, d in deployments.items()}
+        second = stack.enter_context(SecondProcess()) if figures else None
+        runs, begun = dict[str, ScenarioRun](), dict[str, Work[Uncertainty | None]]()
+        for name, deployment in deployments.items():
+            runs[name] = run = _run(name, deployment, progress)
+            if second is not None and len(runs) < len(deployments) and _is_small(run):
+                sent = Analysis(run.analysis.records)  # without the views
+                begun[name] = second.begin(uncertainty_of, *timing(deployment), sent)
         window = _checked(window, runs)
-        if artist is not None:
-            artist.begin(_drawing(runs, window), folder / "figures")
-        outcome = _with_bands(experiment, runs)
-        _write_tables(outcome, folder)
+        drawn = None
+        if second is not None:
+            drawn = second.begin(_draw, _drawing(runs, window), folder / "figures")
+        effects = _effects({name: run for name, run in runs.items() if name not in begun})
+        _write_tables(runs, folder)
+        if second is not None:
+            effects |= {name: second.result(work) for name, work in begun.items()}
+        outcome = _with_bands(experiment, runs, effects)
+        _write_summary(outcome, folder)
         if trace:
             from experiments.figures.perfetto import write_trace
 
             for name, run in runs.items():
                 write_trace(run.analysis, window, folder / name / "timeline.json.gz")
-        if artist is not None:
-            artist.finish(partial(progress, "figures"))
+        if second is not None and drawn is not None:
+            second.result(drawn, partial(progress, "figures"))
     return outcome
 
 
@@ -246,7 +271,25 @@ def _ratio(
     return above / below if below else float("nan")
 
 
-def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
+def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
+    from experiments.figures.drawing import draw  # which the first process never imports
+
+    draw(drawing, folder, told)
+
+
+def _is_small(run: ScenarioRun) -> bool:
+    """Whether a second process may hold its records, too."""
+    return sum(log.num_iterations for log in run.analysis.records.replicas) <= MOST_SENT
+
+
+def _write_tables(runs: Mapping[str, ScenarioRun], folder: Path) -> None:
+    for name, run in runs.items():
+        (folder / name).mkdir()
+        run.analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
+        run.analysis.iterations.to_parquet(folder / name / ITERATIONS, index=False)
+
+
+def _write_summary(outcome: ExperimentResult, folder: Path) -> None:
     experiment = outcome.experiment
     compare = experiment.compare
     config = {
@@ -259,9 +302,5 @@ def _write_tables(outcome: ExperimentResult, folder: Path) -> None:
     reference = {name: r.paper for name, r in compare.items() if r.paper is not None}
     content = {"name": experiment.name, **outcome.summary(), "reference": reference}
     write_summary(folder, FORMAT, content)
-    for name, (_, analysis) in runs.items():
-        (folder / name).mkdir()
-        analysis.token_gaps.to_parquet(folder / name / TOKEN_GAPS, index=False)
-        analysis.iterations.to_parquet(folder / name / ITERATIONS, index=False)
     for name, file in run_files(runs, config).items():
         (folder / name).write_bytes(file)

@@ -17,6 +17,7 @@ from simulator.confidence.run_band import WHOLE_LAYER, Errors, makespan_samples
 from simulator.loop.records import Floats
 from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
 from simulator.op_times.iteration import SUM
+from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes
 from simulator.views.metrics import Analysis
 
@@ -56,22 +57,37 @@ class Uncertainty:
 
 def uncertainty(deployment: Deployment, analysis: Analysis) -> Uncertainty | None:
     """The uncertainty of a run; None where nothing ran."""
-    records, ops = analysis.records, deployment.ops
+    return uncertainty_of(*timing(deployment), analysis)
+
+
+def timing(deployment: Deployment) -> tuple[OpTimes, BundlePredictor, str]:
+    """What a run's uncertainty needs of its deployment: op times, predictor, scope of its links."""
+    return deployment.ops, deployment.predictor, deployment.scope
+
+
+def uncertainty_of(
+    ops: OpTimes,
+    predictor: BundlePredictor,
+    scope: str,
+    analysis: Analysis,
+    _told: object = None,
+) -> Uncertainty | None:
+    """The uncertainty of a run of a deployment with this :func:`timing`."""
+    records = analysis.records
     if not any(log.num_iterations for log in records.replicas):
         return None
     uses: list[dict[str, OpUse]] = [
-        breakdown(log, deployment.predictor) if log.num_iterations else {}
-        for log in records.replicas
+        breakdown(log, predictor) if log.num_iterations else {} for log in records.replicas
     ]
     errors = dict(_errors(ops))
-    scoped = errors.get(f"{SEND_RECV}_{deployment.scope}")
+    scoped = errors.get(f"{SEND_RECV}_{scope}")
     if scoped is not None:
         errors[SEND_RECV] = scoped
     key = ops.bundle.meta.content_sha256
     tables = {op: error.table for op, error in errors.items()}
     outside = queries_outside([use for use in uses if use], tables)
     everything: Errors = errors
-    if deployment.predictor.layer != SUM:
+    if predictor.layer != SUM:
         everything = errors | {WHOLE_LAYER: _layer_error(ops)}
         for log, use in zip(records.replicas, uses, strict=True):
             if use:

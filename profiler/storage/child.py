@@ -7,10 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 from profiler.storage.threads import default_to_one_thread
 
@@ -49,6 +53,28 @@ def channel_to_parent() -> Connection:
     if os.getppid() != int(sys.argv[1]):  # it was gone before that
         os._exit(0)
     return Connection(os.dup(0))
+
+
+def inbox(channel: Connection) -> SimpleQueue[Any]:
+    """What the parent sends, taken in by a thread while this process works or imports.
+
+    The thread also is the watch on the parent: this process ends when the channel does, or when
+    what was sent cannot be read.
+    """
+    sent: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_take_in, args=(channel, sent), daemon=True).start()
+    return sent
+
+
+def _take_in(channel: Connection, sent: SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            sent.put(channel.recv())
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:  # the parent sees that this process ends
+        traceback.print_exc()
+        os._exit(1)
 
 
 @contextmanager

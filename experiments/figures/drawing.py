@@ -1,13 +1,8 @@
-"""Draw the figures of a run, here or as a process.
-
-``python -m experiments.figures.drawing_process PARENT`` gets from its parent what to draw. It sends
-its progress after each figure, and at the end None or its error.
-"""
+"""Draw the figures of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,7 +12,6 @@ from experiments.figures.gantt import stage_timeline
 from experiments.figures.occupancy import occupancy
 from experiments.figures.slices import Drawing
 from experiments.figures.style import save, styled
-from profiler.storage.child import channel_to_parent
 
 Drawn = Callable[[int, int], object]
 """Called with how many figures are drawn, and how many there are to draw."""
@@ -48,22 +42,3 @@ def draw_figures(
         with styled():
             written += save(figure(), folder, name)
     return written
-
-
-def main() -> None:
-    """Draw what the parent sends."""
-    channel = channel_to_parent()
-    with suppress(EOFError, OSError):  # the parent is gone, or has nothing to draw
-        drawing, folder = channel.recv()
-        try:
-            draw(drawing, folder, lambda done, total: channel.send((done, total)))
-        except OSError as error:  # a full disk: the user's to mend
-            channel.send(error)
-        except Exception as error:
-            channel.send(RuntimeError(f"{type(error).__name__}: {error}"))
-        else:
-            channel.send(None)
-
-
-if __name__ == "__main__":
-    main()
