@@ -35,7 +35,7 @@ from experiments.results import (
     to_json,
     write_summary,
 )
-from experiments.run.second_process import SecondProcess, Told, Work
+from experiments.run.second_process import Errand, SecondProcess, Told
 from experiments.run.uncertainty import (
     Uncertainty,
     ratio_band,
@@ -181,7 +181,7 @@ def run_experiment(
         # Before simulating, because writing there may not be allowed.
         folder = stack.enter_context(result_folder(out))
         second = stack.enter_context(SecondProcess()) if figures else None
-        runs, begun = dict[str, ScenarioRun](), dict[str, Work[Uncertainty | None]]()
+        runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
         for name, deployment in deployments.items():
             runs[name] = run = _run(name, deployment, progress)
             if second is not None and len(runs) < len(deployments) and _is_small(run):

@@ -19,7 +19,7 @@ Told = Callable[[int, int], object]
 """Called with how much of a work is done, and how much there is to do."""
 
 
-class Work(Generic[T]):
+class Errand(Generic[T]):
     """A call of ``function(*arguments, told)`` that another process makes."""
 
     def __init__(self, function: Callable[..., T], arguments: tuple[Any, ...]) -> None:
@@ -32,7 +32,7 @@ class SecondProcess:
 
     def __init__(self) -> None:
         self.process, self._channel = start_child("experiments.run.second_process")
-        self._left: deque[Work[Any]] = deque()
+        self._left: deque[Errand[Any]] = deque()
 
     def __enter__(self) -> SecondProcess:
         return self
@@ -42,15 +42,15 @@ class SecondProcess:
         self.process.kill()
         self.process.wait()
 
-    def begin(self, function: Callable[..., T], *arguments: Any) -> Work[T]:
+    def begin(self, function: Callable[..., T], *arguments: Any) -> Errand[T]:
         """Have ``function(*arguments, told)`` called; ``told`` takes its progress."""
-        work = Work(function, arguments)
+        work = Errand(function, arguments)
         self._left.append(work)
         with suppress(OSError):  # it was killed, which `result` finds out
             self._channel.send(work.call)
         return work
 
-    def result(self, work: Work[T], told: Told = lambda done, total: None) -> T:
+    def result(self, work: Errand[T], told: Told = lambda done, total: None) -> T:
         """Wait for the value of a work. If the process was killed, it is computed here.
 
         ``told`` gets its progress. Raises what the function raised.
