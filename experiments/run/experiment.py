@@ -272,7 +272,7 @@ def _ratio(
 
 
 def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
-    from experiments.figures.drawing import draw  # which the first process never imports
+    from experiments.figures.drawn import draw  # which the first process never imports
 
     draw(drawing, folder, told)
 

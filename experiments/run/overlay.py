@@ -28,7 +28,7 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
     with result_folder(out, FIGURES_FORMAT) as scratch:
         write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
         from experiments.figures.distributions import run_figures
-        from experiments.figures.drawing import draw_figures
+        from experiments.figures.drawn import draw_figures
 
         draw_figures(run_figures(tables), scratch / "figures")
 

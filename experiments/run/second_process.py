@@ -94,7 +94,7 @@ def main() -> None:
     """Call what the parent sends, until it ends."""
     channel: Connection = channel_to_parent()
     calls = inbox(channel)
-    import experiments.figures.drawing
+    import experiments.figures.drawn
     import experiments.run.uncertainty  # noqa: F401
 
     def told(done: int, total: int) -> None:

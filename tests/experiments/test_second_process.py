@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.config.loading import load_experiment
-from experiments.figures.drawing import draw
+from experiments.figures.drawn import draw
 from experiments.figures.slices import Drawing, Window, stage_slices
 from experiments.run.experiment import run_experiment, simulate_all, tables_of
 from experiments.run.second_process import SecondProcess
