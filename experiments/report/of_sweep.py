@@ -15,7 +15,7 @@ from experiments.report.charts import StyledLine, lines, points
 from experiments.report.content import Chart, Section, SortableTable, enumerated
 from experiments.report.provenance import first_deployments, op_times_grid
 from experiments.results import read_summary
-from experiments.sweeps.figures.drawn import groups, label, overload_note, overloaded, shown
+from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
 from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
 from experiments.sweeps.figures.plot import (
     METRICS,

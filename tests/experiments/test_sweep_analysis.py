@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from experiments.sweeps.figures.drawn import label
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
@@ -26,6 +25,7 @@ from experiments.sweeps.backends import InProcess
 from experiments.sweeps.execute import execute
 from experiments.sweeps.figures import lines as figures
 from experiments.sweeps.figures import plot
+from experiments.sweeps.figures.drawing import label
 from experiments.sweeps.figures.pareto import pareto, pareto_front
 from experiments.sweeps.figures.plot import plot_sweep
 from experiments.sweeps.paired import paired_differences

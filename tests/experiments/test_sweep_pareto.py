@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from experiments.sweeps.figures.drawn import groups, label
 from matplotlib.axes import Axes
 from pydantic import BaseModel
 from typer.testing import CliRunner
@@ -16,6 +15,7 @@ from experiments.cli.app import app
 from experiments.config.parameter_names import PARAMETERS, value_name
 from experiments.config.scenario import Scenario
 from experiments.figures.style import policy_colour
+from experiments.sweeps.figures.drawing import groups, label
 from experiments.sweeps.figures.pareto import pareto, seed_means
 from experiments.sweeps.printing import results_table
 from tests.experiments.small_sweep import SWEEP

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config.parameter_names import value_name
-from experiments.sweeps.figures.drawn import (
+from experiments.sweeps.figures.drawing import (
     groups,
     heading,
     label,

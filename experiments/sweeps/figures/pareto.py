@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.config.parameter_names import parameter
-from experiments.sweeps.figures.drawn import (
+from experiments.sweeps.figures.drawing import (
     groups,
     heading,
     label,

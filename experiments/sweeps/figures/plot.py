@@ -63,7 +63,7 @@ def plot_sweep(
     ConfigError for an unknown metric or axis, or if no run has finished.
     """
     from experiments.sweeps.figures import lines as figures
-    from experiments.sweeps.figures.drawn import overload_note, overloaded
+    from experiments.sweeps.figures.drawing import overload_note, overloaded
     from experiments.sweeps.figures.pareto import better, pareto
 
     check_replaceable(out, FIGURES_FORMAT)
