@@ -162,6 +162,11 @@ def _print(content: Mapping[str, Any]) -> None:
         _print_groups(title.replace("_", " "), groups)
     typer.echo(f"{content['answered']} of {content['rows']} rows answered")
     typer.echo(f"host time: {content['constants']}")
+    drawn, again = content["bands"]["draws"], content["bands"]["redrawn"]
+    typer.echo(
+        f"90 % bands: {drawn} joint draws of op errors, host time and the stack's error; "
+        f"{again['rows']} rows with a full KV cache were simulated again under {again['draws']}"
+    )
     for stack, host in content.get("host_time", {}).items():
         listed = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in host.items())
         typer.echo(f"  {stack}: {listed}")
@@ -170,16 +175,25 @@ def _print(content: Mapping[str, Any]) -> None:
 
 
 def _print_groups(title: str, groups: Mapping[str, Any]) -> None:
+    """All of what every row was measured for; of latency and throughput error and coverage."""
+    from experiments.score.measured import METRICS, SCORED
+
+    scored = [m for m in SCORED if any(one[m] for one in groups.values())]
     rows = []
     for name, one in groups.items():
         if one["n"]:
-            cells = [
-                (f"{of['mape']:.1f} / {of['median']:.1f}", f"{of['p90']:.1f}", f"{of['bias']:+.1f}",
-                 "" if of["coverage"] is None else f"{of['coverage']:.0f}")
-                for of in (one["ttft"], one["tpot"])
-            ]  # fmt: skip
-            rows.append([name, str(one["n"]), *(cell for each in cells for cell in each)])
-    numbers = ["rows", "TTFT", "p90", "bias", "in band", "TPOT", "p90", "bias", "in band"]
+            cells = [name, str(one["n"])]
+            for metric in scored:
+                of = one[metric] or dict.fromkeys(("mape", "median", "p90", "bias", "coverage"))
+                cells.append(f"{of['mape']:.1f} / {of['median']:.1f}" if one[metric] else "")
+                if metric in METRICS:
+                    cells += [f"{of['p90']:.1f}", f"{of['bias']:+.1f}"]
+                cells.append("" if of["coverage"] is None else f"{of['coverage']:.0f}")
+            rows.append(cells)
+    numbers = ["rows"]
+    for metric in scored:
+        numbers.append(metric.upper() if metric in METRICS else metric)
+        numbers += ["p90", "bias", "in band"] if metric in METRICS else ["in band"]
     print_table(("mean / median error (%)",), numbers, rows, title=title)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from experiments.figures.page_tables import update
 from experiments.results import SUMMARY
-from experiments.score.errors import METRICS
 from experiments.score.host_fit import BASE
+from experiments.score.measured import METRICS
 from profiler.storage.files import write_whole
 
 ALL = "class dense"

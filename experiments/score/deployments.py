@@ -98,11 +98,11 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         if value not in allowed:
             raise ConfigError(f"{name} {value}: not modelled; modelled: {', '.join(allowed)}")
     if row.mode != "agg":
-        raise ConfigError(f"mode {row.mode}: prefill and decode on GPUs of their own")
+        raise ConfigError(f"prefill and decode on GPUs of their own: not modelled; mode {row.mode}")
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
     if row.dp > 1:
-        raise ConfigError(f"dp {row.dp}: data-parallel attention is not modelled")
+        raise ConfigError(f"data-parallel attention: not modelled; dp {row.dp}")
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],

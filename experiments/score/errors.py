@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.score.measured import Measured
-
-METRICS = ("ttft", "tpot")
+from experiments.score.measured import SCORED, Measured
 
 
 @dataclass(frozen=True)
 class ServerTimes:
-    """Predicted means in milliseconds, and 90 % bands where there are any: (low, high). ``kv_full``
-    says whether the KV cache was full at a time."""
+    """Predicted means of TTFT and TPOT in milliseconds, output tokens per second, and ``bands`` of
+    90 % by metric: (low, high), in the metric's unit. ``kv_full`` says whether the KV cache was
+    full at a time."""
 
     ttft_ms: float
     tpot_ms: float
-    ttft_band_ms: tuple[float, float] | None = None
-    tpot_band_ms: tuple[float, float] | None = None
+    output_tokens_per_s: float | None = None
+    bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kv_full: bool = False
+
+    def of(self, row: Measured, metric: str) -> float | None:
+        """One of :data:`SCORED` for that row; None where it is not predicted."""
+        if metric == "latency":
+            return row.latency_of(self.ttft_ms, self.tpot_ms)
+        found: float | None = getattr(self, SCORED[metric])
+        return found
 
 
 @dataclass(frozen=True)
@@ -78,22 +84,17 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
 def errors(
     rows: Iterable[Measured], predictions: Mapping[str, ServerTimes], metric: str
 ) -> Errors | None:
-    """Of the rows that have a prediction; None where none has.
-
-    ``metric`` is one of :data:`METRICS`.
-    """
-    pairs = [(row, predictions[row.id]) for row in rows if row.id in predictions]
+    """Of the rows where one of :data:`SCORED` was measured and predicted; None where there is no
+    such row."""
+    pairs = [
+        (value, given, times.bands.get(metric))
+        for row, times in ((row, predictions[row.id]) for row in rows if row.id in predictions)
+        if (value := row.of(metric)) is not None and (given := times.of(row, metric)) is not None
+    ]
     if not pairs:
         return None
-    measured = np.array([getattr(row, f"{metric}_ms") for row, _ in pairs])
-    predicted = np.array([getattr(found, f"{metric}_ms") for _, found in pairs])
-    off = 100 * (predicted / measured - 1)
-    bands = [getattr(found, f"{metric}_band_ms") for _, found in pairs]
-    inside = [
-        band[0] <= value <= band[1]
-        for band, value in zip(bands, measured, strict=True)
-        if band is not None
-    ]
+    off = np.array([100 * (predicted / measured - 1) for measured, predicted, _ in pairs])
+    inside = [band[0] <= measured <= band[1] for measured, _, band in pairs if band is not None]
     return Errors(
         mape=float(np.abs(off).mean()),
         median=float(np.median(np.abs(off))),

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.figures.style import BLACK, line_styles
-from experiments.score.errors import METRICS, ServerTimes
-from experiments.score.measured import Measured
+from experiments.score.errors import ServerTimes
+from experiments.score.measured import METRICS, Measured
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from experiments.config.host_time import HostConstants, HostTimes, StackErrors
 from experiments.score.deployments import server_of, stack_of
-from experiments.score.errors import METRICS, ServerTimes
-from experiments.score.measured import Measured
-from experiments.score.server_bands import OpShares, draws, stack_sigma, with_bands
+from experiments.score.errors import ServerTimes
+from experiments.score.measured import METRICS, Measured
+from experiments.score.server_bands import Draws, stack_sigma, with_bands
 from simulator.loop.records import Floats, Ints
 
 FOLDS = 5
@@ -53,8 +53,8 @@ class Slopes:
     rows: Sequence[Measured]
     times: Floats
     measured_ms: Floats
-    shares: Mapping[str, OpShares]
-    kv_full: Sequence[bool]
+    draws: Draws
+    base: Sequence[ServerTimes]
     limits: HostTimes
 
     def predicted(self, which: Ints, host: HostConstants) -> Floats:
@@ -99,7 +99,7 @@ class Slopes:
         found = []
         for number, metric in enumerate(METRICS):
             off = np.log(self.measured_ms[number, which] / predicted[number])
-            known = [draws(self.shares[self.rows[row].id], metric) for row in which]
+            known = [self.draws[self.rows[row].id][metric] for row in which]
             found.append(round(stack_sigma(off, known), 4))
         return StackErrors(*found)
 
@@ -110,7 +110,7 @@ _NAMES = tuple(one.name for one in fields(HostConstants))
 def slopes(
     rows: Sequence[Measured],
     simulated: Mapping[str, Mapping[str, ServerTimes]],
-    shares: Mapping[str, OpShares],
+    draws: Draws,
     limits: HostTimes,
 ) -> Slopes:
     """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`."""
@@ -129,8 +129,7 @@ def slopes(
     )
     times = np.stack([start, iteration, sequence, frontend], axis=-1).transpose(1, 0, 2)
     measured = np.array([[row.ttft_ms, row.tpot_ms] for row in rows]).reshape(-1, 2).T
-    full = [simulated[BASE][row.id].kv_full for row in rows]
-    return Slopes(rows, times, measured, shares, full, limits)
+    return Slopes(rows, times, measured, draws, [simulated[BASE][r.id] for r in rows], limits)
 
 
 def _ms(times: ServerTimes) -> tuple[float, float]:
@@ -180,11 +179,20 @@ def left_out(found: Slopes, scheme: str) -> dict[str, ServerTimes]:
             errors = asdict(found.sigmas(near, predicted[:, near]))
             sigma |= {found.rows[row].id: errors for row in which}
     times = {
-        row.id: ServerTimes(float(ttft), float(tpot), kv_full=full)
-        for row, ttft, tpot, full in zip(found.rows, *predicted, found.kv_full, strict=True)
+        row.id: _instead(base, row, float(ttft), float(tpot))
+        for row, ttft, tpot, base in zip(found.rows, *predicted, found.base, strict=True)
         if row.id in sigma
     }
-    return with_bands(times, found.shares, sigma)
+    return with_bands(found.rows, times, found.draws, sigma)
+
+
+def _instead(base: ServerTimes, row: Measured, ttft_ms: float, tpot_ms: float) -> ServerTimes:
+    """With other times; in a closed loop throughput goes as one over the latency."""
+    rate = base.output_tokens_per_s
+    if rate is not None:
+        was, now = row.latency_of(base.ttft_ms, base.tpot_ms), row.latency_of(ttft_ms, tpot_ms)
+        rate *= was / now
+    return replace(base, ttft_ms=ttft_ms, tpot_ms=tpot_ms, output_tokens_per_s=rate)
 
 
 def _by_stack(rows: Sequence[Measured], which: Ints) -> Iterable[tuple[str, Ints]]:

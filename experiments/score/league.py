@@ -12,11 +12,19 @@ import numpy as np
 import pandas as pd
 
 from experiments.config.errors import ConfigError
-from experiments.score.errors import METRICS, ServerTimes, errors, grouped
-from experiments.score.measured import Measured
+from experiments.score.errors import ServerTimes, errors, grouped
+from experiments.score.measured import SCORED, Measured
 from profiler.bundle.csv_cells import read_cells
 from profiler.bundle.tables import BundleError
 
+_NO_BAND = (np.nan, np.nan)
+_PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]
+_OF_KEY = {
+    "cluster.tp": "tp that the model, or a node, cannot have",
+    "kv_cache": "no room for a KV cache beside the weights",
+    "stack": "kernels that were not measured",
+}
+"""Why a configuration is refused, by the key that its message begins with."""
 _PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_ms"))
 
 
@@ -39,6 +47,15 @@ def read_peer(path: Path) -> dict[str, ServerTimes]:
     raise ConfigError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
 
 
+def short_reason(message: str) -> str:
+    """A refusal in a few words, the same for rows alike; ``message`` is all of it."""
+    text = message.partition("\n")[0]
+    key, _, rest = text.partition(": ")
+    if key in _OF_KEY:
+        return _OF_KEY[key]
+    return f"{key}: not a value allowed" if rest.startswith("value ") else text.partition(";")[0]
+
+
 def league(
     rows: Sequence[Measured],
     predictions: Mapping[str, ServerTimes],
@@ -56,7 +73,7 @@ def league(
         "rows": len(rows) + sum(name not in known for name in refused),
         "answered": len(predictions),
         "groups": of_groups(groups, predictions),
-        "refused": dict(Counter(refused.values()).most_common()),
+        "refused": dict(Counter(map(short_reason, refused.values())).most_common()),
     }
     for peer, theirs in peers.items():
         shared = {name: predictions[name] for name in predictions.keys() & theirs.keys()}
@@ -85,35 +102,26 @@ def of_groups(
 
 
 def of_group(rows: Sequence[Measured], predictions: Mapping[str, ServerTimes]) -> dict[str, Any]:
-    """Errors of both metrics; None where no row has a prediction."""
-    found = {metric: errors(rows, predictions, metric) for metric in METRICS}
+    """Errors by metric; None where no row has a prediction, or was measured for it."""
+    found = {metric: errors(rows, predictions, metric) for metric in SCORED}
     return {metric: None if one is None else asdict(one) for metric, one in found.items()}
 
 
 def predictions_table(
     rows: Sequence[Measured], predictions: Mapping[str, ServerTimes], refused: Mapping[str, str]
 ) -> pd.DataFrame:
-    """A row for each measured one, in their order: id, ttft_ms, tpot_ms, the ends of both bands,
-    reason. Rows that could not be read come last."""
-    names = [row.id for row in rows]
-    names += [name for name in refused if name not in set(names)]
-    none = ServerTimes(np.nan, np.nan)
-    found = [predictions.get(name, none) for name in names]
-    bands = {
-        f"{metric}_{end}_ms": [
-            (getattr(one, f"{metric}_band_ms") or (np.nan,) * 2)[at] for one in found
-        ]
-        for metric in METRICS
-        for at, end in enumerate(("low", "high"))
-    }
-    return pd.DataFrame(
-        {
-            "id": names,
-            **{
-                f"{metric}_ms": [getattr(one, f"{metric}_ms") for one in found]
-                for metric in METRICS
-            },
-            **bands,
-            "reason": [refused.get(name, "") for name in names],
-        }
-    )
+    """A row for each measured one, in their order: id, all that is predicted, the ends of its
+    bands, reason and detail. Rows that could not be read come last."""
+    by_id = {row.id: row for row in rows}
+    table: list[dict[str, Any]] = []
+    for id in dict.fromkeys([*by_id, *refused]):
+        line: dict[str, Any] = dict.fromkeys(_PREDICTED, np.nan)
+        line |= {"id": id, "reason": "", "detail": ""}
+        if (times := predictions.get(id)) is not None:
+            for metric, name in SCORED.items():
+                line[name] = times.of(by_id[id], metric)
+                line[f"{name}_low"], line[f"{name}_high"] = times.bands.get(metric, _NO_BAND)
+        elif id in refused:
+            line |= {"reason": short_reason(refused[id]), "detail": " ".join(refused[id].split())}
+        table.append(line)
+    return pd.DataFrame(table, columns=["id", *_PREDICTED, "reason", "detail"])

@@ -2,13 +2,14 @@
 
 The columns are those of NVIDIA AIConfigurator's ``silicon_sample.csv``: a closed loop of
 ``concurrency`` clients, prompts of ``isl`` and outputs of ``osl`` tokens, each between
-``length_range_ratio`` and 1 of that. A row that cannot be read is refused alone.
+``length_range_ratio`` and 1 of that. ``latency_ms`` and ``output_tokens_per_s`` are scored, too,
+where a table has them. A row that cannot be read is refused alone.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -16,7 +17,15 @@ from experiments.config.errors import ConfigError
 from profiler.bundle.csv_cells import read_cells
 from profiler.bundle.tables import BundleError
 from profiler.storage.strict import did_you_mean, mistakes
+from simulator.loop.records import Floats
 
+METRICS = ("ttft", "tpot")
+"""What every row was measured for, and what constants are fitted to."""
+SCORED = {metric: f"{metric}_ms" for metric in (*METRICS, "latency")}
+SCORED |= {"throughput": "output_tokens_per_s"}
+"""All that is predicted and scored, with its name in tables."""
+
+_Number = TypeVar("_Number", float, Floats)
 _Count = Annotated[int, Field(ge=1, le=2**20)]
 _Milliseconds = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -49,6 +58,20 @@ class Measured(BaseModel):
     source: str = ""
     backend_version: str = ""
     flags: str = ""
+    latency_ms: _Milliseconds | None = None
+    output_tokens_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = None
+
+    def latency_of(self, ttft_ms: _Number, tpot_ms: _Number) -> _Number:
+        """The mean latency of a request in ms that follows from mean TTFT and TPOT."""
+        return ttft_ms + (self.osl * (1 + self.length_range_ratio) / 2 - 1) * tpot_ms
+
+    def of(self, metric: str) -> float | None:
+        """One of :data:`SCORED`; None where it was not measured. The latency follows from the
+        others where the table does not have it."""
+        if metric == "latency" and self.latency_ms is None:
+            return self.latency_of(self.ttft_ms, self.tpot_ms)
+        found: float | None = getattr(self, SCORED[metric])
+        return found
 
     @property
     def concurrency_class(self) -> str:

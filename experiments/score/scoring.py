@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from experiments.config.host_time import Fold, HostConstants, HostTimes, StackErrors, host_times
-from experiments.score.deployments import server_of, stack_of
-from experiments.score.errors import METRICS, ServerTimes, errors, grouped
+from experiments.score.deployments import scenario_of, server_of, stack_of
+from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.host_fit import (
     BASE,
     CROSS_VALIDATED,
@@ -28,9 +28,16 @@ from experiments.score.host_fit import (
     slopes,
 )
 from experiments.score.league import league, of_groups
-from experiments.score.measured import Measured
-from experiments.score.server_bands import with_bands
-from experiments.score.simulated import Host, plan_rows, runs_folder, simulate_rows
+from experiments.score.measured import METRICS, Measured
+from experiments.score.redrawn import REDRAWS, redrawn
+from experiments.score.server_bands import DRAWS, draws, with_bands
+from experiments.score.simulated import (
+    Variant,
+    kept_runs,
+    plan_rows,
+    simulate_rows,
+    times_of,
+)
 from experiments.sweeps.backends import Backend
 from profiler.storage.plain_yaml import dump_yaml
 from profiler.storage.progress import Progress, Say
@@ -42,7 +49,8 @@ FITTED = "fitted"
 class ScoredRows:
     """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
     rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and
-    ``shipped`` the constants, where they were fitted here."""
+    ``shipped`` the constants, where they were fitted here. So many rows were ``redrawn``:
+    simulated again for their bands."""
 
     rows: Sequence[Measured]
     best: Mapping[str, ServerTimes]
@@ -50,6 +58,7 @@ class ScoredRows:
     refused: Mapping[str, str]
     fits: Mapping[str, Mapping[str, ServerTimes]] = field(default_factory=dict)
     shipped: HostTimes | None = None
+    redrawn: int = 0
 
     def content(self, peers: Mapping[str, Mapping[str, ServerTimes]]) -> dict[str, Any]:
         """As ``score --json`` prints it; percentages."""
@@ -59,6 +68,7 @@ class ScoredRows:
         groups = grouped(self.rows, {id for id, times in self.best.items() if times.kv_full})
         for name, predictions in {BASE: self.zero_fit, **self.fits}.items():
             found.setdefault("variants", {})[name] = of_groups(groups, predictions)
+        found["bands"] = {"draws": DRAWS, "redrawn": {"rows": self.redrawn, "draws": REDRAWS}}
         if self.shipped is not None:
             found["host_time"] = {n: asdict(host) for n, host in self.shipped.stacks.items()}
         return found
@@ -83,21 +93,39 @@ def score_rows(
     hosts: dict[str, Host] = {name: _fitting(host) for name, host in grid(known.measured).items()}
     hosts = {**(hosts if fit else {}), BASE: lambda _: known.measured}
     hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(known, row)[0]
-    plan = plan_rows(file, rows, progress, hosts)
-    with runs_folder() as folder:
-        simulated, failed = simulate_rows(plan, folder, backend, progress, say)
-    refused = plan.refused | failed
-    error_of = {
-        row.id: asdict(_without(known, row)[1]) for row in rows if row.id in simulated[BASE]
+    variants = {name: _described(host) for name, host in hosts.items()}
+    with kept_runs() as where:
+        plan = plan_rows(file, rows, progress, variants, where[1])
+        failed = simulate_rows(plan, where[0], backend, progress, say)
+        answered = plan.known[BASE]
+        redrawn_rows = redrawn(file, rows, variants[BASE], answered, where, backend, progress, say)
+    simulated = {
+        name: {id: times_of(outcome) for id, outcome in of.items()}
+        for name, of in plan.known.items()
     }
-    zero_fit = with_bands(simulated[BASE], plan.shares, error_of)
-    best = with_bands(simulated[FITTED], plan.shares, error_of)
+    off = {id: draws(one.shares) for id, one in answered.items() if one.shares} | redrawn_rows
+    error_of = {row.id: asdict(_without(known, row)[1]) for row in rows if row.id in answered}
+    zero_fit = with_bands(rows, simulated[BASE], off, error_of)
+    best = with_bands(rows, simulated[FITTED], off, error_of)
+    scored = ScoredRows(rows, best, zero_fit, plan.refused | failed, redrawn=len(redrawn_rows))
     if not fit:
-        return ScoredRows(rows, best, zero_fit, refused)
-    found = slopes(rows, simulated, plan.shares, known)
+        return scored
+    found = slopes(rows, simulated, off, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, file, known)
-    return ScoredRows(rows, best | fits[CROSS_VALIDATED], zero_fit, refused, fits, shipped)
+    return replace(scored, best=best | fits[CROSS_VALIDATED], fits=fits, shipped=shipped)
+
+
+Host = Callable[[Measured], HostConstants | None]
+"""The constants that a row is simulated with; None if it is not."""
+
+
+def _described(host: Host) -> Variant:
+    def variant(row: Measured) -> dict[str, Any] | None:
+        given = host(row)
+        return None if given is None else scenario_of(row, given)
+
+    return variant
 
 
 def _fitting(host: HostConstants) -> Host:

@@ -1,23 +1,27 @@
-"""Bands of 90 % for predicted TTFT and TPOT: joint draws of everything that may be off.
+"""Bands of 90 % for predicted TTFT, TPOT, latency and throughput: joint draws of what may be off.
 
 A row's times are divided among the ops of its bundle, as they stand in the life of a request beside
 its neighbours: its own prompt and the others' that run meanwhile, and its decodes. Each op's error
 is drawn from the half-width of its kernels on rows left out of their fits, the host's from a factor
 of two. What the errors of scored servers show beyond that is the error of the stack: its settings,
-its version and its scheduler. It is calibrated on servers other than the row's own.
+its version and its scheduler. It is calibrated on servers other than the row's own. A latency has
+the draws of TTFT and TPOT together. In a closed loop throughput goes as one over the latency.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
 from experiments.config.deployment import Deployment
-from experiments.score.errors import METRICS, ServerTimes
-from experiments.score.measured import Measured
+from experiments.score.errors import ServerTimes
+from experiments.score.measured import METRICS, SCORED, Measured
+from profiler.storage.strict import STRICT
 from simulator.confidence.bands import UNKNOWN
 from simulator.loop.records import Floats
 from simulator.op_times.iteration import LAST, HostTime, IterationCost
@@ -35,6 +39,8 @@ LARGEST_SIGMA = 2.0
 class OpShares:
     """The shares of ops and host in a metric's time, and the standard deviations of the logarithm
     of each op's time; both by op, ``shares`` by metric."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
 
     shares: Mapping[str, Mapping[str, float]]
     sigmas: Mapping[str, float]
@@ -82,16 +88,24 @@ def _of_one(times: Mapping[str, float]) -> dict[str, float]:
     return {op: time_s / total for op, time_s in times.items() if time_s}
 
 
-def draws(found: OpShares, metric: str) -> Floats:
-    """The logarithm of a metric's factor under each joint draw of op errors. An op has the same
-    draws in both metrics and in all rows."""
-    factors = np.zeros(DRAWS)
-    for op, share in found.shares[metric].items():
-        factors += share * np.exp(found.sigmas[op] * _normals(op))
-    return np.asarray(np.log(factors))
+Draws = Mapping[str, Mapping[str, Floats]]
+"""Logarithms of the factors on a row's times under each joint draw, by id and metric."""
 
 
-def _normals(name: str) -> Floats:
+def draws(found: OpShares) -> dict[str, Floats]:
+    """The logarithm of each metric's factor under each joint draw of op errors. An op has the same
+    draws in all metrics and rows."""
+    factors = {metric: np.zeros(DRAWS) for metric in METRICS}
+    for op, sigma in found.sigmas.items():
+        factor = np.exp(sigma * normals(op))
+        for metric in METRICS:
+            factors[metric] += found.shares[metric].get(op, 0.0) * factor
+    return {metric: np.asarray(np.log(factors[metric])) for metric in METRICS}
+
+
+@lru_cache(maxsize=256)
+def normals(name: str) -> Floats:
+    """The draws of what has that name: pairs of opposite sign."""
     half = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(DRAWS // 2)
     return np.concatenate([half, -half])
 
@@ -119,25 +133,42 @@ def _covered(off: Floats, known: Sequence[Floats], sigma: float) -> float:
 
 
 def _ends(known: Floats, sigma: float) -> tuple[float, float]:
-    low, high = np.quantile(known + sigma * _normals("stack"), (0.05, 0.95))
+    low, high = np.quantile(known + sigma * normals("stack"), (0.05, 0.95))
     return float(low), float(high)
 
 
 def with_bands(
+    rows: Iterable[Measured],
     predictions: Mapping[str, ServerTimes],
-    shares: Mapping[str, OpShares],
+    known: Draws,
     sigma_of: Mapping[str, Mapping[str, float]],
 ) -> dict[str, ServerTimes]:
-    """The predictions with bands; ``sigma_of`` holds the stack's standard deviation by id and
-    metric."""
-    found = {}
-    for id, times in predictions.items():
-        ttft, tpot = (
-            np.exp(_ends(draws(shares[id], metric), sigma_of[id][metric])) for metric in METRICS
+    """The predictions of these rows with bands; ``known`` are the draws of what is known to be off,
+    ``sigma_of`` holds the stack's standard deviation by id and metric."""
+    return {
+        row.id: replace(
+            predictions[row.id],
+            bands=_bands(row, predictions[row.id], known[row.id], sigma_of[row.id]),
         )
-        found[id] = replace(
-            times,
-            ttft_band_ms=(times.ttft_ms * ttft[0], times.ttft_ms * ttft[1]),
-            tpot_band_ms=(times.tpot_ms * tpot[0], times.tpot_ms * tpot[1]),
-        )
-    return found
+        for row in rows
+        if row.id in predictions
+    }
+
+
+def _bands(
+    row: Measured,
+    times: ServerTimes,
+    known: Mapping[str, Floats],
+    sigma: Mapping[str, float],
+) -> dict[str, tuple[float, float]]:
+    ttft, tpot = (
+        getattr(times, SCORED[metric]) * np.exp(known[metric] + sigma[metric] * normals("stack"))
+        for metric in METRICS
+    )
+    latency = row.latency_of(ttft, tpot)
+    drawn = {"ttft": ttft, "tpot": tpot, "latency": latency}
+    if times.output_tokens_per_s is not None:
+        slower = latency / row.latency_of(times.ttft_ms, times.tpot_ms)
+        drawn["throughput"] = times.output_tokens_per_s / slower
+    ends = np.quantile(np.stack([*drawn.values()]), (0.05, 0.95), axis=1).T.tolist()
+    return {metric: (low, high) for metric, (low, high) in zip(drawn, ends, strict=True)}

@@ -1,8 +1,8 @@
-"""Measured rows simulated: a run for each row and host, like a sweep, kept for the next time."""
+"""Measured rows simulated: a run for each row and variant, like a sweep, kept for the next time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,10 +10,9 @@ from typing import Any
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
-from experiments.config.host_time import HostConstants
 from experiments.config.loading import Source, check_scenario
-from experiments.score.deployments import scenario_of
 from experiments.score.errors import ServerTimes
+from experiments.score.kept import Kept, Outcome, outcome_key
 from experiments.score.measured import Measured
 from experiments.score.server_bands import OpShares, op_shares
 from experiments.sweeps.backends import Backend
@@ -29,35 +28,78 @@ NAME = "server"
 FULL = 0.98
 """From this share of its KV cache on a server counts as full."""
 
-Host = Callable[[Measured], HostConstants | None]
-"""The constants that a row is simulated with; None if it is not."""
+Variant = Callable[[Measured], dict[str, Any] | None]
+"""The scenario that a row is simulated as; None if it is not. Raises ConfigError, as
+``scenario_of`` does."""
 
 
 class RowPlan:
-    """The runs of each host by row's id, the rows that have none with the reason, and the shares of
-    the ops in each row's times."""
+    """What each row is simulated as, by variant and id: ``known`` outcomes of earlier calls, and
+    the ``runs`` of others. ``refused`` rows have none, with the reason."""
 
-    def __init__(self, hosts: Mapping[str, Host]) -> None:
-        self.hosts = hosts
-        self.runs: dict[str, dict[str, Run]] = {name: {} for name in hosts}
+    def __init__(self, variants: Mapping[str, Variant], kept: Kept) -> None:
+        self.variants, self.kept = variants, kept
+        self.known: dict[str, dict[str, Outcome]] = {name: {} for name in variants}
+        self.runs: dict[str, dict[str, Run]] = {name: {} for name in variants}
         self.refused: dict[str, str] = {}
-        self.shares: dict[str, OpShares] = {}
+        self._pending: dict[tuple[str, str], tuple[str, OpShares]] = {}
 
     def add(self, file: str, row: Measured, requests_of: SharedRequests) -> None:
-        """RowPlan a row's runs, or note why it has none."""
+        """Look a row's outcomes up, plan the runs of others, or note why it has none."""
         source = Source(f"{file}: {row.id}", NAME, {}, ())
-        try:
-            given = {name: host(row) for name, host in self.hosts.items()}
-            for name, host in given.items():
-                if host is None:
-                    continue
-                scenario = check_scenario(scenario_of(row, host), source)
-                found = deploy(scenario, source, requests_of)
+        for name, variant in self.variants.items():
+            try:
+                scenario = variant(row)
+                if scenario is not None:
+                    self._add(name, row, scenario, source, requests_of)
+            except ConfigError as error:
+                self.refused[row.id] = str(error).replace(f"{source.file}: ", "")
+                self.drop(row.id)
+                return
+
+    def drop(self, id: str) -> None:
+        """Forget a row: it has no outcome in any variant."""
+        for name in self.variants:
+            self.known[name].pop(id, None)
+            self.runs[name].pop(id, None)
+
+    def _add(
+        self,
+        name: str,
+        row: Measured,
+        scenario: Mapping[str, Any],
+        source: Source,
+        requests_of: SharedRequests,
+    ) -> None:
+        key = outcome_key(scenario)
+        outcome = self.kept.read(key)
+        if outcome is None:
+            try:
+                found = deploy(check_scenario(scenario, source), source, requests_of)
+            except ConfigError as error:
+                outcome = Outcome(refused=str(error).replace(f"{source.file}: ", ""))
+                self.kept.write(key, outcome)
+            else:
                 self.runs[name][row.id] = _run(found)
-                if row.id not in self.shares:
-                    self.shares[row.id] = op_shares(found, row)
-        except ConfigError as error:
-            self.refused[row.id] = str(error).removeprefix(f"{file}: {row.id}: ")
+                self._pending[name, row.id] = key, op_shares(found, row)
+                return
+        if outcome.refused:
+            raise ConfigError(outcome.refused)
+        self.known[name][row.id] = outcome
+
+    def finished(self, name: str, id: str, summary: Mapping[str, Any]) -> None:
+        """Take the summary of a run in, and keep its outcome."""
+        key, shares = self._pending[name, id]
+        cache = self.runs[name][id].scenario.kv_cache
+        numbers = {
+            "ttft_ms": 1e3 * summary["ttft_s"]["mean"],
+            "tpot_ms": 1e3 * summary["tpot_s"]["mean"],
+            "output_tokens_per_s": summary["output_tokens_per_s"],
+            "kv_peak_share": summary["kv_peak_share"],
+            "num_blocks": float(cache.num_blocks or 0) if cache is not None else 0.0,
+        }
+        self.known[name][id] = Outcome(numbers, shares)
+        self.kept.write(key, self.known[name][id])
 
 
 def _run(found: Deployment) -> Run:
@@ -66,11 +108,15 @@ def _run(found: Deployment) -> Run:
 
 
 def plan_rows(
-    file: str, rows: Sequence[Measured], progress: Progress, hosts: Mapping[str, Host]
+    file: str,
+    rows: Sequence[Measured],
+    progress: Progress,
+    variants: Mapping[str, Variant],
+    kept: Kept,
 ) -> RowPlan:
-    """A run for each row and host. Rows of one server follow each other: they share op times, and
-    workers take runs in this order."""
-    plan, requests_of = RowPlan(hosts), SharedRequests()
+    """What is known of each row and variant, and runs of the rest. Rows of one server follow each
+    other: they share op times, and workers take runs in this order."""
+    plan, requests_of = RowPlan(variants, kept), SharedRequests()
     alike = sorted(rows, key=lambda r: (r.system, r.backend, r.model, r.precision, r.tp or 0))
     for done, row in enumerate(alike):
         progress("checking", done, len(alike))
@@ -79,51 +125,48 @@ def plan_rows(
 
 
 @contextmanager
-def runs_folder() -> Iterator[Path]:
-    """Where finished runs are kept: in the cache, or nowhere if there is none."""
-    kept = cache_folder()
-    if kept is not None:
-        yield kept / "scores"
+def kept_runs() -> Iterator[tuple[Path, Kept]]:
+    """The folder of finished runs and the outcomes, in the cache, or nowhere if there is none."""
+    cache = cache_folder()
+    if cache is not None:
+        yield cache / "scores", Kept(cache / "outcomes")
         return
     with TemporaryDirectory() as scratch:
-        yield Path(scratch) / "scores"
+        yield Path(scratch) / "scores", Kept(None)
 
 
 def simulate_rows(
     plan: RowPlan, folder: Path, backend: Backend, progress: Progress, say: Say
-) -> tuple[dict[str, dict[str, ServerTimes]], dict[str, str]]:
-    """Predictions by host and id, and errors of runs that failed. ``folder`` keeps finished runs.
-
-    Of a failed row there is no prediction with any host.
-    """
-    every = [run for id in next(iter(plan.runs.values())) for run in _of(plan, id)]
+) -> dict[str, str]:
+    """Simulate the planned runs; ``plan`` then knows all outcomes. Returns the errors of runs that
+    failed, by id: such a row has no outcome in any variant. ``folder`` keeps finished runs."""
+    every = [run for id in _ids(plan) for runs in plan.runs.values() if (run := runs.get(id))]
     distinct = {run.key: run for run in every}
+    if not distinct:
+        return {}
     sweep = SweepPlan("", "score", "", (), None, tuple(distinct.values()), ())
     store, report = Store(folder), Report(len(distinct))
     store.open(resume=True)
     with store.locked():
         execute(sweep, store, backend, progress, report, say)
+        planned = [(name, id, run) for name, runs in plan.runs.items() for id, run in runs.items()]
         failed = {
-            id: report.failures[run.key]
-            for runs in plan.runs.values()
-            for id, run in runs.items()
-            if run.key in report.failures
+            id: report.failures[run.key] for _, id, run in planned if run.key in report.failures
         }
-        found = {
-            name: {
-                id: _prediction(store.summary(run.key, run.name))
-                for id, run in runs.items()
-                if id not in failed and id not in plan.refused
-            }
-            for name, runs in plan.runs.items()
-        }
-    return found, failed
+        for name, id, run in planned:
+            if id not in failed:
+                plan.finished(name, id, store.summary(run.key, run.name))
+    for id in failed:
+        plan.drop(id)
+    return failed
 
 
-def _of(plan: RowPlan, id: str) -> list[Run]:
-    return [runs[id] for runs in plan.runs.values() if id in runs]
+def _ids(plan: RowPlan) -> Iterable[str]:
+    return dict.fromkeys(id for runs in plan.runs.values() for id in runs)
 
 
-def _prediction(summary: dict[str, Any]) -> ServerTimes:
-    ttft, tpot = (1e3 * summary[name]["mean"] for name in ("ttft_s", "tpot_s"))
-    return ServerTimes(ttft, tpot, kv_full=summary["kv_peak_share"] >= FULL)
+def times_of(outcome: Outcome) -> ServerTimes:
+    """The predictions of an outcome, without bands."""
+    numbers = outcome.numbers
+    ttft, tpot, rate = (numbers[name] for name in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))
+    return ServerTimes(ttft, tpot, rate, kv_full=numbers["kv_peak_share"] >= FULL)

@@ -25,14 +25,15 @@ _CODE = (
 _LIBRARIES = ("numpy", "scipy", "scikit-learn", "pandas", "pyarrow")
 
 
-@lru_cache(maxsize=1)
-def code_fingerprint() -> str:
+@lru_cache(maxsize=2)
+def code_fingerprint(*also: str) -> str:
     """Hash of the code that a result depends on, and of the versions of the numeric libraries.
 
     The libraries count because random streams, fits and file formats may change with them.
+    ``also`` are further files.
     """
     digest = sha256()
-    for pattern in _CODE:
+    for pattern in (*_CODE, *also):
         for path in sorted(_ROOT.glob(pattern)):
             digest.update(f"{path.name} {path.stat().st_size}\n".encode())
             digest.update(path.read_bytes())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from experiments.config.errors import ConfigError
 from experiments.config.host_time import NONE, HostConstants
 from experiments.score.deployments import MODELS, scenario_of
 from experiments.score.errors import ServerTimes, errors, grouped
-from experiments.score.league import league, predictions_table, read_peer
+from experiments.score.kept import Kept, Outcome, data_fingerprint, outcome_key
+from experiments.score.league import league, predictions_table, read_peer, short_reason
 from experiments.score.measured import Measured, read_measured
-from experiments.score.simulated import plan_rows
+from experiments.score.simulated import RowPlan, plan_rows
 from profiler.facts.model import list_models
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
@@ -33,6 +35,12 @@ def measured(id: str, ttft_ms: float, tpot_ms: float, **more: object) -> Measure
     given = {"backend": "vllm", "model": "m", "system": "h100_sxm", "isl": 8, "osl": 8,
              "concurrency": 4, "tp": 1, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms}  # fmt: skip
     return Measured.model_validate({"id": id, **given, **more})
+
+
+def planned(row: Measured, **hosts: HostConstants) -> RowPlan:
+    variants = {name: partial(scenario_of, host=host) for name, host in hosts.items()}
+    variants = variants or {"": partial(scenario_of, host=NONE)}
+    return plan_rows("f.csv", [row], lambda *_: None, variants, Kept(None))
 
 
 def test_a_row_is_read(tmp_path: Path) -> None:
@@ -89,8 +97,8 @@ def test_errors_by_hand() -> None:
     """Off by +10, -20, +60 and 0 percent; bands hold the first and miss the second."""
     rows = [measured(name, 100.0, 10.0) for name in "abcde"]
     predictions = {
-        "a": ServerTimes(110.0, 10.0, (90.0, 120.0), (9.0, 11.0)),
-        "b": ServerTimes(80.0, 10.0, (75.0, 99.0), (9.0, 11.0)),
+        "a": ServerTimes(110.0, 10.0, bands={"ttft": (90.0, 120.0), "tpot": (9.0, 11.0)}),
+        "b": ServerTimes(80.0, 10.0, bands={"ttft": (75.0, 99.0), "tpot": (9.0, 11.0)}),
         "c": ServerTimes(160.0, 10.0),
         "d": ServerTimes(100.0, 10.0),
     }
@@ -154,25 +162,24 @@ def test_a_peers_file(tmp_path: Path, names: str) -> None:
         ({"model": "acme/huge"}, "model acme/huge: not modelled; modelled: meta-llama/"),
         ({"backend": "orca"}, "backend orca: not modelled; modelled: vllm, sglang, trtllm"),
         ({"precision": "fp2"}, "precision fp2: not modelled"),
-        ({"mode": "disagg", "tp": None}, "mode disagg: prefill and decode on GPUs of their own"),
-        ({"dp": 4}, "dp 4: data-parallel attention"),
+        ({"mode": "disagg", "tp": None}, "prefill and decode on GPUs of their own: not modelled"),
+        ({"dp": 4}, "data-parallel attention: not modelled; dp 4"),
         ({"tp": None}, "tp: this key is missing"),
         ({"tp": 3}, "cluster.tp: value 3"),
     ],
 )
 def test_what_is_not_modelled_has_a_reason(change: dict[str, object], reason: str) -> None:
     row = measured("a", 1.0, 1.0, **{"model": "Qwen/Qwen3-32B", **change})
-    plan = plan_rows("f.csv", [row], lambda *_: None, {"": lambda _: NONE})
+    plan = planned(row)
     assert plan.runs == {"": {}} and reason in plan.refused["a"]
+    assert len(short_reason(plan.refused["a"])) < 60
 
 
 def test_a_closed_loop_is_what_a_row_describes() -> None:
     row = measured("a", 1.0, 1.0, model="Qwen/Qwen3-32B", isl=1024, osl=128, concurrency=8, tp=4,
                    length_range_ratio=0.8)  # fmt: skip
     host = HostConstants(0.001, 2e-5, 0.004)
-    plan = plan_rows(
-        "f.csv", [row], lambda *_: None, {"some": lambda _: host, "no": lambda _: NONE}
-    )
+    plan = planned(row, some=host, no=NONE)
     runs = plan.runs["some"]
     assert plan.refused == {} and plan.runs["no"]["a"].key != runs["a"].key
     assert runs["a"].scenario.engine.model_dump().items() >= asdict(host).items()
@@ -206,15 +213,68 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
     assert (found["rows"], found["answered"]) == (3, 1)
-    assert len(found["refused"]) == 2 and found["groups"]["all"]["n"] == 1
+    refused = {"system abacus: not modelled": 1, "ttft_ms: not a value allowed": 1}
+    assert found["refused"] == refused and found["groups"]["all"]["n"] == 1
     assert found["variants"]["zero_fit"]["all"]["n"] == 1 and "fitted to" in found["constants"]
-    assert found["groups"]["all"]["ttft"]["coverage"] in (0.0, 100.0)
+    for metric in ("ttft", "tpot", "latency"):
+        assert found["groups"]["all"][metric]["coverage"] in (0.0, 100.0)
+    assert found["groups"]["all"]["throughput"] is None  # the table does not have it
     lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
-    monkeypatch.setattr("experiments.config.deployment.simulate", None)  # nothing is run again
+    monkeypatch.setattr("experiments.score.simulated.deploy", None)  # nothing is built again,
+    monkeypatch.setattr("experiments.score.simulated.execute", None)  # nothing is run
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
+
+
+def test_an_outcome_is_that_of_its_scenario_and_data(tmp_path: Path) -> None:
+    """Another constant, or another table, is another key; a damaged file is none."""
+    row = measured("a", 1.0, 1.0, model="Qwen/Qwen3-32B", tp=4)
+    key = outcome_key(scenario_of(row, NONE))
+    assert key == outcome_key(scenario_of(row.model_copy(update={"ttft_ms": 2.0}), NONE))
+    assert key != outcome_key(scenario_of(row, replace(NONE, host_sequence_s=1e-9)))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.yaml").write_text("1")
+    before = data_fingerprint(tmp_path)
+    data_fingerprint.cache_clear()
+    (tmp_path / "kernels" / "a.yaml").write_text("2")
+    assert data_fingerprint(tmp_path) != before
+    data_fingerprint.cache_clear()
+    kept, outcome = Kept(tmp_path / "kept"), Outcome({"ttft_ms": 0.1})
+    kept.write(key, outcome)
+    assert kept.read(key) == outcome and kept.read(key[::-1]) is None
+    (file,) = (path for path in (tmp_path / "kept").rglob("*") if path.is_file())
+    file.write_bytes(file.read_bytes().replace(b"0.1", b"0.2"))
+    assert kept.read(key) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("system abacus: not modelled; modelled: a, b", "system abacus: not modelled"),
+        ("cluster.tp: value 72: m: tp 72 does not", "tp that the model, or a node, cannot have"),
+        ("kv_cache: m leaves no room; more", "no room for a KV cache beside the weights"),
+        ("ttft_ms: value 'x': a number; tpot_ms: value 'y'", "ttft_ms: not a value allowed"),
+        ("concurrency: this key is missing", "concurrency: this key is missing"),
+    ],
+)
+def test_a_refusal_in_a_few_words(message: str, reason: str) -> None:
+    assert short_reason(message) == reason
+    table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
+    assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
+
+
+def test_latency_and_throughput_are_scored() -> None:
+    """Outputs of 8 to 10 tokens have 9 in the mean: 100 + 8 x 10 ms."""
+    row = measured("a", 100.0, 10.0, osl=10, length_range_ratio=0.8, output_tokens_per_s=50.0)
+    times = ServerTimes(100.0, 10.0, 55.0, {"latency": (170.0, 179.0), "throughput": (45.0, 55.0)})
+    latency, rate = (errors([row], {"a": times}, name) for name in ("latency", "throughput"))
+    assert latency is not None and (latency.mape, latency.coverage) == (0.0, 0.0)
+    assert rate is not None and rate.bias == pytest.approx(10.0) and rate.coverage == 100.0
+    given = row.model_copy(update={"latency_ms": 200.0, "output_tokens_per_s": None})
+    assert errors([given], {"a": times}, "latency").bias == pytest.approx(-10.0)  # type: ignore[union-attr]
+    assert errors([given], {"a": times}, "throughput") is None
 
 
 def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
@@ -231,7 +291,7 @@ def test_a_mixture_has_its_checkpoints_formats_and_its_layout() -> None:
     assert blackwell["moe_dtype"] == "w4a8_mxfp4_mxfp8"
     for change, message in (
         ({"precision": "fp8"}, "precision fp8 of openai/gpt-oss-120b: not modelled"),
-        ({"dp": 2}, "dp 2: data-parallel attention is not modelled"),
+        ({"dp": 2}, "data-parallel attention: not modelled; dp 2"),
     ):
         with pytest.raises(ConfigError, match=message):
             scenario_of(measured("a", 1.0, 1.0, **{**oss, **change}), NONE)

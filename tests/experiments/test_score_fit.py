@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from experiments.config.host_time import NONE, HostConstants, host_times
-from experiments.score.deployments import server_of, stack_of
+from experiments.score.deployments import scenario_of, server_of, stack_of
 from experiments.score.errors import ServerTimes, errors
 from experiments.score.host_fit import (
     BASE,
@@ -21,7 +22,9 @@ from experiments.score.host_fit import (
     parts,
     slopes,
 )
+from experiments.score.kept import Outcome
 from experiments.score.measured import Measured
+from experiments.score.redrawn import REDRAWS, drawn
 from experiments.score.scoring import host_time_yaml, to_ship
 from experiments.score.server_bands import DRAWS, OpShares, draws, stack_sigma, with_bands
 from profiler.storage.plain_yaml import parse_yaml
@@ -60,7 +63,7 @@ def some(noise: float = 0.0) -> Slopes:
     rows = [row.model_copy(update={"ttft_ms": row.ttft_ms * f}) for row, f in zip(rows, factors)]  # noqa: B905
     known = host_times()
     found = {n: {r.id: simulated(r, h) for r in rows} for n, h in grid(known.measured).items()}
-    return slopes(rows, found, {row.id: SHARES for row in rows}, known)
+    return slopes(rows, found, {row.id: draws(SHARES) for row in rows}, known)
 
 
 def test_no_server_is_in_both_halves() -> None:
@@ -132,18 +135,21 @@ def test_an_unknown_stack_is_like_the_median_of_the_others() -> None:
 
 
 def test_draws_have_the_width_of_their_ops() -> None:
-    alone = draws(OpShares({"tpot": {"gemm": 1.0}}, {"gemm": 0.1}), "tpot")
+    alone = draws(OpShares({"ttft": {"gemm": 1.0}, "tpot": {"gemm": 1.0}}, {"gemm": 0.1}))["tpot"]
     assert len(alone) == DRAWS
     assert np.quantile(alone, 0.95) == pytest.approx(0.1645, rel=0.1)
-    half = OpShares({"tpot": {"gemm": 0.5, "host": 0.5}}, {"gemm": 0.1, "host": 0.0})
-    assert np.quantile(draws(half, "tpot"), 0.95) == pytest.approx(0.0825, rel=0.12)
+    shares = {"gemm": 0.5, "host": 0.5}
+    half = draws(OpShares({"ttft": shares, "tpot": shares}, {"gemm": 0.1, "host": 0.0}))["tpot"]
+    assert np.quantile(half, 0.95) == pytest.approx(0.0825, rel=0.12)
 
 
 def test_a_stacks_error_covers_what_ops_do_not() -> None:
     known = [np.zeros(DRAWS)] * 200
     off = 0.1 * np.random.default_rng(1).standard_normal(200)
     assert stack_sigma(off, known) == pytest.approx(0.1, rel=0.15)
-    wide = [draws(OpShares({"ttft": {"gemm": 1.0}}, {"gemm": 0.3}), "ttft")] * 200
+    wide = [
+        draws(OpShares({"ttft": {"gemm": 1.0}, "tpot": {"gemm": 1.0}}, {"gemm": 0.3}))["ttft"]
+    ] * 200
     assert stack_sigma(off, wide) == 0.0
     assert stack_sigma(np.array([]), []) > 0.1  # nothing is known
 
@@ -151,15 +157,43 @@ def test_a_stacks_error_covers_what_ops_do_not() -> None:
 def test_coverage_by_hand() -> None:
     """Bands of a factor of e^0.1645 hold +10 %, and miss +30 %."""
     rows = [server(0, 4), server(0, 16)]
-    exact = {row.id: ServerTimes(row.ttft_ms, row.tpot_ms) for row in rows}
+    exact = {row.id: ServerTimes(row.ttft_ms, row.tpot_ms, 100.0) for row in rows}
     off = [row.model_copy(update={"ttft_ms": f * row.ttft_ms}) for row, f in zip(rows, (1.1, 1.3))]  # noqa: B905
-    shares = {
-        row.id: OpShares({"ttft": {"a": 1.0}, "tpot": {"a": 1.0}}, {"a": 0.0}) for row in rows
-    }
-    found = with_bands(exact, shares, {row.id: {"ttft": 0.1, "tpot": 0.0} for row in rows})
+    sure = draws(OpShares({"ttft": {"a": 1.0}, "tpot": {"a": 1.0}}, {"a": 0.0}))
+    sigma = {row.id: {"ttft": 0.1, "tpot": 0.0} for row in rows}
+    found = with_bands(rows, exact, {row.id: sure for row in rows}, sigma)
     ttft, tpot = errors(off, found, "ttft"), errors(off, found, "tpot")
     assert ttft is not None and ttft.coverage == 50.0
     assert tpot is not None and tpot.coverage == 100.0
+    row, times = rows[0], found[rows[0].id]
+    low, high = times.bands["latency"]  # TTFT's share of the latency is what may be off
+    latency = row.latency_of(row.ttft_ms, row.tpot_ms)
+    assert high - latency == pytest.approx(times.bands["ttft"][1] - row.ttft_ms)
+    slow, fast = times.bands["throughput"]  # in a closed loop: one over the latency
+    assert slow == pytest.approx(100 * latency / high, rel=1e-3)
+    assert fast == pytest.approx(100 * latency / low, rel=1e-3)
+
+
+def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
+    """Draws are pairs of opposite sign: the products of each pair's factors are 1."""
+    row = Measured.model_validate(
+        {"id": "a", "backend": "vllm", "model": "Qwen/Qwen3-32B", "system": "h100_sxm", "tp": 4,
+         "isl": 8, "osl": 8, "concurrency": 4, "ttft_ms": 1.0, "tpot_ms": 1.0}
+    )  # fmt: skip
+    described = partial(scenario_of, host=TRUE)
+    outcome = Outcome({"num_blocks": 1e6}, SHARES)
+    up, down = (drawn(described, {"a": outcome}, n, row) for n in (0, REDRAWS // 2))
+    assert up is not None and down is not None
+    assert up["workload"] == down["workload"] == described(row)["workload"]
+    for section, key, base in (
+        ("engine", "host_iteration_s", TRUE.host_iteration_s),
+        ("engine", "host_sequence_s", TRUE.host_sequence_s),
+        ("kv_cache", "num_blocks", 1e6),
+    ):
+        assert up[section][key] != down[section][key]
+        assert up[section][key] * down[section][key] == pytest.approx(base**2, rel=1e-5)
+    factors = up["engine"]["op_scale"]["gemm"], down["engine"]["op_scale"]["gemm"]
+    assert factors[0] * factors[1] == pytest.approx(1.0) and factors[0] != 1.0
 
 
 def test_cross_validated_bands_cover_nine_tenths() -> None:
@@ -204,5 +238,5 @@ def test_slopes_leave_out_what_is_flagged_or_refused() -> None:
     found = {
         name: {r.id: simulated(r, host) for r in rows if r.id != "0 16"} for name, host in hosts
     }
-    kept = slopes(rows, found, {row.id: SHARES for row in rows}, known)
+    kept = slopes(rows, found, {}, known)
     assert [row.id for row in kept.rows] == ["0 4"] and BASE in found
