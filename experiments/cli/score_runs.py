@@ -27,8 +27,8 @@ def score_recorded(
     from experiments.figures.style import save, styled
     from experiments.results import SCORE_FORMAT, result_folder, write_summary
     from experiments.run.report import ProgressBar
+    from experiments.score.figure import distributions
     from experiments.score.runs import cases_of, content_of, requests_table, score_runs
-    from experiments.score.runs_figure import distributions
 
     cases = cases_of(load_experiment(config, assignments), files)
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
@@ -52,7 +52,7 @@ def score_recorded(
 
 def _print(runs: Mapping[str, Any]) -> None:
     from experiments.run.compare import part_label
-    from experiments.score.runs_figure import LABELS
+    from experiments.score.figure import LABELS
     from experiments.score.server_run import NUMBERS
     from simulator.views.metric_registry import known
 

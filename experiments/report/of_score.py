@@ -11,8 +11,8 @@ from experiments.figures.style import BLUE, ORANGE, line_styles
 from experiments.report.charts import paired_bars
 from experiments.report.content import Chart, Section, SortableTable, enumerated
 from experiments.results import read_summary
+from experiments.score.figure import LABELS
 from experiments.score.measured import METRICS
-from experiments.score.runs_figure import LABELS
 from experiments.score.server_run import MEASURES
 from profiler.storage.progress import Progress, silent
 from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
