@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.score.kept import Kept, Outcome
 from experiments.score.measured import METRICS, Measured
+from experiments.score.row_cache import RowCache, RowOutcome
 from experiments.score.server_bands import DRAWS, HOST, HOST_SIGMA, NORMAL_90, normals
 from experiments.score.simulated import FULL, Variant, plan_rows, simulate_rows
 from experiments.sweeps.backends import Backend
@@ -31,8 +31,8 @@ def redrawn(
     file: str,
     rows: Sequence[Measured],
     described: Variant,
-    outcomes: Mapping[str, Outcome],
-    where: tuple[Path, Kept],
+    outcomes: Mapping[str, RowOutcome],
+    where: tuple[Path, RowCache],
     backend: Backend,
     progress: Progress,
     say: Say,
@@ -64,7 +64,7 @@ def redrawn(
 
 
 def drawn(
-    described: Variant, outcomes: Mapping[str, Outcome], number: int, row: Measured
+    described: Variant, outcomes: Mapping[str, RowOutcome], number: int, row: Measured
 ) -> dict[str, Any] | None:
     """The scenario of a row under one draw of op errors, host time and KV blocks."""
     scenario, outcome = described(row), outcomes[row.id]

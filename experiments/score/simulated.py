@@ -12,8 +12,8 @@ from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario
 from experiments.score.errors import ServerTimes
-from experiments.score.kept import Kept, Outcome, outcome_key
 from experiments.score.measured import Measured
+from experiments.score.row_cache import RowCache, RowOutcome, outcome_key
 from experiments.score.server_bands import OpShares, op_shares
 from experiments.sweeps.backends import Backend
 from experiments.sweeps.execute import Report, execute
@@ -37,9 +37,9 @@ class RowPlan:
     """What each row is simulated as, by variant and id: ``known`` outcomes of earlier calls, and
     the ``runs`` of others. ``refused`` rows have none, with the reason."""
 
-    def __init__(self, variants: Mapping[str, Variant], kept: Kept) -> None:
+    def __init__(self, variants: Mapping[str, Variant], kept: RowCache) -> None:
         self.variants, self.kept = variants, kept
-        self.known: dict[str, dict[str, Outcome]] = {name: {} for name in variants}
+        self.known: dict[str, dict[str, RowOutcome]] = {name: {} for name in variants}
         self.runs: dict[str, dict[str, Run]] = {name: {} for name in variants}
         self.refused: dict[str, str] = {}
         self._pending: dict[tuple[str, str], tuple[str, OpShares]] = {}
@@ -77,7 +77,7 @@ class RowPlan:
             try:
                 found = deploy(check_scenario(scenario, source), source, requests_of)
             except ConfigError as error:
-                outcome = Outcome(refused=str(error).replace(f"{source.file}: ", ""))
+                outcome = RowOutcome(refused=str(error).replace(f"{source.file}: ", ""))
                 self.kept.write(key, outcome)
             else:
                 self.runs[name][row.id] = _run(found)
@@ -98,7 +98,7 @@ class RowPlan:
             "kv_peak_share": summary["kv_peak_share"],
             "num_blocks": float(cache.num_blocks or 0) if cache is not None else 0.0,
         }
-        self.known[name][id] = Outcome(numbers, shares)
+        self.known[name][id] = RowOutcome(numbers, shares)
         self.kept.write(key, self.known[name][id])
 
 
@@ -112,7 +112,7 @@ def plan_rows(
     rows: Sequence[Measured],
     progress: Progress,
     variants: Mapping[str, Variant],
-    kept: Kept,
+    kept: RowCache,
 ) -> RowPlan:
     """What is known of each row and variant, and runs of the rest. Rows of one server follow each
     other: they share op times, and workers take runs in this order."""
@@ -125,14 +125,14 @@ def plan_rows(
 
 
 @contextmanager
-def kept_runs() -> Iterator[tuple[Path, Kept]]:
+def kept_runs() -> Iterator[tuple[Path, RowCache]]:
     """The folder of finished runs and the outcomes, in the cache, or nowhere if there is none."""
     cache = cache_folder()
     if cache is not None:
-        yield cache / "scores", Kept(cache / "outcomes")
+        yield cache / "scores", RowCache(cache / "outcomes")
         return
     with TemporaryDirectory() as scratch:
-        yield Path(scratch) / "scores", Kept(None)
+        yield Path(scratch) / "scores", RowCache(None)
 
 
 def simulate_rows(
@@ -165,7 +165,7 @@ def _ids(plan: RowPlan) -> Iterable[str]:
     return dict.fromkeys(id for runs in plan.runs.values() for id in runs)
 
 
-def times_of(outcome: Outcome) -> ServerTimes:
+def times_of(outcome: RowOutcome) -> ServerTimes:
     """The predictions of an outcome, without bands."""
     numbers = outcome.numbers
     ttft, tpot, rate = (numbers[name] for name in ("ttft_ms", "tpot_ms", "output_tokens_per_s"))

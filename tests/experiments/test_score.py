@@ -15,9 +15,9 @@ from experiments.config.errors import ConfigError
 from experiments.config.host_time import NONE, HostConstants
 from experiments.score.deployments import MODELS, scenario_of
 from experiments.score.errors import ServerTimes, errors, grouped
-from experiments.score.kept import Kept, Outcome, data_fingerprint, outcome_key
 from experiments.score.league import league, predictions_table, read_peer, short_reason
 from experiments.score.measured import Measured, read_measured
+from experiments.score.row_cache import RowCache, RowOutcome, data_fingerprint, outcome_key
 from experiments.score.simulated import RowPlan, plan_rows
 from profiler.facts.model import list_models
 
@@ -40,7 +40,7 @@ def measured(id: str, ttft_ms: float, tpot_ms: float, **more: object) -> Measure
 def planned(row: Measured, **hosts: HostConstants) -> RowPlan:
     variants = {name: partial(scenario_of, host=host) for name, host in hosts.items()}
     variants = variants or {"": partial(scenario_of, host=NONE)}
-    return plan_rows("f.csv", [row], lambda *_: None, variants, Kept(None))
+    return plan_rows("f.csv", [row], lambda *_: None, variants, RowCache(None))
 
 
 def test_a_row_is_read(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_outcome_is_that_of_its_scenario_and_data(tmp_path: Path) -> None:
     (tmp_path / "kernels" / "a.yaml").write_text("2")
     assert data_fingerprint(tmp_path) != before
     data_fingerprint.cache_clear()
-    kept, outcome = Kept(tmp_path / "kept"), Outcome({"ttft_ms": 0.1})
+    kept, outcome = RowCache(tmp_path / "kept"), RowOutcome({"ttft_ms": 0.1})
     kept.write(key, outcome)
     assert kept.read(key) == outcome and kept.read(key[::-1]) is None
     (file,) = (path for path in (tmp_path / "kept").rglob("*") if path.is_file())

@@ -22,9 +22,9 @@ from experiments.score.host_fit import (
     parts,
     slopes,
 )
-from experiments.score.kept import Outcome
 from experiments.score.measured import Measured
 from experiments.score.redrawn import REDRAWS, drawn
+from experiments.score.row_cache import RowOutcome
 from experiments.score.scoring import host_time_yaml, to_ship
 from experiments.score.server_bands import DRAWS, OpShares, draws, stack_sigma, with_bands
 from profiler.storage.plain_yaml import parse_yaml
@@ -181,7 +181,7 @@ def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
          "isl": 8, "osl": 8, "concurrency": 4, "ttft_ms": 1.0, "tpot_ms": 1.0}
     )  # fmt: skip
     described = partial(scenario_of, host=TRUE)
-    outcome = Outcome({"num_blocks": 1e6}, SHARES)
+    outcome = RowOutcome({"num_blocks": 1e6}, SHARES)
     up, down = (drawn(described, {"a": outcome}, n, row) for n in (0, REDRAWS // 2))
     assert up is not None and down is not None
     assert up["workload"] == down["workload"] == described(row)["workload"]

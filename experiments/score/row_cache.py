@@ -25,12 +25,12 @@ from experiments.sweeps.identity import code_fingerprint
 from profiler.storage.paths import data_dir
 from profiler.storage.strict import STRICT
 
-_CODE = tuple(f"experiments/score/{name}.py" for name in ("kept", "server_bands", "simulated"))
+_CODE = tuple(f"experiments/score/{name}.py" for name in ("row_cache", "server_bands", "simulated"))
 _DATA = ("models", "devices", "kernels", "profiles")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """Of a row simulated with one host: ``numbers`` by name, and the shares of the ops in them.
     Where the row has none, ``refused`` says why."""
 
@@ -41,7 +41,7 @@ class Outcome:
     refused: str = ""
 
 
-_OUTCOME = TypeAdapter(Outcome)
+_OUTCOME = TypeAdapter(RowOutcome)
 
 
 @lru_cache(maxsize=1)
@@ -61,7 +61,7 @@ def outcome_key(scenario: Mapping[str, Any]) -> str:
     return sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class Kept:
+class RowCache:
     """Outcomes by key below ``folder``; None keeps nothing.
 
     A damaged file counts as none, and a folder that cannot be written costs time, nothing else.
@@ -70,7 +70,7 @@ class Kept:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
-    def read(self, key: str) -> Outcome | None:
+    def read(self, key: str) -> RowOutcome | None:
         """The outcome of that key, if it is kept as it was written."""
         if self.folder is None:
             return None
@@ -82,7 +82,7 @@ class Kept:
         except (OSError, ValidationError):
             return None
 
-    def write(self, key: str, outcome: Outcome) -> None:
+    def write(self, key: str, outcome: RowOutcome) -> None:
         """Keep an outcome: a reader sees all of it or none."""
         if self.folder is None:
             return
