@@ -63,7 +63,7 @@ PAIRS = {
     "cost_slo": ("stress", "per_million_output_tokens"),
 }
 """Figures by name: what is along, and what is up."""
-_NAMES = {
+NAMES = {
     "tokens_per_s_per_user": "tokens/s a user (1 / median TPOT)",
     "output_tokens_per_s_per_gpu": "output tokens/s a GPU",
     "ttft_p99_s": "time to first token, p99 (s)",
@@ -73,6 +73,7 @@ _NAMES = {
 }
 _MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
 """What is better the more there is; of all else less is better."""
+_OF_PROBE = (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "holds", "run")
 
 
 def points(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -80,7 +81,7 @@ def points(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     rows = []
     for one in found:
         for probe in one.get("curve", ()):
-            row = {key: probe[key] for key in (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "run")}
+            row = {key: probe[key] for key in _OF_PROBE}
             row |= {"deployment": one["name"], "stress": max(probe["stress"].values())}
             if one.get("per_hour") is not None:
                 tokens_per_hour = 3600 * probe["output_tokens_per_s"]
@@ -118,6 +119,6 @@ def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
             panel.annotate(f"{row['load']:.3g}", (row[x], row[y]), (4, 4), **about)
     best = table.iloc[front(table, x, y)].sort_values(x)
     panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front")
-    panel.set(xlabel=_NAMES[x], ylabel=_NAMES[y])
+    panel.set(xlabel=NAMES[x], ylabel=NAMES[y])
     figure.legend(loc="outside lower center", ncols=2)
     return figure

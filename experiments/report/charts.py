@@ -18,8 +18,10 @@ from bokeh.models import (
     Legend,
     LegendItem,
     NumeralTickFormatter,
+    OpenURL,
     Range1d,
     Span,
+    TapTool,
 )
 from bokeh.plotting import figure
 from bokeh.transform import dodge
@@ -32,6 +34,7 @@ SEEN = "#6b7280"
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _DASHES = {"-": "solid", "--": "dashed", "-.": "dotdash", ":": "dotted"}
 _ROW = 22  # pixels of a bar
+_MOST_LABELS = 100  # beside points; more hide each other
 _WIDE = 20.0  # largest over smallest value, from which on an axis is logarithmic
 
 
@@ -202,26 +205,40 @@ def paired_bars(
     return chart
 
 
-def points(
-    groups: Mapping[str, tuple[str, Floats, Floats, Sequence[str]]],
-    front: tuple[Floats, Floats],
-    x: str,
-    y: str,
-) -> Any:
-    """Points with a label that appears over them, and the line of the best ones.
+@dataclass(frozen=True)
+class Spots:
+    """Points of one colour, each with words that appear over it, a label that stands beside it, and
+    the row of a table that a click leads to."""
 
-    ``groups``: label to colour, x, y and each point's words.
-    """
-    chart = canvas(x, y, height=420, tools=f"{_TOOLS},tap")
+    colour: str
+    x: Floats
+    y: Floats
+    words: Sequence[str]
+    labels: Sequence[str]
+    anchors: Sequence[str]
+
+
+def points(groups: Mapping[str, Spots], front: tuple[Floats, Floats], x: str, y: str) -> Any:
+    """Points by their group's name, and the line of the best ones."""
+    chart = canvas(x, y, height=420)
     chart.line(*front, color=SEEN, line_dash="dashed", line_width=1.5)
     drawn, spots = {}, []
-    for name, (colour, xs, ys, words) in groups.items():
-        source = ColumnDataSource({"x": xs, "y": ys, "words": list(words)})
-        spot = chart.scatter("x", "y", source=source, size=10, color=visible(colour), name=name)
+    labelled = sum(len(group.x) for group in groups.values()) <= _MOST_LABELS
+    for name, group in groups.items():
+        columns = {"x": group.x, "y": group.y, "words": list(group.words)}
+        columns |= {"label": list(group.labels), "anchor": list(group.anchors)}
+        source = ColumnDataSource(columns)
+        colour = visible(group.colour)
+        spot = chart.scatter("x", "y", source=source, size=10, color=colour, name=name)
         drawn[name] = [spot]
+        if labelled:
+            look = {"text_font_size": "11px", "text_color": SEEN, "x_offset": 6, "y_offset": -4}
+            drawn[name].append(chart.text("x", "y", text="label", source=source, **look))
         spots.append(spot)
     tips = [("", "$name"), ("", "@words"), (x, "@x{0,0.[000]}"), (y, "@y{0,0.[000]}")]
     chart.add_tools(HoverTool(renderers=spots, tooltips=tips))
+    row = OpenURL(url="#@anchor", same_tab=True)
+    chart.add_tools(TapTool(renderers=spots, callback=row))
     if any(drawn):
         legend_below(chart, drawn)
     return chart

@@ -9,13 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SortableTable:
-    """A table that a click on a heading sorts. The first ``text`` columns are left-aligned."""
+    """A table that a click on a heading sorts. The first ``text`` columns are left-aligned.
+
+    ``anchors`` are the names of the rows: a click on a point of a chart leads to one.
+    """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
     text: int = 1
+    anchors: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Section:
     about: str = ""
     configuration: dict[str, str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+
+
+def anchor(run: str) -> str:
+    """The name of the row of a run."""
+    return f"run-{run}"
 
 
 def enumerated(names: Sequence[str]) -> str:

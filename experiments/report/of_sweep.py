@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.config.errors import ConfigError
 from experiments.config.parameter_names import parameter
-from experiments.report.charts import StyledLine, lines, points
-from experiments.report.content import Chart, Section, SortableTable, enumerated
+from experiments.report.charts import Spots, StyledLine, lines, points
+from experiments.report.content import Chart, Section, SortableTable, anchor, enumerated
 from experiments.report.provenance import first_deployments, op_times_grid
 from experiments.results import read_summary
 from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
@@ -61,7 +60,12 @@ def sweep_section(folder: Path, progress: Progress = silent) -> Section:
         question=_question(keys),
         answer=_answer(drawn, axes, keys),
         table=SortableTable(
-            "Every point", headings, rows[:_MOST_POINTS], _seeds_note(table), len(swept)
+            "Every point",
+            headings,
+            rows[:_MOST_POINTS],
+            _seeds_note(table),
+            len(swept),
+            _anchors(table, swept)[:_MOST_POINTS],
         ),
         charts=[*_fronts(drawn, axes, contrast), *_axes_charts(drawn, axes, contrast)],
         details=[op_times] if op_times else [],
@@ -80,6 +84,12 @@ def _question(keys: Sequence[str]) -> str:
 def _seeds_note(table: pd.DataFrame) -> str:
     seeds = table["seed"].nunique() if "seed" in table else 1
     return f"Predicted. Means over {seeds} seeds." if seeds > 1 else "Predicted."
+
+
+def _anchors(table: pd.DataFrame, swept: list[str]) -> list[str]:
+    """Of the rows of :func:`result_rows`: each by its first run, as in :func:`seed_means`."""
+    points = table.groupby(swept or ["name"], dropna=False, sort=False)
+    return [anchor(rows["run"].iloc[0]) for _, rows in points]
 
 
 def _answer(table: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> str:
@@ -106,15 +116,25 @@ def _fronts(table: pd.DataFrame, axes: Sequence[str], contrast: str | None) -> l
             continue
         swept = [axis for axis in axes if axis not in (contrast, "seed")]
         found["words"] = layouts(found, [a for a in swept if found[a].map(str).nunique() > 1])
-        parts: dict[str, tuple[str, Any, Any, list[str]]] = {
-            name: (style["color"], rows[x].to_numpy(), rows[y].to_numpy(), rows["words"].tolist())
+        parts = {
+            name: Spots(
+                style["color"],
+                rows[x].to_numpy(),
+                rows[y].to_numpy(),
+                rows["words"].tolist(),
+                rows["words"].tolist(),
+                [anchor(run) for run in rows["run"]],
+            )
             for name, rows, style in groups(found, contrast, most=None)
         }
         cost, gain = found[x].to_numpy(np.float64), found[y].to_numpy(np.float64)
         front = pareto_front(cost, gain)
         chart = points(parts, (cost[front], gain[front]), label(x), label(y))
         title = f"{label(y)} against {label(x)}"
-        caption = "The dashed line joins the points that no other one beats in both."
+        caption = (
+            "The dashed line joins the points that no other one beats in both. A click on a point "
+            "leads to its row."
+        )
         charts.append(Chart(title, chart, caption))
     return charts
 

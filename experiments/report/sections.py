@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from experiments.capacity.folder import CAPACITY_FORMAT
+from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
 from experiments.config.errors import ConfigError
 from experiments.report.content import Section
 from experiments.report.of_capacity import capacity_section
 from experiments.report.of_comparison import comparison_section
+from experiments.report.of_recommend import recommend_section
 from experiments.report.of_run import run_section
 from experiments.report.of_score import score_section
+from experiments.report.of_sensitivity import sensitivity_section
 from experiments.report.of_sweep import sweep_section
 from experiments.results import (
     FIGURES_FORMAT,
@@ -30,6 +32,8 @@ SECTIONS: dict[str, SectionOf] = {
     FIGURES_FORMAT: comparison_section,
     SCORE_FORMAT: score_section,
     CAPACITY_FORMAT: capacity_section,
+    RECOMMEND_FORMAT: recommend_section,
+    SENSITIVITY_FORMAT: sensitivity_section,
 }
 """By the format of the result's summary. Runs are shown together: :func:`run_section`."""
 

@@ -201,6 +201,7 @@ def _capacities(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, O
             case = cases[option]
             found[case.option, factor, case.side] = _loads(loads, plans[case.option])
     lab.progress("factors", len(factors), len(factors))
+    lab.write_tables()
     return found
 
 

@@ -15,8 +15,10 @@ from tests.experiments.small_config import SMALL
 from tests.experiments.small_report import (
     write_capacities,
     write_difference,
+    write_recommendation,
     write_recorded,
     write_score,
+    write_sensitivity,
 )
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 
@@ -80,4 +82,6 @@ def reported(
         "score": write_score(folder / "score"),
         "recorded": write_recorded(folder / "recorded"),
         "capacity": write_capacities(folder / "capacity"),
+        "recommend": write_recommendation(folder / "recommend"),
+        "sensitivity": write_sensitivity(folder / "sensitivity"),
     }

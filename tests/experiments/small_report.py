@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.capacity.folder import CAPACITY_FORMAT
+from experiments import find_sensitivity
+from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT
 from experiments.results import SCORE_FORMAT, result_folder, write_summary
 from experiments.run.compare import compare
 from experiments.run.compare_figure import write_comparison
 
-ALL_KINDS = ("run", "sweep", "comparison", "score", "recorded", "capacity")
+ALL_KINDS = (
+    *("run", "sweep", "comparison", "score", "recorded", "capacity", "recommend"),
+    "sensitivity",
+)
 
 
 def write_score(folder: Path) -> Path:
@@ -47,29 +51,80 @@ def write_recorded(folder: Path) -> Path:
     return folder
 
 
-def write_capacities(folder: Path) -> Path:
-    """What ``capacity`` writes of three deployments, one of which cannot run."""
+def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
+    """A deployment with a capacity, and its curve of three loads."""
 
     def probe(load: float, stress: float) -> dict[str, Any]:
         speeds = {"tokens_per_s_per_user": 50 / load, "output_tokens_per_s_per_gpu": 100 * load}
-        return {"load": load, "holds": stress <= 1, "stress": {"p99 ttft 1s": stress}, **speeds}
+        latencies = {"ttft_p99_s": stress, "tbt_p99_s": 0.05, "output_tokens_per_s": 100 * load}
+        about = {"run": f"{gpus}{load:g}", "holds": stress <= 1, "stress": {"p99 ttft 1s": stress}}
+        return {"load": load, **about, **speeds, **latencies}
 
-    def deployment(name: str, gpus: int, capacity: float) -> dict[str, Any]:
-        numbers = {"capacity": capacity, "mean": capacity, "interval": None, "band": [1.0, 9.0]}
-        curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
-        binds = {"slo": "p99 ttft 1s", "because": "queueing"}
-        return {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
+    numbers = {"capacity": capacity, "mean": capacity, "interval": None, "band": [1.0, 9.0]}
+    curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
+    binds = {"slo": "p99 ttft 1s", "because": "queueing"}
+    return {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
 
+
+def write_capacities(folder: Path) -> Path:
+    """What ``capacity`` writes of three deployments, one of which cannot run."""
     none = {"name": "TP 1", "gpus": 1, "capacity": None, "error": "does not fit"}
     content = {
         "name": "layouts",
         "description": "",
         "slo": "p99 ttft 1s",
         "load": "rate",
-        "deployments": [deployment("TP 2", 2, 3.0), deployment("TP 8", 8, 8.0), none],
+        "deployments": [searched("TP 2", 2, 3.0), searched("TP 8", 8, 8.0), none],
         "warnings": ["warning: TP 1: does not fit"],
     }
     with result_folder(folder, CAPACITY_FORMAT) as scratch:
         write_summary(scratch, CAPACITY_FORMAT, content)
         (scratch / "config.yaml").write_text("name: layouts\n")
+    return folder
+
+
+def write_recommendation(folder: Path) -> Path:
+    """What ``recommend`` writes of two finalists, one that was screened, and one dropped."""
+    costs = {"per_hour": 20.0, "per_million_output_tokens": 4.0}
+    rows = [
+        {**searched("TP 8", 8, 8.0), **costs, "why": "carries 8.00 requests/s"},
+        {**searched("TP 2 x 4", 8, 6.0), **costs, "why": "-25.0 % requests/s"},
+    ]
+    content = {
+        "model": "llama-13b",
+        "devices": ["a6000"],
+        "gpus": 8,
+        "rate": None,
+        "slo": "p99 ttft 1s",
+        "load": "rate",
+        "deployments": rows,
+        "screened": [{"name": "TP 4", "replicas": 2, "about": 5.0}],
+        "dropped": {"TP 1": "does not fit"},
+        "prices": {"date": "2026-01-01", "currency": "USD", "mark": "assumed"},
+        "lines": ["first: TP 8 carries 8.00 requests/s", "warning: none carries the rate"],
+    }
+    with result_folder(folder, RECOMMEND_FORMAT) as scratch:
+        write_summary(scratch, RECOMMEND_FORMAT, content)
+        (scratch / "winner.yaml").write_text("name: winner\n")
+        (scratch / "launch.sh").write_text("vllm serve llama-13b\n")
+    return folder
+
+
+def write_sensitivity(folder: Path) -> Path:
+    """The result of ``sensitivity``: what three factors do to a tiny run."""
+    config = {
+        "name": "tiny",
+        "model": "llama-13b",
+        "device": "a6000",
+        "workload": {"requests": 4, "lengths": {"kind": "fixed", "prompt": 200, "decode": 20}},
+        "cluster": {"max_length": 512},
+        "policy": {"name": "sarathi", "chunk_size": 256},
+    }
+    find_sensitivity(
+        config,
+        metrics=["output_tokens_per_s"],
+        only=["all ops", "attn_prefill", "output lengths"],
+        replications=1,
+        out=folder,
+    )
     return folder

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from bokeh.models import GlyphRenderer, TapTool, Text
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
@@ -125,6 +126,66 @@ def test_capacities(sections: dict[str, Section]) -> None:
     assert section.warnings[1].startswith("no errors of op times: ")
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
     assert section.charts[0].model.y_range.end == 210  # a probe at three times the limit is cut
+
+
+def test_recommendations(sections: dict[str, Section]) -> None:
+    section = sections["recommend"]
+    assert section.question == (
+        "Which deployment of llama-13b carries most for its price on 8 GPUs (a6000) under the SLO "
+        "p99 ttft 1s?"
+    )
+    assert section.answer == "TP 8: it carries 8.00 requests/s."
+    assert section.table.rows[1] == [
+        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "-", "8", "20.00", "4.00")
+    ]
+    titles = [chart.title for chart in section.charts]
+    assert titles[0] == "Headroom: p99 ttft 1s"
+    assert [title.split(" against ")[0] for title in titles[1:]] == [
+        *("output tokens/s a GPU", "time between tokens, p99 (s)"),
+        "cost of a million output tokens",
+    ]
+    assert [grid.title for grid in section.details] == [
+        *("Every point", "Screened only", "Not simulated, or dropped")
+    ]
+    assert section.configuration == {
+        "winner.yaml": "name: winner\n",
+        "launch.sh": "vllm serve llama-13b\n",
+    }
+    assert section.warnings[:2] == [
+        "none carries the rate",
+        "Prices, in USD of 2026-01-01: assumed.",
+    ]
+
+
+def test_sensitivities(sections: dict[str, Section]) -> None:
+    section = sections["sensitivity"]
+    assert section.question == "What moves output token throughput (tokens/s) most?"
+    assert re.search(r"\+\d\.\d\d % for a percent of output lengths\.$", section.answer)
+    cells = {row[2]: row for row in section.table.rows}
+    assert cells["all ops"][3:7] == ["ops", "+11.11 %", "-9.09 %", "-1.000"]
+    assert [chart.title for chart in section.charts] == [section.answer.split(":")[0]]
+    assert [grid.title for grid in section.details] == ["Op times: origin and error"]
+    assert "model: llama-13b" in section.configuration["config.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "capacity", "recommend"])
+def test_every_point_is_labelled_and_leads_to_a_row(
+    sections: dict[str, Section], kind: str
+) -> None:
+    section = sections[kind]
+    rows = {name for grid in (section.table, *section.details) for name in grid.anchors}
+    fronts = [chart.model for chart in section.charts if " against " in chart.title]
+    assert rows
+    assert fronts
+    for front in fronts:
+        (tap,) = front.select({"type": TapTool})
+        assert tap.callback.url == "#@anchor"
+        sources = [drawn.data_source.data for drawn in tap.renderers]
+        assert {name for data in sources for name in data["anchor"]} <= rows
+        labels = [text.data_source.data["label"] for text in front.select({"type": GlyphRenderer})
+                  if isinstance(text.glyph, Text)]  # fmt: skip
+        assert [len(each) for each in labels] == [len(data["x"]) for data in sources]
+        assert all(label for each in labels for label in each)
 
 
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
@@ -290,14 +351,16 @@ def test_what_is_no_result(tmp_path: Path, content: str) -> None:
     assert not (tmp_path / "x.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["comparison", "score"])
+@pytest.mark.parametrize("kind", ["comparison", "score", "recommend", "sensitivity"])
 def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) -> None:
     shutil.copytree(reported[kind], tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_bytes())
-    key = {"comparison": "mean_latency", "score": "groups"}[kind]
+    keys = {"comparison": "mean_latency", "score": "groups", "recommend": "prices"}
+    key = keys.get(kind, "measures")
     summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
-    assert f"the {kind} is damaged" in refused(tmp_path / "x")
+    assert f"the {kind}" in (line := refused(tmp_path / "x"))
+    assert "is damaged" in line
 
 
 def test_the_commands_of_the_page_about_reports(

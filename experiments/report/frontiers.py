@@ -1,0 +1,102 @@
+"""What capacities and recommendations have in common: load against each clause of the SLO, Pareto
+fronts, and a row for every point of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.capacity import curves
+from experiments.capacity.folder import PROBES
+from experiments.figures.style import line_styles
+from experiments.report.charts import Spots, StyledLine, lines, points
+from experiments.report.content import Chart, SortableTable, anchor
+from experiments.report.provenance import first_deployments, op_times_grid
+from experiments.run.report import number_or_dash
+from experiments.sweeps.figures.plot import read_table
+from profiler.storage.strict import UserError
+from simulator.views.metric_registry import number_text
+
+MOST_LINES = 14
+Deployments = Sequence[Mapping[str, Any]]
+
+
+def op_times_of_probes(folder: Path) -> tuple[list[SortableTable], list[str]]:
+    """Origin and error of the op times of the first probes, which are the runs of a sweep; or why
+    there are none."""
+    probes = folder / PROBES
+    try:
+        deployments, problems = first_deployments(probes, read_table(probes))
+    except UserError as error:
+        return [], [f"no errors of op times: {error}"]
+    found = op_times_grid(deployments)
+    return [found] if found else [], problems
+
+
+def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
+    """For each clause of the SLO: the part of its limit that each load takes."""
+    probes = [probe for one in drawn for probe in one["curve"]]
+    clauses = dict.fromkeys(key for probe in probes for key in probe["stress"])
+    charts = []
+    for clause in clauses:
+        along = {}
+        for one, style in zip(drawn, line_styles(), strict=False):
+            loads = np.array([probe["load"] for probe in one["curve"]], np.float64)
+            parts = [100 * (probe["stress"].get(clause) or 0.0) for probe in one["curve"]]
+            along[one["name"]] = StyledLine(loads, np.array(parts), style)
+        chart = lines(along, f"load ({unit})", "part of the limit (%)", marks=True, limit=100.0)
+        caption = "Above the line the SLO breaks."
+        charts.append(Chart(f"Headroom: {clause}", chart, caption))
+    return charts
+
+
+def frontier_charts(drawn: Deployments, unit: str) -> list[Chart]:
+    """Every deployment under every load, with the points that no other one beats in both."""
+    table, charts = curves.points(drawn), []
+    for x, y in curves.PAIRS.values():
+        if not {x, y} <= set(table):
+            continue
+        some = table.dropna(subset=[x, y]).reset_index(drop=True)
+        some[[x, y]] = some[[x, y]].astype(float)
+        best = some.iloc[curves.front(some, x, y)].sort_values(x)
+        parts = {}
+        for one, style in zip(drawn, line_styles(), strict=False):
+            rows = some[some["deployment"] == one["name"]]
+            labels = [number_text(load) for load in rows["load"]]
+            said = [
+                f"{load} {unit}, {'holds' if holds else 'breaks'} the SLO"
+                for load, holds in zip(labels, rows["holds"], strict=True)
+            ]
+            spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, labels)
+            anchors = [anchor(run) for run in rows["run"]]
+            parts[one["name"]] = Spots(style["color"], *spots, anchors)
+        chart = points(parts, (best[x].to_numpy(), best[y].to_numpy()), _name(x), _name(y))
+        caption = (
+            f"Each point is labelled with its load ({unit}). The dashed line joins those that no "
+            "other one beats in both. A click on a point leads to its row."
+        )
+        charts.append(Chart(f"{_name(y)} against {_name(x)}", chart, caption))
+    return charts
+
+
+def _name(key: str) -> str:
+    return curves.NAMES[key]
+
+
+def points_table(drawn: Deployments, unit: str) -> SortableTable:
+    """The row that each point of the fronts leads to: its numbers, and where its run is."""
+    table = curves.points(drawn)
+    keys = [key for key in curves.NAMES if key in table]
+    rows = []
+    for _, row in table.iterrows():
+        numbers = (None if pd.isna(row[key]) else float(row[key]) for key in ("load", *keys))
+        slo = "holds" if row["holds"] else "breaks"
+        rows.append([row["deployment"], slo, row["run"], *map(number_or_dash, numbers)])
+    headings = ["deployment", "SLO", "run", f"load ({unit})", *(_name(key) for key in keys)]
+    note = "probes/runs/RUN of the result has the configuration and the requests of each run."
+    anchors = [anchor(run) for run in table["run"]] if len(table) else []
+    return SortableTable("Every point", headings, rows, note, text=3, anchors=anchors)
