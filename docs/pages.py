@@ -1,29 +1,33 @@
-"""Hooks of mkdocs: pages that lie outside of docs/, and the links to and from them."""
+"""Hooks of mkdocs: pages that lie outside of docs/ or are no Markdown, and the links to them."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-# A file outside of docs -> its page.
+# A file outside of docs, or a notebook -> its page.
 OUTSIDE = {
     "README.md": "index.md",
     "ARCHITECTURE.md": "ARCHITECTURE.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "data/README.md": "data.md",
+    "docs/library.ipynb": "notebook.md",
 }
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages from outside."""
+    """Add these pages."""
     from mkdocs.structure.files import File
 
     for source, page in OUTSIDE.items():
         text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=linked(text, Path(source).parent)))
+        folder = Path(source).parent
+        text = notebook_page(text, folder) if source.endswith(".ipynb") else linked(text, folder)
+        files.append(File.generated(config, page, content=text))
     return files
 
 
@@ -32,6 +36,25 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri in OUTSIDE.values():
         return markdown
     return linked(markdown, Path("docs"))
+
+
+def notebook_page(text: str, folder: Path) -> str:
+    """A notebook's cells and what they gave, as Markdown."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(linked(source, folder))
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![What the cell draws](data:image/png;base64,{data['image/png']})")
+            else:
+                said = "".join(output.get("text", data.get("text/plain", "")))
+                parts.append(f"```text\n{said.rstrip()}\n```")
+    return "\n\n".join(parts)
 
 
 def linked(text: str, folder: Path) -> str:

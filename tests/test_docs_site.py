@@ -68,4 +68,6 @@ def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     assert 'href="workloads.html"' in start
     assert 'src="images/gpt3_pp_timeline.png"' in start
     assert (tmp_path / "site" / "images" / "gpt3_pp_timeline.png").is_file()
+    notebook = (tmp_path / "site" / "notebook.html").read_text(encoding="utf-8")
+    assert 'src="data:image/png;base64,' in notebook
     shutil.rmtree(tmp_path / "site")

@@ -116,7 +116,9 @@ def compare(
 def report(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="RESULT...", help="Results of runs, sweeps, compare --out, score."),
+        typer.Argument(
+            metavar="RESULT...", help="Results of run, sweep, compare, score and Decide."
+        ),
     ],
     out: Annotated[
         Path | None,

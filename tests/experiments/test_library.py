@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import experiments as sim
 from experiments import api
 from experiments.config.loading import load_experiment
 from policies.policy import DECODES
+from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import SWEEP
 
@@ -64,6 +66,25 @@ def test_the_examples(told: dict[str, Any]) -> None:
     assert told["page"].startswith(b"<!DOCTYPE html>")
     assert set(told["tables"]) == {"orca", "sarathi"}
     assert "cluster.pp: value 0" in told["said"].splitlines()[-1]
+
+
+def test_the_notebook_gives_what_it_shows() -> None:
+    """``python -m tests.experiments.notebook`` writes it anew."""
+    kept = ("width", "max_columns", "float_format")  # which the notebook sets
+    with pd.option_context(*(o for name in kept for o in (f"display.{name}", None))):
+        notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+        shown = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert [texts(each) for each in outputs(notebook)] == [texts(each) for each in shown]
+    assert NOTEBOOK.stat().st_size < 100_000
+
+
+def texts(given: Outputs) -> list[str]:
+    """What a cell gave, figures by their type: their bytes depend on fonts."""
+    found = []
+    for output in given:
+        data = output.get("data", {"text/plain": output.get("text")})
+        found.append("".join(data.get("text/plain", data.keys())))
+    return found
 
 
 def test_a_policy_of_the_session_runs(told: dict[str, Any]) -> None:

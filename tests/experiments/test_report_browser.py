@@ -35,6 +35,17 @@ DRAWN = """place => {
 TOOLTIPS = """() => [...document.body.children].filter(e => e.className.includes("bk-Tooltip"))
   .map(e => e.shadowRoot.textContent).join(" ")"""
 
+# Where on the screen the first point of a chart is.
+FIRST_POINT = """place => {
+  const box = document.getElementById(place);
+  for (const view of Object.values(Bokeh.index)) {
+    if (!box.contains(view.el)) continue;
+    const drawn = view.model.renderers.find(r => r.glyph.type === "Scatter").data_source.data;
+    const ground = view.canvas_view.el.getBoundingClientRect(), {x_scale, y_scale} = view.frame;
+    return [ground.x + x_scale.compute(drawn.x[0]), ground.y + y_scale.compute(drawn.y[0])];
+  }
+}"""
+
 
 @pytest.fixture(scope="module")
 def report_file(reported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -150,6 +161,18 @@ def test_the_timeline_can_be_zoomed(opened: Opened) -> None:
     after = opened.tab.evaluate(ranges)
     assert all(new < old for new, old in zip(after, before, strict=True))
     assert len(set(after)) == 1
+
+
+def test_a_click_on_a_point_leads_to_its_row(opened: Opened) -> None:
+    place = opened.tab.locator("figure.chart", has_text="output tokens/s a GPU against").first
+    place.evaluate("chart => chart.scrollIntoView()")
+    x, y = opened.tab.evaluate(FIRST_POINT, place.locator("> div").get_attribute("id"))
+    opened.tab.mouse.click(x, y)
+    opened.until("document.querySelector('tr:target') !== null")
+    row = opened.tab.locator("tr:target")
+    assert row.locator("td").nth(0).inner_text() == "TP 2"
+    assert row.bounding_box()["y"] < 900
+    assert opened.errors == []
 
 
 def test_dark_and_narrow(browser: Any, report_file: Path) -> None:
