@@ -73,16 +73,19 @@ NAMES = {
 }
 _MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
 """What is better the more there is; of all else less is better."""
+_GAINS = (*_MORE, "per_million_output_tokens")
+"""What a deployment is worth under a load; the others are latencies."""
 _OF_PROBE = (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "holds", "run")
 
 
 def points(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Every deployment under every load of its curve."""
+    """Every deployment under every load of its curve; ``full``: the load is its capacity."""
     rows = []
     for one in found:
         for probe in one.get("curve", ()):
             row = {key: probe[key] for key in _OF_PROBE}
             row |= {"deployment": one["name"], "stress": max(probe["stress"].values())}
+            row["full"] = bool(one["at_capacity"]) and probe["run"] == one["at_capacity"]["run"]
             if one.get("per_hour") is not None:
                 tokens_per_hour = 3600 * probe["output_tokens_per_s"]
                 row["per_million_output_tokens"] = 1e6 * one["per_hour"] / tokens_per_hour
@@ -90,11 +93,13 @@ def points(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def front(table: pd.DataFrame, x: str, y: str) -> list[int]:
-    """Rows that no other one beats in both."""
+def front(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """Rows that no other one beats in both, in order of x. Two latencies are compared where each
+    deployment carries all it can: under a smaller load both are always lower."""
+    table = table if {x, y} & set(_GAINS) else table[table["full"]]
     along = table[x].to_numpy(np.float64) * (-1 if x in _MORE else 1)
     up = table[y].to_numpy(np.float64) * (1 if y in _MORE else -1)
-    return [int(place) for place in pareto_front(along, up)]
+    return table.iloc[pareto_front(along, up)].sort_values(x)
 
 
 def frontier_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
@@ -117,7 +122,7 @@ def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
         for _, row in rows.iterrows():
             about: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
             panel.annotate(f"{row['load']:.3g}", (row[x], row[y]), (4, 4), **about)
-    best = table.iloc[front(table, x, y)].sort_values(x)
+    best = front(table, x, y)
     panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front")
     panel.set(xlabel=NAMES[x], ylabel=NAMES[y])
     figure.legend(loc="outside lower center", ncols=2)

@@ -62,7 +62,7 @@ def frontier_charts(drawn: Deployments, unit: str) -> list[Chart]:
             continue
         some = table.dropna(subset=[x, y]).reset_index(drop=True)
         some[[x, y]] = some[[x, y]].astype(float)
-        best = some.iloc[curves.front(some, x, y)].sort_values(x)
+        best = curves.front(some, x, y)
         parts = {}
         for one, style in zip(drawn, line_styles(), strict=False):
             rows = some[some["deployment"] == one["name"]]
@@ -77,7 +77,8 @@ def frontier_charts(drawn: Deployments, unit: str) -> list[Chart]:
         chart = points(parts, (best[x].to_numpy(), best[y].to_numpy()), _name(x), _name(y))
         caption = (
             f"Each point is labelled with its load ({unit}). The dashed line joins those that no "
-            "other one beats in both. A click on a point leads to its row."
+            "other one beats in both (of two latencies: where each deployment carries all it can). "
+            "A click on a point leads to its row."
         )
         charts.append(Chart(f"{_name(y)} against {_name(x)}", chart, caption))
     return charts

@@ -21,6 +21,7 @@ from experiments.run.report import number_or_dash
 from profiler.storage.progress import Progress, silent
 
 _MOST_DROPPED = 200
+_MARKS = ("warning: ", "note: ")
 _FILES = ("winner.yaml", "launch.sh")
 
 
@@ -38,7 +39,9 @@ def _section(folder: Path, found: Mapping[str, Any]) -> Section:
     op_times, problems = op_times_of_probes(folder)
     others = [grid for grid in (_screened(found, unit), _dropped(found)) if grid.rows]
     prices = found["prices"]
-    said = [line.removeprefix("warning: ") for line in found["lines"] if line.startswith("warning")]
+    said = [
+        line[len(mark) :] for line in found["lines"] for mark in _MARKS if line.startswith(mark)
+    ]
     said.append(f"Prices, in {prices['currency']} of {prices['date']}: {prices['mark']}.")
     return Section(
         kind="recommendation",

@@ -50,8 +50,8 @@ def _answer(found: Mapping[str, Any]) -> str:
     for key, rows in panels(found).items():
         strongest = next((row for row in rows if row["kind"] != "ops"), None)
         if strongest is not None:
-            effect = f"{strongest['elasticity']:+.2f} % for a percent of {strongest['factor']}"
-            said.append(f"{title(found, *key)}: {effect}")
+            effect = f"{strongest['elasticity']:+.2f} % for 1 % more of it"
+            said.append(f"{title(found, *key)}: {strongest['factor']}, {effect}")
     return f"{'; '.join(said)}." if said else "Nothing that was changed."
 
 

@@ -63,7 +63,8 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
     numbers = {"capacity": capacity, "mean": capacity, "interval": None, "band": [1.0, 9.0]}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
     binds = {"slo": "p99 ttft 1s", "because": "queueing"}
-    return {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
+    found = {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
+    return {**found, "at_capacity": curve[1]}
 
 
 def write_capacities(folder: Path) -> Path:

@@ -134,9 +134,11 @@ def test_fronts() -> None:
     table = pd.DataFrame({"tokens_per_s_per_user": [10.0, 20, 15], "ttft_p99_s": [1.0, 2, 3]})
     table["output_tokens_per_s_per_gpu"], table["tbt_p99_s"] = [9.0, 5, 4], [3.0, 2, 1]
     table["load"], table["run"], table["deployment"] = 1.0, "r", "d"
+    table["full"] = [False, True, True]
     both = front(table, "tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
-    assert sorted(both) == [0, 1]
-    assert sorted(front(table, "ttft_p99_s", "tbt_p99_s")) == [0, 1, 2]
+    assert both.index.tolist() == [0, 1]
+    # Two latencies are compared at the capacities only.
+    assert front(table, "ttft_p99_s", "tbt_p99_s").index.tolist() == [1, 2]
     assert frontier_figures([]) == {}
 
 

@@ -160,7 +160,7 @@ def test_recommendations(sections: dict[str, Section]) -> None:
 def test_sensitivities(sections: dict[str, Section]) -> None:
     section = sections["sensitivity"]
     assert section.question == "What moves output token throughput (tokens/s) most?"
-    assert re.search(r"\+\d\.\d\d % for a percent of output lengths\.$", section.answer)
+    assert re.search(r": output lengths, \+0\.\d\d % for 1 % more of it\.$", section.answer)
     cells = {row[2]: row for row in section.table.rows}
     assert cells["all ops"][3:7] == ["ops", "+11.11 %", "-9.09 %", "-1.000"]
     assert [chart.title for chart in section.charts] == [section.answer.split(":")[0]]
