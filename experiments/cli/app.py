@@ -120,6 +120,7 @@ def run(
     from experiments.run.experiment import run_experiment
     from experiments.run.report import (
         ProgressBar,
+        band_notes,
         load_notes,
         print_warnings,
         ratios_table,
@@ -144,6 +145,7 @@ def run(
         return
     print_notes(note for run in outcome.runs.values() for note in run.deployment.notes)
     print_notes(load_notes(outcome.summary()["scenarios"], folder))
+    print_notes(band_notes(outcome))
     console = stderr if json else stdout
     if experiment.description:
         console.print(experiment.description, markup=False, highlight=False)

@@ -68,6 +68,18 @@ def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | N
     return None if found is None else quantity.text(found)
 
 
+OF_ARRIVALS = 0.9
+"""With this share of the makespan before the last arrival, the arrivals set the throughput."""
+_KEPT_ARRIVALS = (
+    "the 90 % bands are too narrow: they keep the arrivals as they were, although with slower ops "
+    "the clients would send later"
+)
+_SET_BY_ARRIVALS = (
+    "the 90 % bands are narrow because the arrivals set makespan and throughput, not because op "
+    "times are sure; they say nothing of latencies"
+)
+
+
 def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> list[str]:
     """A note for each overloaded run, with the place of its numbers.
 
@@ -81,6 +93,21 @@ def load_notes(summaries: Mapping[str, Mapping[str, Any]], written: Path) -> lis
         for name, summary in summaries.items()
         if summary["steady"]["state"] == "overloaded"
     ]
+
+
+def band_notes(outcome: ExperimentResult) -> list[str]:
+    """Why the bands of some runs are narrow although their op times are not that sure: a note for
+    each reason."""
+    said: dict[str, list[str]] = {}
+    for name, run in outcome.runs.items():
+        workload, sent_s = run.deployment.scenario.workload, run.analysis.records.arrival_s
+        if run.uncertainty is None:
+            continue
+        if workload.sessions is not None or workload.arrivals.kind == "closed_loop":
+            said.setdefault(_KEPT_ARRIVALS, []).append(name)
+        elif float(sent_s.max() - sent_s.min()) > OF_ARRIVALS * run.summary["makespan_s"]:
+            said.setdefault(_SET_BY_ARRIVALS, []).append(name)
+    return [f"{', '.join(names)}: {note}" for note, names in said.items()]
 
 
 def results_table(outcome: ExperimentResult) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from experiments.config.deployment import deploy
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import simulate_all
-from experiments.run.report import load_notes, ratios_table, results_table
+from experiments.run.report import band_notes, load_notes, ratios_table, results_table
 from simulator.loop.records import Floats
 from simulator.views.metrics import Analysis
 from simulator.views.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
@@ -110,7 +111,7 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     changes = ["workload.arrivals.rate=4", "workload.requests=300"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
     notes = load_notes(outcome.summary()["scenarios"], Path("runs/mine"))
-    assert len(notes) == 2
+    assert len(notes) == 2 and band_notes(outcome) == []  # op times alone set its makespan
     assert "orca is overloaded: its queue grows" in notes[0]
     assert (
         "Those over all its 300 requests are in runs/mine/summary.json (scenarios.orca:" in notes[0]
@@ -119,6 +120,21 @@ def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     rows = list(table.columns[0].cells)
     assert "latency, median" not in rows
     assert "time between tokens, median" in rows
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "reason"),
+    [
+        ({"kind": "poisson", "rate": 0.05}, "the arrivals set makespan and throughput"),
+        ({"kind": "closed_loop", "clients": 4}, "they keep the arrivals as they were"),
+    ],
+)
+def test_a_band_that_is_narrow_because_of_its_arrivals_says_so(
+    arrivals: dict[str, object], reason: str
+) -> None:
+    changes = ["workload.requests=20", f"workload.arrivals={json.dumps(arrivals)}"]
+    (note,) = band_notes(simulate_all(load_experiment("first_experiment", changes)))
+    assert note.startswith("orca, sarathi: the 90 % bands") and reason in note
 
 
 def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
