@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from policies.request import Sequence
 
@@ -10,6 +11,7 @@ Chunk = tuple[Sequence, int, int]
 """A sequence, how many of its prompt tokens are processed, and how many are cached already."""
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """One iteration of one micro-batch slot.
 
@@ -27,45 +29,17 @@ class Batch:
     ``iteration``       in a pool, which one of the slot's it is
     """
 
-    __slots__ = (
-        "chunks",
-        "decode_context",
-        "iteration",
-        "longest_context",
-        "members",
-        "num_decodes",
-        "padding",
-        "prefill_tokens",
-        "skip",
-        "slot",
-        "yields",
-    )
-
-    def __init__(
-        self,
-        slot: int,
-        chunks: tuple[Chunk, ...],
-        prefill_tokens: int,
-        num_decodes: int,
-        decode_context: int,
-        longest_context: int,
-        padding: int = 0,
-        skip: tuple[Sequence, ...] = (),
-        members: Callable[[], Iterable[Sequence]] = tuple,
-        yields: tuple[Sequence, ...] = (),
-        iteration: int = -1,
-    ) -> None:
-        self.slot = slot
-        self.chunks = chunks
-        self.prefill_tokens = prefill_tokens
-        self.num_decodes = num_decodes
-        self.decode_context = decode_context
-        self.longest_context = longest_context
-        self.padding = padding
-        self.skip = skip
-        self.members = members
-        self.yields = yields
-        self.iteration = iteration
+    slot: int
+    chunks: tuple[Chunk, ...]
+    prefill_tokens: int
+    num_decodes: int
+    decode_context: int
+    longest_context: int
+    padding: int = 0
+    skip: tuple[Sequence, ...] = ()
+    members: Callable[[], Iterable[Sequence]] = tuple
+    yields: tuple[Sequence, ...] = ()
+    iteration: int = -1
 
     @property
     def num_tokens(self) -> int:

@@ -9,11 +9,13 @@ depends only on ``(offset + iteration) mod block_size``: they are kept by that p
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, KeysView
+from dataclasses import dataclass, field
 
 from policies.request import Sequence
 
 
+@dataclass(slots=True, eq=False)
 class Cohort:
     """The decoding sequences of one slot.
 
@@ -27,32 +29,21 @@ class Cohort:
     ``stops``       by iteration, the members that will have all the tokens they may then
     """
 
-    __slots__ = (
-        "_block_size",
-        "_phases",
-        "context",
-        "index",
-        "iteration",
-        "keys",
-        "members",
-        "offsets",
-        "opens",
-        "outstanding",
-        "stops",
-    )
+    index: int
+    _block_size: int
+    iteration: int = 0
+    outstanding: int = 0
+    opens: int = 0
+    context: int = 0
+    members: dict[Sequence, int] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+    stops: dict[int, list[Sequence]] = field(default_factory=dict)
+    keys: Callable[[], KeysView[Sequence]] = field(init=False)
+    _phases: list[dict[Sequence, None]] = field(init=False)
 
-    def __init__(self, index: int, block_size: int) -> None:
-        self.index = index
-        self.iteration = 0
-        self.outstanding = 0
-        self.opens = 0
-        self.context = 0
-        self.members: dict[Sequence, int] = {}
+    def __post_init__(self) -> None:
         self.keys = self.members.keys
-        self.stops: dict[int, list[Sequence]] = {}
-        self._block_size = block_size
-        self.offsets: list[int] = []
-        self._phases: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
+        self._phases = [{} for _ in range(self._block_size)]
 
     def __len__(self) -> int:
         return len(self.members)

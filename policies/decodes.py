@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from policies.batch import Batch
@@ -32,46 +33,36 @@ class Endings(Protocol):
         """The sequences whose last token came with this batch."""
 
 
+@dataclass(slots=True, eq=False)
 class Decodes:
     """The cohorts of one replica.
 
     ``step`` is how often an iteration was formed; ``spans`` the log of who took part in what.
     """
 
-    __slots__ = (
-        "_abroad", "_draining", "_formed_as", "_num_formed", "_returns", "blocks", "cohorts",
-        "endings", "max_length", "policy", "spans", "stages", "step",
-    )  # fmt: skip
+    policy: PoolPolicy
+    blocks: Blocks
+    _: KW_ONLY
+    max_in_flight: int = 1
+    max_length: int
+    stages: int = 1
+    endings: Endings
+    step: int = field(init=False, default=0)
+    cohorts: list[Cohort] = field(init=False, default_factory=list)
+    spans: array[int] = field(init=False, default_factory=lambda: array("q"))
+    # Of those that decode, the ones all of whose tokens are scheduled (they run until the last
+    # one is back): the first iteration they decoded in, and the one they would have been next in.
+    _draining: dict[Sequence, tuple[int, int]] = field(init=False, default_factory=dict)
+    # Iterations in which a sequence decoded before it moved to another slot, while in flight.
+    _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
+    # With iterations formed ahead: the number of each one that is out, by slot and iteration;
+    # and those that returned last, with the number of iterations formed by then.
+    _num_formed: int = field(init=False, default=0)
+    _formed_as: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
+    _returns: deque[tuple[int, Batch]] = field(init=False)
 
-    def __init__(
-        self,
-        policy: PoolPolicy,
-        blocks: Blocks,
-        *,
-        max_in_flight: int = 1,
-        max_length: int,
-        stages: int = 1,
-        endings: Endings,
-    ) -> None:
-        self.policy = policy
-        self.blocks = blocks
-        self.max_length = max_length
-        self.stages = stages
-        self.endings = endings
-        self.step = 0
-        self.cohorts: list[Cohort] = []
-        self.spans: array[int] = array("q")
-        # Of those that decode, the ones all of whose tokens are scheduled (they run until the last
-        # one is back): the first iteration they decoded in, and the one they would have been next
-        # in.
-        self._draining: dict[Sequence, tuple[int, int]] = {}
-        # Iterations in which a sequence decoded before it moved to another slot, while in flight.
-        self._abroad: dict[Sequence, list[tuple[int, int]]] = {}
-        # With iterations formed ahead: the number of each one that is out, by slot and iteration;
-        # and those that returned last, with the number of iterations formed by then.
-        self._num_formed = 0
-        self._formed_as: dict[tuple[int, int], int] = {}
-        self._returns: deque[tuple[int, Batch]] = deque(maxlen=max_in_flight)
+    def __post_init__(self) -> None:
+        self._returns = deque(maxlen=self.max_in_flight)
 
     def _free_cohort(self, taken: Cohort | None = None) -> Cohort:
         """A slot with no members and nothing in flight."""

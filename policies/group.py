@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable, KeysView
+from dataclasses import InitVar, dataclass, field
 
 from policies.policy import View
 from policies.request import Sequence
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """A micro-batch's members between iterations.
 
@@ -21,41 +24,31 @@ class Group:
     ``iteration`` is the index of the iteration that is in flight, or next to be formed.
     """
 
-    __slots__ = (
-        "context",
-        "decoding",
-        "due",
-        "held",
-        "held_longest",
-        "index",
-        "iteration",
-        "last_iteration",
-        "members",
-        "num_decodes",
-        "offsets",
-        "prefilling",
-        "view",
-    )
+    index: int
+    waiting: InitVar[deque[Sequence]]
+    max_batch: InitVar[int]
+    iteration: int = 0
+    prefilling: list[Sequence] = field(default_factory=list)
+    # Policies see the keys of this one, hence it maps to nothing: the last iteration would
+    # tell them the true output length.
+    decoding: dict[Sequence, None] = field(default_factory=dict)
+    last_iteration: dict[Sequence, int] = field(default_factory=dict)  # of each decoding member
+    num_decodes: int = 0  # the decoding members, and the held ones
+    context: int = 0  # KV tokens of those, summed
+    # Each decoding member's context less ``iteration``, ascending. It stays as it is, as both
+    # grow by one. Moving the tail of a short list is quicker than keeping a heap.
+    offsets: list[int] = field(default_factory=list)
+    due: dict[int, list[Sequence]] = field(default_factory=dict)
+    # Finished, but kept as padding until all are: each still computes a token an iteration,
+    # against the context it ended with.
+    held: list[Sequence] = field(default_factory=list)
+    held_longest: int = 0  # the largest context among those
+    # For a Batch: all who decode, in the order of joining.
+    members: Callable[[], KeysView[Sequence]] = field(init=False)
+    view: View = field(init=False)
 
-    def __init__(self, index: int, waiting: deque[Sequence], max_batch: int) -> None:
-        self.index = index
-        self.iteration = 0
-        self.prefilling: list[Sequence] = []
-        # Policies see the keys of this one, hence it maps to nothing: the last iteration would
-        # tell them the true output length.
-        self.decoding: dict[Sequence, None] = {}
-        self.last_iteration: dict[Sequence, int] = {}  # of each decoding member
-        self.num_decodes = 0  # the decoding members, and the held ones
-        self.context = 0  # KV tokens of those, summed
-        # Each decoding member's context less ``iteration``, ascending. It stays as it is, as both
-        # grow by one. Moving the tail of a short list is quicker than keeping a heap.
-        self.offsets: list[int] = []
-        self.due: dict[int, list[Sequence]] = {}
-        # Finished, but kept as padding until all are: each still computes a token an iteration,
-        # against the context it ended with.
-        self.held: list[Sequence] = []
-        self.held_longest = 0  # the largest context among those
-        self.members = self.decoding.keys  # for a Batch: all who decode, in the order of joining
+    def __post_init__(self, waiting: deque[Sequence], max_batch: int) -> None:
+        self.members = self.decoding.keys
         self.view = View(waiting, self.prefilling, self.decoding.keys(), max_batch)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, KeysView
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
 from policies.request import Sequence
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from policies.pool import Pool
 
 
+@dataclass(slots=True, eq=False)
 class View:
     """What a policy sees when the next micro-batch is formed. Policies only read it.
 
@@ -27,32 +29,14 @@ class View:
                     tokens of ``s`` and all decodes; None in a real engine, which does not know
     """
 
-    __slots__ = (
-        "cost",
-        "decoding",
-        "free_kv",
-        "free_slots",
-        "max_batch",
-        "num_decodes",
-        "prefilling",
-        "waiting",
-    )
-
-    def __init__(
-        self,
-        waiting: deque[Sequence],
-        prefilling: list[Sequence],
-        decoding: KeysView[Sequence],
-        max_batch: int,
-    ) -> None:
-        self.waiting = waiting
-        self.prefilling = prefilling
-        self.decoding = decoding
-        self.max_batch = max_batch
-        self.num_decodes = 0
-        self.free_slots = 0
-        self.free_kv = 0
-        self.cost: Callable[[Sequence, int], float] | None = None
+    waiting: deque[Sequence]
+    prefilling: list[Sequence]
+    decoding: KeysView[Sequence]
+    max_batch: int
+    num_decodes: int = 0
+    free_slots: int = 0
+    free_kv: int = 0
+    cost: Callable[[Sequence, int], float] | None = None
 
     def next_waiting(self) -> Sequence | None:
         """The oldest waiting sequence if it can be admitted now, else None.
@@ -78,6 +62,7 @@ class View:
         return found
 
 
+@dataclass(slots=True, eq=False)
 class Plan:
     """What one iteration of a micro-batch does.
 
@@ -85,13 +70,8 @@ class Plan:
     waiting sequence (which is thereby admitted). All decodes run, except those in ``skip``.
     """
 
-    __slots__ = ("chunks", "skip")
-
-    def __init__(
-        self, chunks: tuple[tuple[Sequence, int], ...] = (), skip: tuple[Sequence, ...] = ()
-    ) -> None:
-        self.chunks = chunks
-        self.skip = skip
+    chunks: tuple[tuple[Sequence, int], ...] = ()
+    skip: tuple[Sequence, ...] = ()
 
 
 DECODES = Plan()

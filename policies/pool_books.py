@@ -9,14 +9,13 @@ from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from policies.batch import Batch, Chunk
 from policies.cohort import Cohort
-from policies.decodes import Decodes, Endings
-from policies.kv import Blocks
-from policies.policy import PoolPolicy
+from policies.decodes import Decodes
 from policies.request import Sequence
 from policies.scheduler import PREFILL, PolicyError, span
 
@@ -30,60 +29,42 @@ HIT, HIT_AGAIN, LOST = 0, 1, 2
 preemption."""
 
 
+@dataclass(slots=True, eq=False)
 class Books(Decodes):
     """The state of the requests of one replica with paged memory, and its changes."""
 
-    __slots__ = (
-        "_chunks", "_decodes", "_empty", "_in_flight", "_orders", "_ready", "_settled", "_stale",
-        "_unfinished", "decode_blocks", "emptied", "events", "idle", "kv_capacity", "kv_log",
-        "max_batch", "max_in_flight", "num_decodes", "partials", "running", "state", "waiting",
-    )  # fmt: skip
+    running: dict[Sequence, None] = field(init=False, default_factory=dict)
+    partials: dict[Sequence, None] = field(init=False, default_factory=dict)
+    state: dict[str, Any] = field(init=False, default_factory=dict)
+    emptied: int = field(init=False, default=0)
+    # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
+    events: array[int] = field(init=False, default_factory=lambda: array("q"))
+    # Blocks in use, after each iteration was formed.
+    kv_log: array[int] = field(init=False, default_factory=lambda: array("i"))
+    _orders: int = field(init=False, default=0)
+    _in_flight: int = field(init=False, default=0)
+    idle: bool = field(init=False, default=True)
+    _empty: int = field(init=False, default=0)  # those of them in which nobody takes part
+    _unfinished: int = field(init=False, default=0)
+    # Preempted while decoding in iterations that are out, by slot and iteration.
+    _stale: dict[tuple[int, int], list[Sequence]] = field(init=False, default_factory=dict)
+    # What the policy said last, if nothing has happened since: nobody could be admitted.
+    _settled: bool = field(init=False, default=False)
+    # The iteration that is being put together.
+    _ready: Cohort = field(init=False, default_factory=lambda: Cohort(0, 1))
+    num_decodes: int = field(init=False, default=0)
+    decode_blocks: int = field(init=False, default=0)
+    _chunks: dict[Sequence, int] = field(init=False, default_factory=dict)
+    _decodes: dict[Sequence, None] | None = field(init=False, default_factory=dict)
+    max_batch: int = field(init=False)
+    kv_capacity: int = field(init=False)
+    waiting: deque[Sequence] | list[Sequence] = field(init=False)
 
-    def __init__(
-        self,
-        policy: PoolPolicy,
-        blocks: Blocks,
-        *,
-        max_in_flight: int = 1,
-        max_length: int,
-        stages: int = 1,
-        endings: Endings,
-    ) -> None:
-        super().__init__(
-            policy,
-            blocks,
-            max_in_flight=max_in_flight,
-            max_length=max_length,
-            stages=stages,
-            endings=endings,
-        )
-        self.max_in_flight = max_in_flight
-        self.max_batch = policy.max_num_seqs
-        self.kv_capacity = blocks.capacity * blocks.block_size
-        self.waiting: deque[Sequence] | list[Sequence] = deque()
-        if policy.order is not None:
-            self.waiting = []
-        self.running: dict[Sequence, None] = {}
-        self.partials: dict[Sequence, None] = {}
-        self.state: dict[str, Any] = {}
-        self.emptied = 0
-        # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
-        self.events: array[int] = array("q")
-        self.kv_log: array[int] = array("i")  # blocks in use, after each iteration was formed
-        self._orders = 0
-        self._in_flight = 0
-        self.idle = True
-        self._empty = 0  # those of them in which nobody takes part
-        self._unfinished = 0
-        # Preempted while decoding in iterations that are out, by slot and iteration.
-        self._stale: dict[tuple[int, int], list[Sequence]] = {}
-        # What the policy said last, if nothing has happened since: nobody could be admitted.
-        self._settled = False
-        # The iteration that is being put together.
-        self._ready = Cohort(0, 1)
-        self.num_decodes = self.decode_blocks = 0
-        self._chunks: dict[Sequence, int] = {}
-        self._decodes: dict[Sequence, None] | None = {}
+    def __post_init__(self) -> None:
+        Decodes.__post_init__(self)
+        self.max_batch = self.policy.max_num_seqs
+        self.kv_capacity = self.blocks.capacity * self.blocks.block_size
+        self.waiting = deque() if self.policy.order is None else []
 
     def _queue(self, sequence: Sequence, *, last: bool) -> None:
         """Let a sequence wait: behind all others, before them, or in the order of its key."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,7 @@ def too_long(request: Request, max_length: int) -> str | None:
     )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """A request as policies see it: prompt, declared limit, and processed prompt tokens.
 
@@ -73,68 +74,37 @@ class Sequence:
     generated. ``prefilled`` of them are processed.
     """
 
-    __slots__ = (
-        "_group",
-        "_next_iteration",
-        "_span_first",
-        "arrival_s",
-        "awaited",
-        "cohort",
-        "held",
-        "id",
-        "kv_tokens",
-        "max_tokens",
-        "offset",
-        "order",
-        "prefilled",
-        "prefix",
-        "priority",
-        "prompt_tokens",
-        "shared_tokens",
-        "stale",
-        "target",
-        "user",
-        "yielding",
-    )
+    id: int
+    prompt_tokens: int
+    max_tokens: int
+    kv_tokens: int
+    arrival_s: float = 0.0
+    priority: int = 0
+    prefix: Prefix = ()
+    user: int = 0
+    target: int = field(init=False)
+    shared_tokens: int = field(init=False)
+    prefilled: int = field(default=0, init=False)
+    # Where it takes part, kept by the scheduler: the group (-1: none yet), the iteration that
+    # its span began with, and the one after its last so far.
+    _group: int = field(default=-1, init=False)
+    _span_first: int = field(default=0, init=False)
+    _next_iteration: int = field(default=0, init=False)
+    # In a pool: its place in the order of admission; the cohort that it decodes in; its context
+    # less that one's iteration; chunk tokens in flight; those of them from before a preemption;
+    # whether its first token is on the way; the tokens that it has blocks for while its prompt
+    # is processed.
+    order: int = field(default=-1, init=False)
+    cohort: Cohort | None = field(default=None, init=False)
+    offset: int = field(default=0, init=False)
+    awaited: int = field(default=0, init=False)
+    stale: int = field(default=0, init=False)
+    yielding: bool = field(default=False, init=False)
+    held: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        id: int,
-        prompt_tokens: int,
-        max_tokens: int,
-        kv_tokens: int,
-        arrival_s: float = 0.0,
-        priority: int = 0,
-        prefix: Prefix = (),
-        user: int = 0,
-    ) -> None:
-        self.id = id
-        self.prompt_tokens = prompt_tokens
-        self.max_tokens = max_tokens
-        self.kv_tokens = kv_tokens
-        self.arrival_s = arrival_s
-        self.priority = priority
-        self.prefix = prefix
-        self.user = user
-        self.shared_tokens = prefix[-1][1] if prefix else 0
-        self.target = prompt_tokens
-        self.prefilled = 0
-        # Where it takes part, kept by the scheduler: the group (-1: none yet), the iteration that
-        # its span began with, and the one after its last so far.
-        self._group = -1
-        self._span_first = 0
-        self._next_iteration = 0
-        # In a pool: its place in the order of admission; the cohort that it decodes in; its context
-        # less that one's iteration; chunk tokens in flight; those of them from before a preemption;
-        # whether its first token is on the way; the tokens that it has blocks for while its prompt
-        # is processed.
-        self.order = -1
-        self.cohort: Cohort | None = None
-        self.offset = 0
-        self.awaited = 0
-        self.stale = 0
-        self.yielding = False
-        self.held = 0
+    def __post_init__(self) -> None:
+        self.target = self.prompt_tokens
+        self.shared_tokens = self.prefix[-1][1] if self.prefix else 0
 
     @property
     def remaining_prompt(self) -> int:
