@@ -12,7 +12,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from experiments.config.workload import ZipfLengths
-from simulator.load.memory import available_bytes, size_text
+from profiler.storage.memory import available_bytes, size_text
 from simulator.op_times.predictor import TableSizes
 
 REQUEST_BYTES, RECORD_BYTES = 300, 1100

@@ -15,7 +15,7 @@ import torch
 
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.timing import Timer
-from profiler.storage.container import memory_within_limits
+from profiler.storage.memory import host_memory
 
 Facts = dict[str, str | int | float]
 
@@ -63,17 +63,11 @@ def devices_on_node(device: str, threads: int) -> int:
 
 
 def memory_bytes(device: str) -> tuple[int, int]:
-    """(total, free) bytes of the GPU, or of the machine within its container's limit."""
+    """(total, free) bytes of the GPU, or of the machine within this process's limits."""
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"))
-        free = int(found[1]) * 1024 if found else free
-    return memory_within_limits(total, free)
+    return host_memory()
 
 
 def processor_name() -> str:

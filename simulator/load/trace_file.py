@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 
 from policies.request import Prefix
-from simulator.load.memory import available_bytes, size_text
+from profiler.storage.memory import available_bytes, size_text
 from simulator.load.workload import WorkloadError
 from simulator.loop.records import Floats, Ints
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import simulator.load.memory
 from experiments.config import memory
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all, simulate_all
+from profiler.storage.memory import size_text
 from simulator.load import trace_file
-from simulator.load.memory import available_bytes, size_text
 from simulator.load.trace import read_trace
 from simulator.load.workload import WorkloadError
 from simulator.op_times.predictor import BundlePredictor, TableSizes
@@ -184,35 +183,6 @@ def test_idle_replicas_cost_no_analysis(write_config: Write) -> None:
     assert set(analysis.iterations["replica"]) == set(analysis.at_work)
     idle = analysis.ledger[analysis.ledger["replica"] == 4095]
     assert len(idle) == 8 and (idle["no_work_s"] == idle["wall_s"]).all()
-
-
-@pytest.mark.parametrize(
-    ("membership", "files"),
-    [
-        ("0::/a/b\n", ("memory.max", "memory.current", "inactive_file")),
-        (
-            "4:memory:/a/b\n2:cpu:/\n",
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ),
-    ],
-)
-def test_a_control_group_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, membership: str, files: tuple[str, str, str]
-) -> None:
-    """The limit of the group around this one; what is cached files there can be had back."""
-    (tmp_path / "member").write_text(membership)
-    monkeypatch.setattr(simulator.load.memory, "MEMBERSHIP", tmp_path / "member")
-    monkeypatch.setattr(simulator.load.memory, "GROUPS", tmp_path)
-    assert available_bytes() > 2700  # no group is there that limits memory
-    folder = tmp_path / ("memory/a" if "memory" in membership else "a")
-    folder.mkdir(parents=True)
-    limit, usage, cache = files
-    (folder / limit).write_text("5000\n")
-    (folder / usage).write_text("3000\n")
-    (folder / "memory.stat").write_text(f"anon 1\n{cache} 700\n")
-    assert available_bytes() == 2700
-    (folder / limit).write_text("max\n")
-    assert available_bytes() > 2700
 
 
 def test_sizes_read_well() -> None:
