@@ -7,34 +7,29 @@ scenario names a stack.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, ClassVar
 
 from experiments.config.scenario import Engine, Scenario
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import STRICT, parse
+from profiler.storage.strict import parse, strict_dataclass
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class HostConstants:
     """Seconds: of an iteration, of each sequence in it, and of a request on its way from the client
     to the scheduler and of its first token back."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     host_iteration_s: float
     host_sequence_s: float
     frontend_s: float
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class StackErrors:
     """Standard deviations of the logarithm of a server's mean TTFT and TPOT that the errors of its
     ops do not explain: settings, version, scheduler."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     ttft: float
     tpot: float
@@ -43,33 +38,27 @@ class StackErrors:
 NONE = HostConstants(0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Meaning:
     """A constant: what it stands for, and the plausible range that bounds its fit, in seconds."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     meaning: str
     range: tuple[float, float]
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Fold:
     """The constants by stack that were fitted without some ``servers``."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     servers: list[str]
     stacks: dict[str, HostConstants]
     errors: dict[str, StackErrors]
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class HostTimes:
     """The file. ``measured`` is of another engine and data set, ``stacks`` was ``fitted_to`` rows
     of measured servers, and so was each of ``folds`` without its servers."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     constants: dict[str, Meaning]
     measured: HostConstants

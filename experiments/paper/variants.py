@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +21,7 @@ from profiler.bundle.schema import find_bundle, load_bundle
 from profiler.facts.ops import GEMMS, LAYER_GEMMS
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import STRICT, parse
+from profiler.storage.strict import parse, strict_dataclass
 from simulator.loop.records import Floats
 from simulator.op_times.regression import OpTimes, TimeBySize
 
@@ -33,7 +32,7 @@ TILE = 128
 _LARGE = 4096  # tokens at which a GEMM runs at its full rate
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Constants:
     """The constants fitted to the paper for one device. Factors multiply the shipped op's times.
 
@@ -43,8 +42,6 @@ class Constants:
     one layer of an iteration with both a prompt's chunk and decodes.
     """
 
-    __pydantic_config__: ClassVar[Any] = STRICT
-
     read: float = 1.0
     compute: float = 1.0
     p: float | None = None
@@ -53,22 +50,18 @@ class Constants:
     mixed_us: float = 0.0
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class DeviceFit:
     """One device's constants, the claims they were fitted to and those that follow from these."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     constants: Constants
     fitted_to: list[str]
     follow: list[str] = dataclasses.field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Calibration:
     """``data/paper/calibration.yaml``."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     devices: dict[str, DeviceFit]
 

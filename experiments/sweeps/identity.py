@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.config.deployment import Deployment
+from profiler.storage.files import files_sha256
 from profiler.storage.paths import user_path
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -32,14 +33,8 @@ def code_fingerprint(*also: str) -> str:
     The libraries count because random streams, fits and file formats may change with them.
     ``also`` are further files.
     """
-    digest = sha256()
-    for pattern in (*_CODE, *also):
-        for path in sorted(_ROOT.glob(pattern)):
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-            digest.update(path.read_bytes())
-    for library in _LIBRARIES:
-        digest.update(f"{library} {version(library)}\n".encode())
-    return digest.hexdigest()
+    files = (path for pattern in (*_CODE, *also) for path in sorted(_ROOT.glob(pattern)))
+    return files_sha256(files, *(f"{library} {version(library)}\n" for library in _LIBRARIES))
 
 
 def run_key(deployment: Deployment, name: str) -> str:

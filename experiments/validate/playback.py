@@ -14,7 +14,7 @@ from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.engine.driver import Decision, Served, signature
 from profiler.engine.processes import EngineRun
-from simulator.loop.lockstep import Formed, Recorded, play_back
+from simulator.loop.lockstep import Formed, Recorded, play_back, records_of_one
 from simulator.loop.quantum import quantize
 from simulator.loop.records import (
     ITERATION_COLUMNS,
@@ -99,18 +99,24 @@ def measured_records(
     served = run.served
     times = stage_times(run)
     sends, turnaround = links(run)
-    columns = dict.fromkeys(ITERATION_COLUMNS, np.zeros(len(served.decisions)))
+    rows = [
+        (d.group, len(d.chunks), sum(c[1] for c in d.chunks), sum(c[2] for c in d.chunks),
+         len(d.decodes), d.decode_context, d.padding)
+        for d in served.decisions
+    ]  # fmt: skip
+    group, chunks, tokens, context, decodes, held, padding = np.array(rows, float).reshape(-1, 7).T
+    columns = dict.fromkeys(ITERATION_COLUMNS, np.zeros(len(rows)))
     columns |= {
-        "group": _column(served, lambda d: d.group),
+        "group": group,
         "ready_s": times.start[:, 0].copy(),
         "finish_s": times.finish[:, -1].copy(),
-        "send_s": np.full(len(served.decisions), sends.mean() if len(sends) else 0.0),
-        "chunks": _column(served, lambda d: len(d.chunks)),
-        "prefill_tokens": _column(served, lambda d: sum(c[1] for c in d.chunks)),
-        "prefill_context": _column(served, lambda d: sum(c[2] for c in d.chunks)),
-        "decodes": _column(served, lambda d: len(d.decodes)),
-        "decode_context": _column(served, lambda d: d.decode_context),
-        "padding": _column(served, lambda d: d.padding),
+        "send_s": np.full(len(rows), sends.mean() if len(sends) else 0.0),
+        "chunks": chunks,
+        "prefill_tokens": tokens,
+        "prefill_context": context,
+        "decodes": decodes,
+        "decode_context": held,
+        "padding": padding,
     }
     log = ReplicaLog(
         layers=(1,) * times.start.shape[1],
@@ -124,21 +130,7 @@ def measured_records(
         measured=times,
         pool=pool_log(served, scheduler.blocks.block_size) if isinstance(scheduler, Pool) else None,
     )
-    ordered = sorted(requests, key=lambda request: request.id)
-    return Records(
-        request_id=np.array([r.id for r in ordered], np.int64),
-        arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
-        prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
-        output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
-        replica=np.array([-1 if r.id in served.rejected else 0 for r in ordered], np.int64),
-        rejections=served.rejected,
-        replicas=[log],
-    )
-
-
-def _column(served: Served, pick: object) -> Floats:
-    assert callable(pick)
-    return np.array([pick(decision) for decision in served.decisions], np.float64)
+    return records_of_one(requests, served.rejected, log)
 
 
 # Lock-step and replay --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -24,11 +24,11 @@ from profiler.bundle.tables import TABLES, BundleError, empty_table
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.storage.files import make_folders, remove_empty, restore
+from profiler.storage.files import files_sha256, make_folders, remove_empty, restore
 from profiler.storage.manifest import NotOursError, check_ours, read_manifest, replace_folder
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import STRICT, parse
+from profiler.storage.strict import parse, strict_dataclass
 
 __all__ = [
     "FORMAT_VERSION",
@@ -56,19 +56,17 @@ KIND, MEASURED_KIND = "sarathi-sim bundle 1", "sarathi-sim measured bundle 1"
 _NAMED = 8
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class KernelOrigin:
     """Whose kernels a modelled bundle holds: ``sha256`` of their files, and of every op the
     half-width in percent of the 90 % band around its fitted times."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     used: Kernels
     sha256: str
     half_width_pct: dict[str, float]
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class BundleMeta:
     """Where a bundle's numbers come from.
 
@@ -76,8 +74,6 @@ class BundleMeta:
     granularity both sides of whose multiples are sampled. ``environment`` holds what a measurement
     records (driver, torch, backend, clocks). ``content_sha256`` covers the CSVs; writing sets it.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     device: str
     model: str
@@ -276,14 +272,8 @@ def write_bundle(bundle: Bundle, path: Path, *, force: bool = False) -> BundleMe
 
 
 def _content_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    for name in TABLES:
-        file = path / f"{name}.csv"
-        if file.is_file():
-            content = file.read_bytes()
-            digest.update(f"{file.name} {len(content)}\n".encode())
-            digest.update(content)
-    return digest.hexdigest()
+    files = (path / f"{name}.csv" for name in TABLES)
+    return files_sha256(file for file in files if file.is_file())
 
 
 def _check_complete(bundle: Bundle, path: Path) -> None:

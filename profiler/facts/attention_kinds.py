@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import fields
 
 import numpy as np
 
 from profiler.facts.roofline import Array
-from profiler.storage.strict import STRICT
+from profiler.storage.strict import strict_dataclass
 
 _MOST = 2**24
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Windows:
     """Sliding windows: a token of ``layers`` layers attends to the last ``tokens`` tokens, its own
     included, and one of the other layers to all. Raises ValueError for what is not positive."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     tokens: int
     layers: int
@@ -38,7 +35,7 @@ def mean_layer(
     return np.asarray((1 - share) * whole + share * within(windows.tokens))
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Latent:
     """Multi-head latent attention (MLA): the KV cache holds one vector a token for all heads.
 
@@ -47,8 +44,6 @@ class Latent:
     numbers, its values ``value_dim``. Queries are projected from ``query_rank`` numbers (0: from
     the hidden state). Raises ValueError for sizes that are not positive.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     kv_rank: int
     rope_dim: int

@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
 
 from profiler.facts.ops import op_of
+from profiler.storage.files import files_sha256
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
+from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
 
 #: The central 90 % of a normal over its central 95 %.
 _NINETY = 1.645 / 1.96
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Link:
     """A connection between GPUs: ``bandwidth`` in bytes per second, one GPU, one direction."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     kind: str
     bandwidth: float
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class ErrorStats:
     """Absolute errors of predicted times in percent of the measured ones."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     median_pct: float
     p95_pct: float
     worst_pct: float
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class FittedOp:
     """One op's constants, their source, and their errors on held-out rows.
 
@@ -52,8 +47,6 @@ class FittedOp:
     physics form's. ``stack_pct`` is the half-width that the kernels of another software stack, or a
     device that these were lent to, add to the 90 % band.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     source: str
     origin: str
@@ -77,7 +70,7 @@ class FittedOp:
         return math.hypot(_NINETY * self.held_out.p95_pct, self.stack_pct)
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class DeviceSpec:
     """One GPU model. Sizes are decimal bytes, rates per second, ``peak_flops`` dense fp16.
 
@@ -86,8 +79,6 @@ class DeviceSpec:
     GPU, where known. ``same_chip`` names the device whose kernels it runs, slower where memory
     bounds them. Raises ValueError for numbers that are not positive.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     name: str
     memory_bytes: float
@@ -136,12 +127,7 @@ def device_files(name: str) -> list[Path]:
 
 def device_sha256(name: str) -> str:
     """Hash of everything that :func:`device_files` lists, names included."""
-    digest = hashlib.sha256()
-    for path in device_files(name):
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return files_sha256(device_files(name))
 
 
 def list_devices() -> list[str]:

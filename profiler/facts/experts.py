@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 from profiler.facts.hf_keys import short
-from profiler.storage.strict import STRICT
+from profiler.storage.strict import strict_dataclass
 
 #: No network of a layer is wider.
 MOST_WIDE = 2**20
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Experts:
     """A mixture of experts in the place of a layer's feed-forward network.
 
@@ -21,8 +18,6 @@ class Experts:
     have a dense network of the model's ``ffn_hidden_size`` instead. ``bias``: experts and router
     have one (as in gpt-oss). Raises ValueError for sizes that do not fit each other.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     num_experts: int
     top_k: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
-from profiler.storage.strict import STRICT
+from profiler.storage.strict import strict_dataclass
 
 Stack = Literal["vllm", "sglang", "trtllm"]
 WeightDtype = Literal["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo"]
@@ -72,7 +72,7 @@ MOE_SPEEDUP: dict[MoeDtype, float] = {
 }
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class Kernels:
     """Whose kernels run: a stack's, with weights of a layer in ``dtype``.
 
@@ -82,8 +82,6 @@ class Kernels:
     ``expert_parallel``, their number. Their outputs are added up by the layer's all-reduce
     or, with ``moe_a2a_backend``, tokens are sent to the experts and back.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     stack: Stack
     dtype: WeightDtype = "bf16"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
 from profiler.facts.roofline import Array, attended, attended_within
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import STRICT, SpecError, did_you_mean, parse
+from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
 
 #: Bounds on a model's sizes, several times what any model has.
 LARGEST = {
@@ -35,7 +34,7 @@ LARGEST = {
 }
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class ModelSpec:
     """The architecture of a decoder-only transformer.
 
@@ -49,8 +48,6 @@ class ModelSpec:
     experts, if another) are the checkpoint's.
     Raises ValueError for sizes that are not positive, too large (``LARGEST``) or do not divide.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     name: str
     num_layers: int

@@ -5,26 +5,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.formats import STACKS, Stack
-from profiler.storage.files import write_whole
+from profiler.storage.files import files_sha256, write_whole
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import STRICT, SpecError, parse
+from profiler.storage.strict import SpecError, parse, strict_dataclass
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class LeftOut:
     """Absolute errors in percent on ``rows`` left out of the fit.
 
@@ -32,8 +31,6 @@ class LeftOut:
     published. ``half_width_pct`` covers 90 % of the errors; ``covered_pct`` is what one taken from
     the other half of the rows covers.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     rows: int
     median_pct: float
@@ -45,15 +42,13 @@ class LeftOut:
     covered_pct: float
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class KernelFit:
     """One table's surface: the version of the stack, its number of rows, and its errors.
 
     ``repaired_pct`` of the rows were lowered by more than 5 % by the cleaning, and
     ``repaired_far_pct`` by more than a third. ``left_out`` is by what was left out of the fit.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     version: str
     rows: int
@@ -63,7 +58,7 @@ class KernelFit:
     left_out: dict[str, LeftOut]
 
 
-@dataclass(frozen=True)
+@strict_dataclass
 class StackSpec:
     """The fitted kernels of one stack on one device.
 
@@ -72,8 +67,6 @@ class StackSpec:
     ``all_reduce.<kernel>.<gpus>``; ``prefix.<kv dtype>.<head_dim>`` where chunks after cached
     tokens were measured, and ``elementwise.<op>`` where elementwise kernels were.
     """
-
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     device: str
     stack: str
@@ -139,12 +132,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
 
 def stack_sha256(device: str, stack: str) -> str:
     """Hash of a stack's files."""
-    digest = hashlib.sha256()
-    for path in stack_files(device, stack):
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return files_sha256(stack_files(device, stack))
 
 
 def surfaces_sha256(arrays: Arrays) -> str:

@@ -11,6 +11,8 @@ import ctypes
 import errno
 import os
 import secrets
+from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -20,6 +22,18 @@ _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 def partial(file: Path) -> Path:
     """The temporary file of :func:`write_whole`; a killed process may leave it."""
     return file.with_name(f".{file.name}.partial")
+
+
+def files_sha256(files: Iterable[Path], *also: str) -> str:
+    """Hash of files, their names included, and of further text. Raises OSError."""
+    digest = sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    for text in also:
+        digest.update(text.encode())
+    return digest.hexdigest()
 
 
 def regular(file: Path) -> Path:

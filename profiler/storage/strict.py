@@ -10,7 +10,7 @@ import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -19,12 +19,18 @@ KeyPath = tuple[str, ...]
 #: Mistakes of one mapping that are spelt out; the others are counted.
 MOST = 20
 
-#: Put as ``__pydantic_config__`` on a dataclass that a file fills: unknown keys, wrong types, NaN
-#: and infinity are errors.
+#: For what a file fills: unknown keys, wrong types, NaN and infinity are errors.
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 #: Characters of a wrong value that a message repeats.
 _SHOWN = 200
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def strict_dataclass(cls: type[T]) -> type[T]:
+    """A frozen dataclass that :func:`parse` fills from a file, with :data:`STRICT`."""
+    cls.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+    return dataclasses.dataclass(frozen=True)(cls)
 
 
 class UserError(ValueError):

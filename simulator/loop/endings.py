@@ -27,7 +27,7 @@ class OutputLengths:
 
     def joined(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes from the cohort's next iteration on."""
-        last = self._output_tokens[sequence.id] + sequence.prompt_tokens - 2 - sequence.offset
+        last = self._last(sequence)
         if last >= cohort.iteration:
             self._due.setdefault((cohort.index, last), []).append(sequence)
 

@@ -150,14 +150,21 @@ def play_back(
     for request in requests:
         Moment(env, float(quantize(request.arrival_s)), ARRIVAL, arrive, request)
     env.run()
+    log = recording.as_it_was(replica.log())
+    return recording.formed, records_of_one(requests, rejections, log)
+
+
+def records_of_one(
+    requests: abc.Sequence[Request], rejections: dict[int, str], log: ReplicaLog
+) -> Records:
+    """The records of requests that one replica served."""
     ordered = sorted(requests, key=lambda request: request.id)
-    records = Records(
+    return Records(
         request_id=np.array([r.id for r in ordered], np.int64),
         arrival_s=quantize(np.array([r.arrival_s for r in ordered], np.float64)),
         prompt_tokens=np.array([r.prompt_tokens for r in ordered], np.int64),
         output_tokens=np.array([r.output_tokens for r in ordered], np.int64),
         replica=np.array([-1 if r.id in rejections else 0 for r in ordered], np.int64),
         rejections=rejections,
-        replicas=[recording.as_it_was(replica.log())],
+        replicas=[log],
     )
-    return recording.formed, records
