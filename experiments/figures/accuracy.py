@@ -26,7 +26,7 @@ from profiler.physics.study import on
 from profiler.planning.grid import Key, SizeGrid
 from profiler.planning.settings import TILE, Limits, coarse_grid
 from profiler.public import frames as data
-from profiler.public.vidur_frames import vidur_gemms_by_tp
+from profiler.public import vidur_frames as vidur
 from simulator.confidence.bands import scored
 from simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
 from simulator.loop.records import Floats, Ints
@@ -151,8 +151,8 @@ def gemm_in_range(datasets: Path) -> Iterator[Score]:
 def gemm_beyond(datasets: Path) -> Iterator[Score]:
     """GEMMs up to 1024 tokens, extrapolated to 4096 (A6000: 2048), with what one bundle holds."""
     sources = {
-        "A100 (Vidur)": vidur_gemms_by_tp(datasets, "a100"),
-        "A40 (Vidur)": vidur_gemms_by_tp(datasets, "a40"),
+        "A100 (Vidur)": vidur.gemms_by_tp(datasets, "a100"),
+        "A40 (Vidur)": vidur.gemms_by_tp(datasets, "a40"),
         "A6000 (LLMServingSim)": iter([data.llmservingsim_gemm(datasets)]),
     }
     for source, bundles in sources.items():
@@ -180,7 +180,7 @@ def gemm_unseen(datasets: Path) -> Iterator[Score]:
     """
     for name, device in (("a100", "a100-80g-sxm"), ("a40", "a40")):
         source, spec = f"{name.upper()} (Vidur)", load_device(device)
-        bundles = [on(rows, spec) for rows in vidur_gemms_by_tp(datasets, name)]
+        bundles = [on(rows, spec) for rows in vidur.gemms_by_tp(datasets, name)]
         everything = pd.concat(bundles, keys=range(len(bundles)), names=["bundle"])
         everything = everything.reset_index("bundle").reset_index(drop=True)
         scores = held_out(GEMM, everything, _unseen_models(everything))
@@ -208,9 +208,9 @@ def attention(datasets: Path) -> Iterator[Score]:
     prefill, decode = surface_fit(prefill_surface), surface_fit(decode_surface)
     small, large = (1.5, 7.0), (4.0, 14.0)
     cases = (
-        ("attention, prefill", "A100 (Vidur)", data.vidur_prefill(datasets), 300, small),
+        ("attention, prefill", "A100 (Vidur)", vidur.prefill(datasets), 300, small),
         ("attention, prefill", "A6000 (LLMServingSim)", a6000[0], 80, None),
-        ("attention, decode", "A100 (Vidur)", data.vidur_decode(datasets), 200, large),
+        ("attention, decode", "A100 (Vidur)", vidur.decode(datasets), 200, large),
         ("attention, decode", "A6000 (LLMServingSim)", a6000[1], 200, large),
     )
     for what, source, rows, count, aim in cases:
@@ -226,10 +226,10 @@ def attention(datasets: Path) -> Iterator[Score]:
 
 def messages(datasets: Path) -> Iterator[Score]:
     """All-reduces of 2 MB and more, and transfers, from 26 sizes."""
-    reduces = {f"A40, {n} GPUs (Vidur)": data.vidur_all_reduce_a40(datasets, n) for n in (2, 4, 8)}
+    reduces = {f"A40, {n} GPUs (Vidur)": vidur.all_reduce_a40(datasets, n) for n in (2, 4, 8)}
     sends = {
-        "A100 inside a node (Vidur, 2023)": data.vidur_p2p_2023(datasets, "intra_node"),
-        "A100 between nodes (Vidur, 2023)": data.vidur_p2p_2023(datasets, "inter_node"),
+        "A100 inside a node (Vidur, 2023)": vidur.p2p_2023(datasets, "intra_node"),
+        "A100 between nodes (Vidur, 2023)": vidur.p2p_2023(datasets, "inter_node"),
     }
     for what, sources, least in (("all-reduce from 2 MB", reduces, 2e6), ("transfer", sends, 0)):
         for source, rows in sources.items():

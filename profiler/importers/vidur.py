@@ -21,10 +21,9 @@ from profiler.importers.part import Part, half_octaves, listed
 from profiler.importers.shapes import ShapePool
 from profiler.physics.op_times import DeviceModel
 from profiler.physics.study import VIDUR
-from profiler.public import frames as data
+from profiler.public import vidur_frames as vidur
 from profiler.public.measured_csv import merged, source_folder
-from profiler.public.vidur_frames import GEMMS, OTHERS, median_of, read_vidur_mlp, vidur_files
-from profiler.public.vidur_frames import vidur_all_reduce as read_all_reduce
+from profiler.public.vidur_frames import GEMMS, OTHERS, median_of
 
 _MILLI = 1e3
 _ATTENTION_FILE = "attention_a100_CodeLlama-34b_tp2.csv"
@@ -38,7 +37,7 @@ def import_vidur(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
     model's shapes.
     """
     gpu = device.name.split("-")[0]
-    files = vidur_files(folder, gpu)
+    files = vidur.files(folder, gpu)
     if not files:
         raise FileNotFoundError(
             f"vidur: {source_folder(folder, 'vidur')} has no mlp_{gpu}_MODEL.csv, so nothing was "
@@ -46,7 +45,7 @@ def import_vidur(folder: Path, model: ModelSpec, tp: int, device: DeviceSpec) ->
         )
     parts: dict[str, Part] = {}
     for name, path in files.items():
-        raw = read_vidur_mlp(path)
+        raw = vidur.read_mlp(path)
         if _is(model, raw.iloc[0]):
             parts = _layer(raw[raw["num_tensor_parallel_workers"] == tp], name, tp)
             break
@@ -97,7 +96,7 @@ def _fill_gemms(
     lacking = {op: s for op, s in model.gemms(tp).items() if op not in parts}
     if not lacking:
         return
-    pool = ShapePool(data.vidur_mlp(folder, gpu)["gemm"], device, f"mlp_{gpu}_*.csv")
+    pool = ShapePool(vidur.mlp(folder, gpu)["gemm"], device, f"mlp_{gpu}_*.csv")
     for op, shape in lacking.items():
         found = pool.part(shape)
         if found is not None:
@@ -112,7 +111,7 @@ def _attention(
     if device.fitted is None and model.heads_per_rank(tp) != (32, 4):
         return {}
     times = DeviceModel(device.name)
-    readers = {"attn_prefill": data.vidur_prefill, "attn_decode": data.vidur_decode}
+    readers = {"attn_prefill": vidur.prefill, "attn_decode": vidur.decode}
     origin = f"{_ATTENTION_FILE} (paged FlashAttention)"
     parts = {
         op: attention_part(op, read(folder), model, tp, times, origin)
@@ -128,16 +127,16 @@ def _messages(folder: Path, gpu: str, tp: int) -> dict[str, Part]:
     found: dict[str, Part] = {}
     reduce = {"a100": "all_reduce_a100_dgx.csv", "a40": "all_reduce_a40.csv"}.get(gpu)
     if reduce and tp > 1 and (here / reduce).is_file():
-        rows = read_all_reduce(folder, reduce, tp)
+        rows = vidur.all_reduce(folder, reduce, tp)
         if len(rows):
             origin = f"{reduce}, {tp} GPUs of one node; {binned}"
             found["all_reduce"] = Part(half_octaves(rows), "combined", origin)
     for scope in ("inter_node", "intra_node"):
         if gpu == "a100":
             name = f"p2p_a100_{scope}_2023_n_embd_not_12288.csv"
-            read = data.vidur_p2p_2023
+            read = vidur.p2p_2023
         else:
-            name, read = f"send_recv_{gpu}.csv", data.vidur_send_recv_a40
+            name, read = f"send_recv_{gpu}.csv", vidur.send_recv_a40
         if gpu in ("a100", "a40") and (here / name).is_file():
             rows = half_octaves(read(folder, scope))
             found[f"send_recv_{scope}"] = Part(rows, "combined", f"{name}; {binned}")

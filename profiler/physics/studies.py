@@ -28,6 +28,7 @@ from profiler.physics.study import (
     stream_studies,
 )
 from profiler.public import frames as data
+from profiler.public import vidur_frames as vidur
 
 #: Half-widths, percent, that the kernels of another software stack add. GEMMs: with 12 the band
 #: covers 92 % of the A100's rows of three stacks that were not fitted (70 % without; see
@@ -49,7 +50,7 @@ def _a100(datasets: Path) -> Iterator[Study]:
     for gpus in (2, 4, 8):
         yield _a100_reduce(datasets, device, gpus)
     for scope, wire in (("intra_node", "NVLink"), ("inter_node", "200 Gb/s InfiniBand")):
-        rows = data.vidur_p2p_2023(datasets, scope)
+        rows = vidur.p2p_2023(datasets, scope)
         source = f"A100 point to point, {wire}, 2023; includes the launch of the call"
         yield link_study(f"send_recv_{scope}", rows, device, source, VIDUR_2023)
 
@@ -57,7 +58,7 @@ def _a100(datasets: Path) -> Iterator[Study]:
 def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
     """NCCL without launches; beside it the calls of 2023, which an engine launched one by one."""
     rows, source = data.aic_all_reduce(datasets, gpus), f"NCCL 2.27.3, {gpus} A100-SXM, NVLink"
-    calls, empty_us = data.vidur_all_reduce_2023(datasets, gpus)
+    calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
     launch = empty_us - float(rows["time_us"].min())
     calls = calls.assign(time_us=calls["time_us"] - launch)
     what = f"2023, up to 512 tokens, {launch:.0f} us of launch taken off"
@@ -73,7 +74,7 @@ def _a100_reduce(datasets: Path, device: DeviceSpec, gpus: int) -> Study:
 def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
     large = "n >= 512 and k >= 512"
     vllm = data.aic_gemm(datasets, "VLLM").query(f"m == 384 and {large}")
-    vidur = data.vidur_mlp(datasets, "a100")["gemm"]
+    theirs = vidur.mlp(datasets, "a100")["gemm"]
     return Study(
         op="gemm",
         form=GEMM,
@@ -87,7 +88,7 @@ def _a100_gemm(datasets: Path, device: DeviceSpec) -> Study:
         "the tile steps; vLLM's and TensorRT-LLM's are 2 to 6 % faster in the mean",
         checks={
             "m = 384, never in the fit, as vLLM measures it": on(vllm, device),
-            "other stack: Vidur A100 fp16": on(vidur, device),
+            "other stack: Vidur A100 fp16": on(theirs, device),
         },
         stack_pct=_OTHER_GEMM,
     )
@@ -103,7 +104,7 @@ def _a100_prefill(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
         origin=AIC,
         bin_by="chunk",
     )
-    paged = data.vidur_prefill(datasets)
+    paged = vidur.prefill(datasets)
     fresh = paged[paged["context"] == 0].set_index("chunk")["time_us"]
     paged = paged.assign(base_us=paged["chunk"].map(fresh)).query("context > 0")
     yield Study(
@@ -148,7 +149,7 @@ def _a100_decode(datasets: Path, device: DeviceSpec) -> Iterator[Study]:
         bin_by="context",
         notes="TensorRT-LLM's GQA rows are not used: they exceed HBM bandwidth by up to 65 % even "
         "where the KV cache is far larger than L2",
-        checks={"other stack: Vidur A100, 32/4 heads": on(data.vidur_decode(datasets), device)},
+        checks={"other stack: Vidur A100, 32/4 heads": on(vidur.decode(datasets), device)},
     )
 
 
@@ -166,17 +167,23 @@ def _ga102(datasets: Path, target: str) -> Iterator[Study]:
     yield from _ga102_attention(datasets, target)
     yield from stream_studies(datasets, "a40", a40)
     for gpus in (2, 4, 8):
-        rows, source = data.vidur_all_reduce_a40(datasets, gpus), f"all-reduce on {gpus} A40"
+        rows, source = (
+            vidur.all_reduce_a40(datasets, gpus),
+            f"all-reduce on {gpus} A40",
+        )
         reduce = link_study(f"all_reduce_{gpus}", rows, a40, source, VIDUR_A40_REDUCE)
         yield dataclasses.replace(reduce, stack_pct=_OTHER_REDUCE[gpus])
     for scope in ("intra_node", "inter_node"):
-        rows, source = data.vidur_send_recv_a40(datasets, scope), f"A40 point to point, {scope}"
+        rows, source = (
+            vidur.send_recv_a40(datasets, scope),
+            f"A40 point to point, {scope}",
+        )
         yield link_study(f"send_recv_{scope}", rows, a40, source, VIDUR)
 
 
 def _ga102_gemm(datasets: Path, target: DeviceSpec) -> Study:
     a6000 = on(data.llmservingsim_gemm(datasets), load_device("a6000"))
-    a40 = data.vidur_mlp(datasets, "a40")["gemm"].drop(columns="model")
+    a40 = vidur.mlp(datasets, "a40")["gemm"].drop(columns="model")
     a40 = on(a40.query("n >= 512 and k >= 512"), load_device("a40"))
     mine = f"peak_flops == {target.peak_flops}"
     shared = HoldOut(

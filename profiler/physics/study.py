@@ -12,7 +12,7 @@ import pandas as pd
 from profiler.facts.device import DeviceSpec
 from profiler.physics.forms import LINK, STREAM, Form
 from profiler.physics.hold_out import Folds, fold_of, leave_one_group_out
-from profiler.public import frames as data
+from profiler.public import vidur_frames as vidur
 
 BINS = {
     "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),
@@ -94,7 +94,7 @@ def stream_studies(datasets: Path, name: str, device: DeviceSpec) -> Iterator[St
     models = HoldOut("models (widths), up to 5 folds", ("model",), 5)
     counts = HoldOut("token counts, 5 folds", ("num_bytes",), 5)
     coarse = "measured to 1 us, which is 10 to 50 % of the smallest times"
-    for op, rows in sorted(data.vidur_mlp(datasets, name).items()):
+    for op, rows in sorted(vidur.mlp(datasets, name).items()):
         if op == "gemm":
             continue
         several = rows["model"].nunique() > 1

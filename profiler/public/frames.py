@@ -14,32 +14,7 @@ import pandas as pd
 
 from profiler.bundle.tables import BundleError
 from profiler.public.measured_csv import read_measurements, source_folder, tidy
-from profiler.public.vidur_frames import (
-    attention_rows,
-    vidur_all_reduce_2023,
-    vidur_all_reduce_a40,
-    vidur_decode,
-    vidur_mlp,
-    vidur_p2p_2023,
-    vidur_prefill,
-    vidur_send_recv_a40,
-)
-
-__all__ = [
-    "aic_all_reduce",
-    "aic_decode",
-    "aic_gemm",
-    "aic_prefill",
-    "llmservingsim_attention",
-    "llmservingsim_gemm",
-    "vidur_all_reduce_2023",
-    "vidur_all_reduce_a40",
-    "vidur_decode",
-    "vidur_mlp",
-    "vidur_p2p_2023",
-    "vidur_prefill",
-    "vidur_send_recv_a40",
-]
+from profiler.public.vidur_frames import attention_rows
 
 _AIC = "aiconfigurator_a100_sxm"
 _LLMSERVINGSIM = "llmservingsim_a6000"

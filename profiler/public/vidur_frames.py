@@ -35,14 +35,14 @@ def median_of(op: str) -> str:
     return f"time_stats.{op}.median"
 
 
-def vidur_files(datasets: Path, device: str) -> dict[str, Path]:
+def files(datasets: Path, device: str) -> dict[str, Path]:
     """The MLP files of ``a100`` or ``a40`` by the model's name there, sorted."""
     prefix = f"mlp_{device}_"
     found = sorted(source_folder(datasets, "vidur").glob(f"{prefix}*.csv"))
     return {path.stem.removeprefix(prefix): path for path in found}
 
 
-def read_vidur_mlp(path: Path) -> pd.DataFrame:
+def read_mlp(path: Path) -> pd.DataFrame:
     """The rows of one MLP file, checked. Token counts may occur twice; phi-2 has one norm."""
     second_norm = "post_attention_layernorm"
     ops = ["emb", *GEMMS.values(), *(op for op in OTHERS if op != second_norm)]
@@ -55,7 +55,7 @@ def read_vidur_mlp(path: Path) -> pd.DataFrame:
     )
 
 
-def vidur_mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
+def mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
     """The per-token ops of Vidur's MLP files for ``a100`` or ``a40``, by op.
 
     ``gemm``: m, n, k; gate and up are one GEMM of 2 x ffn / tp columns in gated models. The others:
@@ -65,8 +65,8 @@ def vidur_mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
     1 microsecond.
     """
     parts: dict[str, list[pd.DataFrame]] = {}
-    for name, path in vidur_files(datasets, device).items():
-        for op, frame in _vidur_model(read_vidur_mlp(path)).items():
+    for name, path in files(datasets, device).items():
+        for op, frame in _vidur_model(read_mlp(path)).items():
             parts.setdefault(op, []).append(frame.assign(model=name))
     if not parts:
         folder = source_folder(datasets, "vidur")
@@ -74,10 +74,10 @@ def vidur_mlp(datasets: Path, device: str) -> dict[str, pd.DataFrame]:
     return {op: merged(pd.concat(frames)) for op, frames in parts.items()}
 
 
-def vidur_gemms_by_tp(datasets: Path, device: str) -> Iterator[pd.DataFrame]:
+def gemms_by_tp(datasets: Path, device: str) -> Iterator[pd.DataFrame]:
     """The GEMMs (model, m, n, k, time_us) of one model at one TP degree at a time, as bundled."""
-    for name, path in vidur_files(datasets, device).items():
-        for _, raw in read_vidur_mlp(path).groupby(_TP):
+    for name, path in files(datasets, device).items():
+        for _, raw in read_mlp(path).groupby(_TP):
             yield merged(_vidur_model(raw.reset_index(drop=True))["gemm"].assign(model=name))
 
 
@@ -120,14 +120,14 @@ def _vidur_model(raw: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return found
 
 
-def vidur_prefill(datasets: Path) -> pd.DataFrame:
+def prefill(datasets: Path) -> pd.DataFrame:
     """A100 paged attention of one chunk: 32 query and 4 KV heads; kv_cache_size is BEFORE it."""
     path = source_folder(datasets, "vidur") / _ATTENTION
     chunk, context, time_us = attention_rows(path, "prefill")
     return tidy(time_us, chunk=chunk, context=context, batch=1, **_HEADS)
 
 
-def vidur_decode(datasets: Path) -> pd.DataFrame:
+def decode(datasets: Path) -> pd.DataFrame:
     """A100 paged decode attention: 32 query and 4 KV heads; kv_cache_size is per sequence."""
     path = source_folder(datasets, "vidur") / _ATTENTION
     batch, context, time_us = attention_rows(path, "decode")
@@ -150,7 +150,7 @@ def attention_rows(
     return raw[count], raw["kv_cache_size"], 1e3 * raw[median_of(time)]
 
 
-def vidur_all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
+def all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
     """All-reduce of ``gpus`` ranks of ONE node: num_bytes, time_us. Sizes are bytes.
 
     The files also hold ranks that are spread over nodes (fewer devices per node than workers).
@@ -165,12 +165,12 @@ def vidur_all_reduce(datasets: Path, file: str, gpus: int) -> pd.DataFrame:
     return tidy(1e3 * raw[time], num_bytes=raw["size"])
 
 
-def vidur_all_reduce_a40(datasets: Path, gpus: int) -> pd.DataFrame:
+def all_reduce_a40(datasets: Path, gpus: int) -> pd.DataFrame:
     """A40 all-reduce; sizes are bytes."""
-    return vidur_all_reduce(datasets, "all_reduce_a40.csv", gpus)
+    return all_reduce(datasets, "all_reduce_a40.csv", gpus)
 
 
-def vidur_all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
+def all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, float]:
     """All-reduces on A100s up to 512 tokens (num_bytes, time_us), each launched by the host; and
     the time of an empty one."""
     path = source_folder(datasets, "vidur") / "all_reduce_a100_2023_n_embd_not_12288.csv"
@@ -190,7 +190,7 @@ def vidur_all_reduce_2023(datasets: Path, gpus: int) -> tuple[pd.DataFrame, floa
     )
 
 
-def vidur_send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
+def send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     """A40 point to point; two devices of one node, or one of each of two nodes."""
     time = median_of("send_recv")
     raw = read_measurements(
@@ -202,7 +202,7 @@ def vidur_send_recv_a40(datasets: Path, scope: str) -> pd.DataFrame:
     return tidy(1e3 * raw[time], num_bytes=raw["size"])
 
 
-def vidur_p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
+def p2p_2023(datasets: Path, scope: str) -> pd.DataFrame:
     """A100 point to point, InfiniBand between nodes. A tensor-parallel rank sends its share.
 
     Rows of zero tokens (launch overhead only) are left out: the payload has no logarithm.

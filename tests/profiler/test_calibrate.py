@@ -27,6 +27,7 @@ from profiler.physics.op_times import DeviceModel
 from profiler.physics.studies import STUDIES
 from profiler.physics.study import BINS, HoldOut, Origin, Study, on
 from profiler.public import frames as public_data
+from profiler.public import vidur_frames as vidur
 from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 from profiler.storage.strict import SpecError
 
@@ -237,7 +238,7 @@ def test_the_band_of_a_gemm_covers_other_stacks() -> None:
     """None of these rows was fitted. Without the stack's term it covers 70 % of them, by stack."""
     datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
     fit = times.spec.op("gemm")
-    others = [public_data.vidur_mlp(datasets, "a100")["gemm"]]
+    others = [vidur.mlp(datasets, "a100")["gemm"]]
     others += [public_data.aic_gemm(datasets, framework) for framework in ("VLLM", "TRTLLM")]
     covered: dict[float, list[float]] = {0.0: [], fit.stack_pct: []}
     for rows in others:
@@ -256,7 +257,7 @@ def test_an_all_reduce_and_its_launch_are_what_was_measured() -> None:
     """Up to 512 tokens on 4 and 8 A100s, and the band covers the transfer alone."""
     datasets, times = public_datasets(), DeviceModel("a100-80g-sxm")
     for gpus in (2, 4, 8):
-        calls, empty_us = public_data.vidur_all_reduce_2023(datasets, gpus)
+        calls, empty_us = vidur.all_reduce_2023(datasets, gpus)
         launch = empty_us - public_data.aic_all_reduce(datasets, gpus)["time_us"].min()
         transfer = times.all_reduce(calls["num_bytes"].to_numpy(np.float64), gpus)
         off = np.abs(np.log(transfer / (calls["time_us"] - launch)))
