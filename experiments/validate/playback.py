@@ -70,16 +70,6 @@ def links(run: EngineRun) -> tuple[Floats, float]:
     return np.array(sends), float(np.median(waits))
 
 
-def as_served(requests: Sequence[Request], served: Served) -> list[Request]:
-    """The requests with as many output tokens as the engine generated: it may have ended some."""
-    return [
-        replace(request, output_tokens=len(served.outputs[request.id]))
-        if request.id in served.outputs
-        else request
-        for request in requests
-    ]
-
-
 def pool_log(served: Served, block_size: int) -> PoolLog:
     """What the engine did with its paged memory."""
     return PoolLog(

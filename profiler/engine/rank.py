@@ -27,7 +27,6 @@ from torch import Tensor
 from profiler.engine.compute import open_compute
 from profiler.engine.driver import Returned
 from profiler.engine.links import DeviceInbox, DeviceOutbox, Format, Inbox, Outbox
-from profiler.engine.local import greedy
 from profiler.engine.spec import EngineSpec
 from profiler.engine.stage import Stage
 from profiler.engine.work import Words, Work
@@ -36,6 +35,15 @@ WORK, FLUSH, STOP = 0, 1, 2
 """What a message is: a work, the end of a run (with its number), the end."""
 
 RESULT = struct.Struct("<idi")
+
+
+def greedy(logits: torch.Tensor) -> tuple[list[int], float]:
+    """The token of every row, and the smallest lead over the second best."""
+    if not len(logits):
+        return [], float("inf")
+    best = logits.topk(2, dim=-1)
+    lead = best.values[:, 0] - best.values[:, 1]
+    return best.indices[:, 0].tolist(), float(lead.min())
 
 
 class Rank:

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from experiments.validate.playback import as_served, lockstep, measured_records  # noqa: E402
+from experiments.validate.playback import lockstep, measured_records  # noqa: E402
 from policies.catalogue import build  # noqa: E402
 from policies.kv import Blocks, CachedBlocks  # noqa: E402
 from policies.policy import is_pooled  # noqa: E402
@@ -21,7 +21,6 @@ from policies.pool import Pool  # noqa: E402
 from policies.pool_books import HIT, LOST  # noqa: E402
 from policies.request import Request  # noqa: E402
 from profiler.engine.driver import Served  # noqa: E402
-from profiler.engine.local import LocalEngine  # noqa: E402
 from profiler.engine.processes import EngineProcesses  # noqa: E402
 from profiler.engine.spec import EngineSpec  # noqa: E402
 from profiler.engine.work import Work  # noqa: E402
@@ -31,6 +30,7 @@ from simulator.loop.endings import OutputLengths  # noqa: E402
 from simulator.loop.quantum import quantize  # noqa: E402
 from simulator.views.metrics import Analysis  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
+from tests.profiler_torch.local_engine import LocalEngine  # noqa: E402
 
 MODEL = replace(load_model("tiny-llama-40m"), num_layers=2, hidden_size=64, num_heads=4,
                 num_kv_heads=2, head_dim=16, ffn_hidden_size=128, vocab_size=96)  # fmt: skip
@@ -156,7 +156,9 @@ def in_lockstep(
         load, POLICIES[policy], settings(policy, pp),
         num_blocks=BLOCKS, prefix_caching=caching, eos=eos,
     )  # fmt: skip
-    load = as_served(load, run.served)
+    # It may have ended some: with as many output tokens as it generated.
+    generated = {request: len(tokens) for request, tokens in run.served.outputs.items()}
+    load = [replace(r, output_tokens=generated.get(r.id, r.output_tokens)) for r in load]
     parity = lockstep(run, load, pool(policy, pp, caching, load))
     assert parity.identical, parity.difference
     assert parity.batches == len(run.served.decisions) > 40

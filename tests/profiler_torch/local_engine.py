@@ -1,8 +1,4 @@
-"""A real engine in this process: one stage, one rank. Imports torch.
-
-With more stages or ranks see :mod:`profiler.engine.processes`. Start with ``driver.py`` (the loop),
-``stage.py`` (what executes) and ``work.py`` (what goes between them).
-"""
+"""A real engine in this process: one stage, one rank, to be looked into by tests."""
 
 from __future__ import annotations
 
@@ -14,18 +10,10 @@ from policies.policy import Policy, PoolPolicy
 from policies.request import Request
 from profiler.engine.book import Book
 from profiler.engine.driver import Returned, Served, serve
+from profiler.engine.rank import greedy
 from profiler.engine.stage import Stage, StageShape
 from profiler.engine.work import Work
 from profiler.facts.model import ModelSpec
-
-
-def greedy(logits: torch.Tensor) -> tuple[list[int], float]:
-    """The token of every row, and the smallest lead over the second best."""
-    if not len(logits):
-        return [], float("inf")
-    best = logits.topk(2, dim=-1)
-    lead = best.values[:, 0] - best.values[:, 1]
-    return best.indices[:, 0].tolist(), float(lead.min())
 
 
 class LocalEngine:
