@@ -79,8 +79,8 @@ class DaskWorkers:
         found = self._client.run(eval, _CHECK, workers=workers, on_error="return")
         here = code_fingerprint()
         for worker, answer in found.items():
-            if isinstance(answer, OSError) and worker not in self._client.nthreads():
-                continue  # it has ended meanwhile
+            if isinstance(answer, OSError) and self._checked:
+                continue  # it has ended as soon as it had come, or is asked again
             if isinstance(answer, ImportError):
                 raise ConfigError(
                     f"--backend dask: the worker {worker} cannot import this package ({answer}): "

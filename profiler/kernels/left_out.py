@@ -136,11 +136,16 @@ def decode_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
 def decode_heads(rows: pd.DataFrame, by_group: bool = False) -> Iterator[Errors]:
     """Every pair of head counts in turn."""
     whole = fit_decode(rows, by_group)
+    for grid, out in _each_pair(whole, rows):
+        yield from _decode_errors(grid, whole, out)
+
+
+def _each_pair(whole: HeadGrid, rows: pd.DataFrame) -> Iterator[tuple[HeadGrid, pd.DataFrame]]:
+    """Without each pair of head counts in turn: the grid, and the rows of that pair."""
     for row, (heads, kv_heads) in enumerate(whole.heads.tolist()):
         grid = whole.only(np.arange(len(whole.heads)) != row)
         if len(grid.heads):
-            out = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
-            yield from _decode_errors(grid, whole, out)
+            yield grid, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
 
 
 def _decode_errors(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
@@ -165,12 +170,8 @@ def prefill_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
 
 def prefill_heads(rows: pd.DataFrame) -> Iterator[Errors]:
     """Every pair of head counts in turn."""
-    whole = fit_prefill(rows)
-    for row, (heads, kv_heads) in enumerate(whole.heads.tolist()):
-        grid = whole.only(np.arange(len(whole.heads)) != row)
-        if len(grid.heads):
-            out = rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
-            yield from _prefill_errors(grid, out)
+    for grid, out in _each_pair(fit_prefill(rows), rows):
+        yield from _prefill_errors(grid, out)
 
 
 def prefix_sizes(rows: pd.DataFrame, prefill: HeadGrid) -> Iterator[Errors]:
