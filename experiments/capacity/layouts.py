@@ -17,6 +17,7 @@ from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario, read_draft
 from experiments.sweeps.plan import SharedRequests
+from experiments.sweeps.points import Point
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from profiler.facts.model import ModelSpec, load_model
@@ -51,8 +52,8 @@ class Wanted:
     sequences: tuple[int, ...] = SEQUENCES
 
 
-def layouts(wanted: Wanted) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every deployment as a name and a scenario of one replica."""
+def layouts(wanted: Wanted) -> Iterator[tuple[Point, dict[str, Any]]]:
+    """Every deployment: its layout and limit of sequences, and a scenario of one replica."""
     model = load_model(wanted.model)
     for name in wanted.devices:
         device = load_device(name)
@@ -86,7 +87,7 @@ def _shapes(model: ModelSpec, device: DeviceSpec, gpus: int) -> Iterator[tuple[i
 
 def _layout(
     wanted: Wanted, device: str, stack: str, dtype: str, tp: int, pp: int, budget: int, most: int
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[Point, dict[str, Any]]:
     policies = {
         "sglang": {"chunked_prefill_size": budget, "max_running_requests": most},
         "trtllm": {
@@ -110,20 +111,22 @@ def _layout(
     several += [stack] if len(wanted.stacks) > 1 else []
     several += [dtype] if len(wanted.dtypes) > 1 else []
     shape = f"TP {tp}" + (f" PP {pp}" if pp > 1 else "")
-    return " ".join([*several, shape, f"budget {budget}", f"seqs {most}"]), scenario
+    layout = " ".join([*several, shape, f"budget {budget}"])
+    return {"layout": layout, "seqs": most}, scenario
 
 
 def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
     """The layouts that can be deployed, one replica each, and why others cannot, by name."""
     options, dropped, requests_of = [], {}, SharedRequests()
-    for name, tree in layouts(wanted):
+    for point, tree in layouts(wanted):
+        name = f"{point['layout']} seqs {point['seqs']}"
         source = Source("recommend", name, {}, ())
         try:
             deployment = deploy(check_scenario(tree, source), source, requests_of)
         except ConfigError as error:
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
             continue
-        options.append(Option(name, {"layout": name}, deployment))
+        options.append(Option(name, point, deployment))
     return options, dropped
 
 

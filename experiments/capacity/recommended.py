@@ -60,6 +60,10 @@ def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     looked_at = len(rows) + len(content["screened"]) + len(content["dropped"])
     lines = [f"first: {rows[0]['name']} {rows[0]['why']}"]
     lines += [f"next: {row['name']}: {row['why']}" for row in rows[1:2]]
+    if len(rows) == 1 and content["screened"] and rows[0]["capacity"] and not content["rate"]:
+        one = content["screened"][0]
+        less = f"{100 * (one['about'] / rows[0]['capacity'] - 1):+.0f} % requests/s"
+        lines.append(f"next, screened only: {one['name']} x {one['replicas']}: {less}")
     rate = content["rate"]
     if rate and (not rows[0]["capacity"] or rows[0]["capacity"] < rate):
         lines.append(f"warning: none of them was seen to carry {rate:g} requests/s")
@@ -75,16 +79,22 @@ def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+_UNFIT = "that do not fit or have no op times"
+
+
 def _kind(reason: str) -> str:
     if "by its op times" in reason:
         return "bounded by their op times"
+    if "behind" in reason or "no better" in reason:
+        return "behind after one run"
     if "alone" in reason or "under any load" in reason:
         return "that break the SLO under any load"
-    return "that do not fit or have no op times"
+    return _UNFIT
 
 
 def recommend_table(content: Mapping[str, Any]) -> Table:
-    """The finalists, the best first, then the best of those that were only screened."""
+    """The finalists, the best first; the best of those that were only screened; of the other
+    shapes, why they were left out."""
     rows = []
     for row in content["deployments"]:
         interval = row.get("interval")
@@ -98,6 +108,7 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
     for one in content["screened"][:8]:
         name = f"{one['name']} x {one['replicas']}"
         rows.append([name, "screened only", f"about {number_text(one['about'])}", "", "", ""])
+    rows += [[name, why, "", "", "", ""] for name, why in _left_out(content).items()]
     currency = content["prices"]["currency"]
     return rich_table(
         ("deployment", "why"),
@@ -106,6 +117,26 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
         title=f"{content['model']} under {content['slo']!r}",
         caption="predicted; docs/capacity.md says what each number is",
     )
+
+
+def _left_out(content: Mapping[str, Any]) -> dict[str, str]:
+    """A deployment of each shape (TP, PP) that has no row of its own, with the reason: the one
+    that came furthest."""
+    shown = {_shape(one["name"]) for one in content["deployments"]}
+    found: dict[str, str] = {}
+    dropped = content["dropped"].items()
+    # Those that were simulated came further than those that were bounded.
+    for name, why in sorted(
+        dropped, key=lambda one: "behind" not in one[1] or "op times" in one[1]
+    ):
+        if _shape(name) not in shown and _kind(why) != _UNFIT:
+            shown.add(_shape(name))
+            found[name] = why
+    return found
+
+
+def _shape(name: str) -> str:
+    return name.partition(" budget ")[0]
 
 
 def recommend_files(

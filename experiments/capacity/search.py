@@ -151,6 +151,19 @@ def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, 
     return saturated, found
 
 
+def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
+    """A rough capacity from short runs, if it reaches ``goal``; else the probe of that load.
+
+    Without a goal (0) the search begins at ``start``.
+    """
+    like = Probe(0, plan.seed, plan.pilot_requests)
+    if goal:
+        (first,) = yield [_at(like, _rounded(goal, plan))]
+        if not first.verdict.holds:
+            return first
+    return (yield from crossing(like, goal or start, SLOPE, plan))
+
+
 def crossing(
     like: Probe, start: float, slope: float, plan: SearchPlan
 ) -> Search[Crossing | Probed]:

@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.capacity.answer import Answer, answers, as_json
+from experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
 from experiments.capacity.asked import read_question
 from experiments.capacity.capacity_section import Objective, parse_slo
 from experiments.capacity.judgement import Verdict, attainment, judge
@@ -27,6 +28,8 @@ from experiments.capacity.search import (
     SearchPlan,
     capacity,
     mean_and_interval,
+    pilot,
+    race,
     replications_needed,
 )
 from experiments.cli.app import app
@@ -36,6 +39,8 @@ from experiments.config.loading import Source, load_experiment
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
 from simulator.views.metrics import Analysis
+
+T = TypeVar("T")
 
 # One request at a time, all alike: a queue with one server and a fixed service time.
 ONE_SERVER = """\
@@ -139,9 +144,7 @@ def test_overload_breaks_an_slo_where_requests_arrive_by_themselves() -> None:
 # The search ----------------------------------------------------------------------------------
 
 
-def answer(
-    search: Search[Capacity], limits: dict[int, float], power: float
-) -> tuple[Capacity, int]:
+def answer(search: Search[T], limits: dict[int, float], power: float) -> tuple[T, int]:
     """Answer every probe from a stress of (load / limit) ** power; how many were asked for."""
     count, wanted = 0, next(search)
     while True:
@@ -199,6 +202,19 @@ def test_what_no_load_keeps_has_no_capacity() -> None:
     assert probes < 40
 
 
+@pytest.mark.parametrize(("goal", "probes"), [(10.5, 1), (8.0, 6), (0.0, 8)])
+def test_a_race_searches_only_what_reaches_the_goal(goal: float, probes: int) -> None:
+    plan = SearchPlan(0.05, 3, 3, 6000, 1000, 0)
+    found, asked = answer(race(plan, goal, 3.0), {0: 10.0}, 4.0)
+    assert asked <= probes
+    if goal > 10:
+        assert isinstance(found, Probed)
+        assert found.probe == Probe(goal, 0, 1000)
+    else:
+        assert isinstance(found, Crossing)
+        assert found.load == pytest.approx(10.0, rel=1e-3)
+
+
 def test_intervals_are_students() -> None:
     mean, (low, high) = mean_and_interval([1.0, 2.0, 3.0])
     assert (mean, high - mean) == (2.0, pytest.approx(4.3027 / math.sqrt(3), rel=1e-4))
@@ -210,12 +226,17 @@ def test_intervals_are_students() -> None:
 # Simulated -----------------------------------------------------------------------------------
 
 
+def served_s(path: Path) -> float:
+    """The time of a request that is alone."""
+    experiment = load_experiment(path, ["workload.requests=1"])
+    single = deploy(experiment.scenarios["one_server"], experiment.sources["one_server"])
+    return float(Analysis(single.simulate()).requests["latency_s"].iloc[0])
+
+
 def test_a_queue_with_one_server_carries_what_theory_says(tmp_path: Path) -> None:
     """M/D/1: the mean time in the system is D (1 + load D / (2 (1 - load D)))."""
     path = asked(tmp_path, ONE_SERVER)
-    experiment = load_experiment(path, ["workload.requests=1"])
-    single = deploy(experiment.scenarios["one_server"], experiment.sources["one_server"])
-    service_s = float(Analysis(single.simulate()).requests["latency_s"].iloc[0])
+    service_s = served_s(path)
     limit = f"{1.5 * service_s * 1e6:.0f}us"
     asks = f"capacity={{slo: mean ttft {limit}, tolerance: 0.06, requests: 2000}}"
     draft, section, options = read_question(path, [asks])
@@ -227,6 +248,33 @@ def test_a_queue_with_one_server_carries_what_theory_says(tmp_path: Path) -> Non
     assert found.found.mean == pytest.approx(0.5 / service_s, rel=0.06)
     assert draft.header.name == "one_server"
     assert as_json(found)["binds"]["because"] in ("queueing", "iterations")
+
+
+def test_slower_ops_cost_what_theory_says(tmp_path: Path) -> None:
+    """The band of a capacity: with f times the service time D the mean time in the system,
+    f D (1 + x / (2 (1 - x))) at a utilisation of x = f load D, is 1.5 D at another load."""
+
+    def load(factor: float) -> float:
+        waits = 1.5 / factor - 1
+        return 2 * waits / (1 + 2 * waits) / factor
+
+    path = asked(tmp_path, ONE_SERVER)
+    asks = f"capacity={{slo: mean ttft {served_s(path) * 1.5e6:.0f}us, requests: 2000}}"
+    draft, section, (option,) = read_question(path, [asks])
+    plan = plan_of(option, section, draft.source.file)
+    assert plan.pilot_requests == 1000
+
+    def ratios() -> Search[tuple[float, float]]:
+        _, rough = yield from pilot(plan)
+        assert isinstance(rough, Crossing)
+        return (yield from _scaled_pilots(plan, rough, [0.9, 1.1]))
+
+    store = Store(tmp_path / "probes")
+    store.open(resume=True)
+    with store.locked():
+        found = Laboratory(section, store, InProcess()).pursue({option: ratios()})
+    expected = (load(1.1) / load(1.0), load(0.9) / load(1.0))
+    assert found[option] == pytest.approx(expected, rel=0.03)
 
 
 def test_a_little_less_holds_and_a_little_more_breaks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,14 +11,15 @@ from typer.testing import CliRunner
 
 from experiments.capacity.answer import answers
 from experiments.capacity.bounds import alone, most_requests_per_s
-from experiments.capacity.capacity_section import parse_slo
+from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
 from experiments.capacity.curves import front, frontier_figures
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted, deployable, wanted_of
 from experiments.capacity.prices import load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.recommend import Screened, _whole, recommend
+from experiments.capacity.recommend import _whole, recommend
 from experiments.capacity.recommended import answer_of, winner
+from experiments.capacity.screening import SCREENING, Worth, _a_replica
 from experiments.capacity.search import AT_ONCE, Probe
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
@@ -44,29 +46,68 @@ def laboratory(folder: Path, asked: Wanted) -> Laboratory:
     return Laboratory(asked.section, store, InProcess())
 
 
+def regular(asked: Wanted, **given: object) -> Wanted:
+    """With nearly regular arrivals short runs are alike, and capacities precise."""
+    section = CapacitySection(slo=asked.section.slo, **given)  # type: ignore[arg-type]
+    arrivals = {"kind": "gamma", "rate": 1, "cv": 0.2}
+    return replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
+
+
 def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
-    """Same winner, and its capacity within the tolerance (here exactly: the same search)."""
-    asked, prices, said = wanted(), load_prices(None), list[str]()
+    """Same winner, capacities within the tolerance of ``capacity``, and what was left out is
+    behind, all judged by an exact search of every deployment."""
+    asked = wanted(slo="p90 ttft 2s, p90 tbt 60ms", budget="128", seqs="12,16")
+    runs = {"requests": 200, "replications": Replications(least=2, most=2)}
+    asked, prices, said = regular(asked, **runs), load_prices(None), list[str]()
+    tolerance, worth = asked.section.tolerance, Worth(asked, prices)
+    assert tolerance == 0.03
     found = recommend(laboratory(tmp_path / "a", asked), asked, prices, said.append)
     options, _ = deployable(asked)
-    every = [_whole(Screened(one, 1.0, 2 // one.gpus, 1.0)) for one in options]
+    every = [_whole(worth.of(one, 1.0)) for one in options]
     brute = answers(laboratory(tmp_path / "b", asked), every, "here", bands=False)
-    best = max(brute, key=lambda answer: answer.load)
-    assert len(brute) >= 4
-    assert found.finalists[0].option.name == best.option.name
-    assert found.finalists[0].load == pytest.approx(best.load, rel=asked.section.tolerance)
+    loads = {one.name: answer.load for one, answer in zip(options, brute, strict=True)}
+    best = max(loads.values())
+    assert len(loads) == 6
+    (first,) = found.finalists
+    assert loads[first.option.name.rpartition(" x ")[0]] == best
+    assert first.load == pytest.approx(best, rel=tolerance)
     for one in found.screened:
-        name = f"{one.option.name} x {one.replicas}"
-        (there,) = (answer for answer in brute if answer.option.name == name)
-        assert there.load < best.load
-    assert said[0].startswith("best so far: ")
+        assert one.load * one.replicas == pytest.approx(loads[one.option.name], rel=SCREENING)
+    for way in ("over 30% behind", "by its op times", "breaks p90 ttft 2s at"):
+        assert any(way in reason for reason in found.dropped.values()), way
+    for name, reason in found.dropped.items():
+        assert loads[name] <= best * (0.7 if "behind" in reason else 1.0) * (1 + tolerance)
+    for option in options:
+        most = worth.of(option, most_requests_per_s(option, asked.section.objectives))
+        assert loads[option.name] < most.load * most.replicas, option.name
+    assert said[0].startswith("best so far: TP 1 budget 128 seqs 16 x 2: about 3")
     content = answer_of(found, asked, prices)
-    assert content["winner"] == best.option.name
+    assert content["winner"] == first.option.name
     assert content["command"].startswith("vllm serve llama-13b --tensor-parallel-size")
     again = winner(found, asked)
     assert again.pop("name") == "winner"
-    assert again.pop("capacity")["slo"] == SLO
+    assert again.pop("capacity")["slo"] == asked.section.slo
     assert check_scenario(again, Source("", "x", {}, ())).cluster.replicas >= 1
+
+
+@pytest.mark.parametrize("given", [{"gpus": 8}, {"gpus": None, "rate": 7.0}])
+def test_what_a_replica_must_carry(given: dict[str, object]) -> None:
+    asked = wanted(**given)
+    options, _ = deployable(asked)
+    worth = Worth(asked, load_prices(None))
+    for option in (one for one in options if one.gpus <= 8):
+        value = worth.of(option, 2.0).value
+        load = worth.load_for(option, value)
+        assert worth.of(option, load).value == pytest.approx(value)
+        assert worth.of(option, 0.9 * load).value < value
+
+
+def test_one_replica_gets_its_share_of_the_arrivals() -> None:
+    """Every fourth of Poisson arrivals: gaps that are the sums of four."""
+    (option, *_), _ = deployable(wanted())
+    arrivals = _a_replica(option, 4).scenario.workload.arrivals
+    assert (arrivals.kind, getattr(arrivals, "cv", None)) == ("gamma", 0.5)
+    assert _a_replica(option, 1).scenario == option.scenario
 
 
 def test_nothing_exceeds_its_bound() -> None:
@@ -76,6 +117,16 @@ def test_nothing_exceeds_its_bound() -> None:
         deployment = deploy(full.scenario, Source("", "x", {}, ()))
         summary = Analysis(deployment.simulate()).summary(deployment.model, deployment.device, 1)
         assert 0.1 < summary["requests_per_s"] / most_requests_per_s(option) <= 1.0, option.name
+
+
+def test_a_limit_between_tokens_bounds_the_batch_and_the_chunks() -> None:
+    """Chunks of 256 take longer than 60 ms here, those of 128 do not."""
+    (small, large), _ = deployable(wanted(gpus=1, budget="128,256", seqs="16"))
+    usual, limit = most_requests_per_s(small), parse_slo("p99 tbt 60ms")
+    assert usual == most_requests_per_s(small, limit) > 10 * most_requests_per_s(large, limit)
+    for slo in ("mean tbt 40ms", "p99 tpot 40ms", "attainment 95% tpot 40ms"):
+        assert most_requests_per_s(small, parse_slo(slo)) < 0.9 * usual, slo
+    assert most_requests_per_s(small, parse_slo("p99 ttft 1s")) == usual
 
 
 def test_what_breaks_the_slo_alone_needs_no_simulation(tmp_path: Path) -> None:
