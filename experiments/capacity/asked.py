@@ -64,8 +64,13 @@ def answered(lab: Laboratory, draft: Draft, options: list[Option], bands: bool) 
     }
 
 
-def warnings(deployments: Iterable[Mapping[str, Any]], section: CapacitySection) -> list[str]:
-    """Capacities that are less certain than the tolerance asks for."""
+MORE = "give more capacity.requests or replications"
+
+
+def warnings(
+    deployments: Iterable[Mapping[str, Any]], section: CapacitySection, advice: str = MORE
+) -> list[str]:
+    """Capacities that are less certain than the tolerance asks for, with what to do about it."""
     lines = []
     for one in deployments:
         if one.get("error"):
@@ -78,7 +83,7 @@ def warnings(deployments: Iterable[Mapping[str, Any]], section: CapacitySection)
             if width > section.tolerance:
                 lines.append(
                     f"warning: {one['name']}: the interval is {100 * width:.1f} % wide, more than "
-                    f"the tolerance: give more capacity.requests or replications"
+                    f"the tolerance: {advice}"
                 )
     return lines
 

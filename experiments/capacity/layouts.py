@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
+from experiments.capacity.capacity_section import CapacitySection, parse_slo
 from experiments.capacity.options import Option
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
@@ -151,9 +151,7 @@ def wanted_of(
         parse_slo(slo)
     except ValueError as error:
         raise ConfigError(f"--slo: {error}") from None
-    section = CapacitySection(
-        slo=slo, tolerance=tolerance, replications=Replications(least=3, most=5)
-    )
+    section = CapacitySection(slo=slo, tolerance=tolerance)
     traffic, longest = parse_workload(workload, max_length)
     return Wanted(
         model,

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from experiments.capacity.asked import warnings
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
@@ -51,23 +52,20 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "prices": {"date": prices.date, "currency": prices.currency, "mark": prices.mark},
         "provenance": "predicted",
     }
-    content["lines"] = _lines(content, rows)
+    content["lines"] = _lines(content, rows, wanted)
     return content
 
 
-def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wanted) -> list[str]:
     prices = content["prices"]
     looked_at = len(rows) + len(content["screened"]) + len(content["dropped"])
     lines = [f"first: {rows[0]['name']} {rows[0]['why']}"]
     lines += [f"next: {row['name']}: {row['why']}" for row in rows[1:2]]
-    if len(rows) == 1 and content["screened"] and rows[0]["capacity"] and not content["rate"]:
-        one = content["screened"][0]
-        less = f"{100 * (one['about'] / rows[0]['capacity'] - 1):+.0f} % requests/s"
-        lines.append(f"next, screened only: {one['name']} x {one['replicas']}: {less}")
     rate = content["rate"]
     if rate and (not rows[0]["capacity"] or rows[0]["capacity"] < rate):
         lines.append(f"warning: none of them was seen to carry {rate:g} requests/s")
     each = "" if content["replicas"] == 1 else f" ({content['replicas']} such servers)"
+    lines += warnings(rows, wanted.section, "give `capacity` winner.yaml with capacity.requests")
     lines.append(f"start{each}: {content['command']}")
     reasons = Counter(_kind(reason) for reason in content["dropped"].values())
     told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
@@ -105,7 +103,7 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
             number_text(float(row["per_million_output_tokens"])),
         ]
         rows.append([row["name"], row["why"], *numbers])
-    for one in content["screened"][:8]:
+    for one in _of_layouts(content)[:8]:
         name = f"{one['name']} x {one['replicas']}"
         rows.append([name, "screened only", f"about {number_text(one['about'])}", "", "", ""])
     rows += [[name, why, "", "", "", ""] for name, why in _left_out(content).items()]
@@ -119,10 +117,20 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
     )
 
 
+def _of_layouts(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Of those that were screened only, the best of each layout that has no other row."""
+    found = {_layout(row["name"]): row for row in content["deployments"]}
+    searched = len(found)
+    for one in content["screened"]:
+        found.setdefault(_layout(one["name"]), one)
+    return list(found.values())[searched:]
+
+
 def _left_out(content: Mapping[str, Any]) -> dict[str, str]:
     """A deployment of each shape (TP, PP) that has no row of its own, with the reason: the one
     that came furthest."""
-    shown = {_shape(one["name"]) for one in content["deployments"]}
+    named = (one["name"] for key in ("deployments", "screened") for one in content[key])
+    shown = {_shape(name) for name in named}
     found: dict[str, str] = {}
     dropped = content["dropped"].items()
     # Those that were simulated came further than those that were bounded.
@@ -133,6 +141,10 @@ def _left_out(content: Mapping[str, Any]) -> dict[str, str]:
             shown.add(_shape(name))
             found[name] = why
     return found
+
+
+def _layout(name: str) -> str:
+    return name.partition(" seqs ")[0]
 
 
 def _shape(name: str) -> str:

@@ -137,12 +137,18 @@ def screen(
 
 
 def finalists(screened: Sequence[Screened], most: int) -> list[Screened]:
-    """The best of each layout that is not too far behind the best of all."""
+    """The best of each layout that is not too far behind the best of all; the second anyway, if it
+    was screened to the end."""
     of_layout: dict[object, Screened] = {}
     for one in screened:
         of_layout.setdefault(one.option.point["layout"], one)
-    least = screened[0].value * (1 - MARGIN)
-    return [one for one in of_layout.values() if one.value >= least][:most]
+    best = screened[0].value
+    near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)]
+    return [
+        one
+        for place, one in enumerate(near[:most])
+        if place < 2 or one.value >= best * (1 - MARGIN)
+    ]
 
 
 def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:

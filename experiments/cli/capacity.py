@@ -117,13 +117,13 @@ def recommend(
     """Find the best deployment under an SLO.
 
     That is the one that carries most on the GPUs, or costs least for a rate. Layouts, token budgets
-    and sequence limits are enumerated, bounded, screened, and the best
-    searched exactly. The result has the engine's own command line, and a configuration.
+    and sequence limits are enumerated and bounded; the others race, and the best are searched
+    exactly. The result has the engine's own command line, and a configuration.
 
     \b
     Examples:
       sarathi-sim recommend --model llama-3.3-70b --device h100-80g-sxm --gpus 16 \\
-        --slo "p99 ttft 2s, p99 tbt 100ms"
+        --stack vllm --slo "p99 ttft 1s, p99 tbt 50ms"
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
     """

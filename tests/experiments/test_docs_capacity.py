@@ -1,6 +1,6 @@
 """docs/capacity.md: its commands and examples work as they stand there.
 
-The two about 70B models take a minute or more of two processors: they are checked up to their first
+The two about 70B models take half a minute or more of two processors: they are checked up to their first
 run.
 """
 
@@ -36,9 +36,9 @@ def test_the_commands_about_70b_models() -> None:
     given = dict(zip(sixteen[1::2], sixteen[2::2], strict=True))
     asked = wanted_of(
         given["--model"], given["--device"], given["--slo"], int(given["--gpus"]), None,
-        "capacity_llama3_70b", None, None, "bf16", None, None, 0.05,
+        "capacity_llama3_70b", None, given["--stack"], "bf16", None, None, 0.05,
     )  # fmt: skip
-    assert len(list(layouts(asked))) > 200
+    assert f"The first looks at {len(list(layouts(asked)))} deployments" in PAGE
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if "70b" not in " ".join(words)])
