@@ -1,7 +1,7 @@
 """docs/capacity.md: its commands and examples work as they stand there.
 
-The two about 70B models take half a minute or more of two processors: they are checked up to their first
-run.
+The two about 70B models take half a minute or more of two processors: they are checked up to
+their first run.
 """
 
 from __future__ import annotations
