@@ -1,29 +1,93 @@
 """From a question to a deployment: which layout carries most for its price under an SLO?
 
 What cannot be deployed, or cannot keep the SLO even alone, is dropped without a simulation. The
-others are screened (``screening.py``). The best few are then searched as ``capacity`` does, with
-all their replicas.
+others race with short runs of one replica. They start in the order of their bounds. Once one was
+seen to carry something, another one needs a single run: at the load that would make it nearly as
+good. Only if it keeps the SLO there it is searched further. All runs share their random numbers.
+The best few are then searched as ``capacity`` does, with all their replicas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from experiments.capacity.answer import Answer, answers, as_json
+from experiments.capacity.answer import Answer, answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.layouts import Wanted, deployable
-from experiments.capacity.options import Option
-from experiments.capacity.prices import Prices, per_million_tokens
+from experiments.capacity.options import Option, plan_of
+from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.screening import Screened, Worth, finalists, screen
+from experiments.capacity.search import Crossing, Probed, race
 from experiments.config.errors import ConfigError
+from experiments.config.workload import Gamma, Poisson
 from profiler.storage.progress import Say
 from simulator.views.metric_registry import number_text
 
 FINALISTS = 4
 """How many are searched exactly, at most."""
+FIRST, WAVE = 4, 16
+"""Deployments screened side by side before they are compared again: the first time, and later."""
+SCREENING = 0.05
+"""The tolerance of screening."""
+BEHIND, MARGIN = 0.3, 0.1
+"""How far below the best another layout may be: to be screened to the end, and a finalist."""
+BETTER = 0.01
+"""How much more than another sequence limit of its layout a deployment must carry."""
+LIKELY = 0.6
+"""The part of its bound where the search for a deployment starts that has no rival yet."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A deployment after screening: what one replica carries, and how many replicas there are.
+
+    ``value`` is what is ranked: requests a second for a unit of money an hour.
+    """
+
+    option: Option
+    load: float
+    replicas: int
+    value: float
+
+    @property
+    def carried(self) -> str:
+        """Requests a second of all replicas, as text."""
+        return f"{number_text(self.load * self.replicas)} requests/s"
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What deployments are worth to who asks."""
+
+    wanted: Wanted
+    prices: Prices
+
+    def of(self, option: Option, load: float) -> Screened:
+        """A deployment with replicas that carry ``load`` each."""
+        wanted, gpus = self.wanted, option.gpus
+        if wanted.rate is None:
+            replicas, paid = wanted.gpus // gpus, wanted.gpus
+            carried = replicas * load
+        else:
+            replicas = max(1, math.ceil(wanted.rate / load))
+            paid, carried = replicas * gpus, wanted.rate
+            if paid > wanted.gpus:
+                carried = 0.0
+        return Screened(option, load, replicas, carried / (self._price(option) * paid))
+
+    def load_for(self, option: Option, value: float) -> float:
+        """The load that a replica must carry for the deployment to be worth ``value``."""
+        wanted, price = self.wanted, self._price(option)
+        if wanted.rate is None:
+            return value * price * wanted.gpus / (wanted.gpus // option.gpus)
+        paid = min(wanted.rate / max(value * price, 1e-12), wanted.gpus)
+        replicas = math.floor(paid / option.gpus * (1 + 1e-9))
+        return wanted.rate / replicas if replicas else math.inf
+
+    def _price(self, option: Option) -> float:
+        return max(self.prices.of(option.deployment.device.name), 1e-9)
 
 
 @dataclass(frozen=True)
@@ -87,53 +151,120 @@ def _value(answer: Answer, wanted: Wanted, prices: Prices) -> float:
     return (1e6 + answer.load if answer.load >= wanted.rate else answer.load) / price
 
 
-# The table -----------------------------------------------------------------------------------
+# The race ------------------------------------------------------------------------------------
 
 
-def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
-    """The finalists in numbers, each with its price and what it loses by."""
-    rows = []
-    for answer in found.finalists:
-        row = as_json(answer)
-        at = row.get("at_capacity")
-        per_request = at["output_tokens_per_s"] / at["load"] if at else 0.0
-        load = answer.load if wanted.rate is None else min(wanted.rate, answer.load)
-        paid = wanted.gpus if wanted.rate is None else answer.option.gpus
-        price = prices.of(row["device"])
-        row["gpus_paid"] = paid
-        row["per_hour"] = price * paid
-        row["per_million_output_tokens"] = per_million_tokens(price, paid, load * per_request)
-        rows.append(row)
-    best = rows[0]
-    for row in rows:
-        row["why"] = _why(best, rows[1:]) if row is best else _loses(row, best)
-    return rows
+@dataclass(frozen=True)
+class _Goal:
+    """The load that a replica must carry, and why."""
+
+    load: float = 0.0
+    reason: str = "under any load"
 
 
-def _why(best: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
-    binds = best["binds"]
-    text = (
-        f"carries {number_text(best['capacity'])} requests/s at "
-        f"{number_text(best['per_million_output_tokens'])} per million output tokens; then "
-        f"{binds['slo']} breaks ({binds['because']})"
+def screen(
+    lab: Laboratory,
+    worth: Worth,
+    bounded: Mapping[Option, float],
+    dropped: dict[str, str],
+    say: Say,
+) -> list[Screened]:
+    """What each carries, roughly, the best first; adds those that are behind to ``dropped``.
+
+    ``bounded`` has for each one a load that a replica cannot exceed.
+    """
+    waiting, found, total = _in_order(worth, bounded), list[Screened](), len(bounded)
+    while waiting:
+        best = found[0] if found else None
+        goals = {option: _goal(worth, option, found) for option in waiting}
+        for option, goal in goals.items():
+            if bounded[option] < goal.load:
+                most = worth.of(option, bounded[option]).carried
+                dropped[option.name] = f"at most {most} by its op times: {goal.reason}"
+        waiting = [option for option in waiting if option.name not in dropped]
+        size = WAVE if found else FIRST
+        wave, waiting = waiting[:size], waiting[size:]
+        searches, asked = {}, {}
+        for option in wave:
+            short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
+            one = _a_replica(option, worth.of(option, bounded[option]).replicas)
+            searches[one] = race(short, goals[option].load, LIKELY * bounded[option])
+            asked[one] = option
+        done = total - len(waiting) - len(wave)
+        for one, outcome in lab.pursue(searches, done, total).items():
+            option = asked[one]
+            if isinstance(outcome, Crossing):
+                found.append(worth.of(option, outcome.load))
+            elif isinstance(outcome, Probed):
+                at = worth.of(option, outcome.probe.load).carried
+                why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"
+                dropped[option.name] = why
+            else:
+                dropped[option.name] = outcome
+        found.sort(key=lambda one: (-one.value, one.option.name))
+        if found and found[0] is not best:
+            say(f"best so far: {_named(found[0])}: about {found[0].carried}")
+    return found
+
+
+def finalists(screened: Sequence[Screened], most: int) -> list[Screened]:
+    """The best of each layout that is not too far behind the best of all; the second anyway, if it
+    was screened to the end."""
+    of_layout: dict[object, Screened] = {}
+    for one in screened:
+        of_layout.setdefault(one.option.point["layout"], one)
+    best = screened[0].value
+    near = [one for one in of_layout.values() if one.value >= best * (1 - BEHIND)]
+    return [
+        one
+        for place, one in enumerate(near[:most])
+        if place < 2 or one.value >= best * (1 - MARGIN)
+    ]
+
+
+def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
+    """By their bounds; first one of each layout, then others, with other sequence limits."""
+    value = {option: worth.of(option, load).value for option, load in bounded.items()}
+    ordered = sorted(bounded, key=lambda option: -value[option])
+    place: dict[Option, int] = {}
+    seen: dict[object, int] = {}
+    for option in ordered:
+        layout = option.point["layout"]
+        place[option] = seen[layout] = seen.get(layout, -1) + 1
+    return sorted(ordered, key=lambda option: place[option])
+
+
+def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> _Goal:
+    """What it takes to be nearly as good as the best, and better than others of its layout."""
+    if not found:
+        return _Goal()
+    best = found[0]
+    goals = [(best.value * (1 - BEHIND), f"over {BEHIND:.0%} behind {_named(best)}")]
+    same = (one for one in found if one.option.point["layout"] == option.point["layout"])
+    if (rival := next(same, None)) is not None:
+        goals.append((rival.value * (1 + BETTER), f"no better than {_named(rival)}"))
+    value, reason = max(goals)
+    return _Goal(worth.load_for(option, value), reason)
+
+
+def _named(one: Screened) -> str:
+    return f"{one.option.name} x {one.replicas}"
+
+
+def _a_replica(option: Option, replicas: int) -> Option:
+    """One of several replicas with its share of the arrivals.
+
+    A router that takes turns leaves to each the sum of ``replicas`` gaps: of Poisson or gamma
+    distributed ones that is a gamma distribution.
+    """
+    scenario = option.scenario
+    arrivals = scenario.workload.arrivals
+    if not isinstance(arrivals, Poisson | Gamma) or scenario.cluster.router != "round_robin":
+        return option
+    cv = (arrivals.cv if isinstance(arrivals, Gamma) else 1.0) / math.sqrt(replicas)
+    shared = Gamma(kind="gamma", rate=arrivals.rate, cv=max(cv, 0.001))
+    workload = scenario.workload.model_copy(
+        update={"arrivals": shared if replicas > 1 else arrivals}
     )
-    if others and others[0]["capacity"]:
-        ahead = best["per_million_output_tokens"] / others[0]["per_million_output_tokens"] - 1
-        text += f"; {-100 * ahead:.1f} % cheaper a token than the next"
-    return text
-
-
-def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    if not row["capacity"]:
-        return str(row.get("error") or "keeps the SLO under no load")
-    parts = [f"{100 * (row['capacity'] / best['capacity'] - 1):+.1f} % requests/s"]
-    dearer = row["per_million_output_tokens"] / best["per_million_output_tokens"] - 1
-    parts.append(f"{100 * dearer:+.1f} % a token")
-    low, high = best["interval"] or (best["capacity"], best["capacity"])
-    if low <= row["mean"] <= high:
-        parts.append("within the interval of the first")
-    binds, first = row["binds"], best["binds"]
-    for key, name in (("bubble_share", "bubbles"), ("kv_peak_share", "KV cache full")):
-        if abs(binds[key] - first[key]) >= 0.05:
-            parts.append(f"{name} {100 * binds[key]:.0f} %, there {100 * first[key]:.0f} %")
-    return f"{', '.join(parts)}; {binds['slo']} breaks ({binds['because']})"
+    changed = scenario.model_copy(update={"workload": workload})
+    return replace(option, deployment=replace(option.deployment, scenario=changed))

@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
+from experiments.capacity.answer import as_json
 from experiments.capacity.asked import warnings
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
-from experiments.capacity.prices import Prices
-from experiments.capacity.recommend import Recommendation, ranked
+from experiments.capacity.prices import Prices, per_million_tokens
+from experiments.capacity.recommend import Recommendation
 from experiments.capacity.written import headroom
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
@@ -54,6 +55,55 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
     }
     content["lines"] = _lines(content, rows, wanted)
     return content
+
+
+def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
+    """The finalists in numbers, each with its price and what it loses by."""
+    rows = []
+    for answer in found.finalists:
+        row = as_json(answer)
+        at = row.get("at_capacity")
+        per_request = at["output_tokens_per_s"] / at["load"] if at else 0.0
+        load = answer.load if wanted.rate is None else min(wanted.rate, answer.load)
+        paid = wanted.gpus if wanted.rate is None else answer.option.gpus
+        price = prices.of(row["device"])
+        row["gpus_paid"] = paid
+        row["per_hour"] = price * paid
+        row["per_million_output_tokens"] = per_million_tokens(price, paid, load * per_request)
+        rows.append(row)
+    best = rows[0]
+    for row in rows:
+        row["why"] = _why(best, rows[1:]) if row is best else _loses(row, best)
+    return rows
+
+
+def _why(best: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
+    binds = best["binds"]
+    text = (
+        f"carries {number_text(best['capacity'])} requests/s at "
+        f"{number_text(best['per_million_output_tokens'])} per million output tokens; then "
+        f"{binds['slo']} breaks ({binds['because']})"
+    )
+    if others and others[0]["capacity"]:
+        ahead = best["per_million_output_tokens"] / others[0]["per_million_output_tokens"] - 1
+        text += f"; {-100 * ahead:.1f} % cheaper a token than the next"
+    return text
+
+
+def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    if not row["capacity"]:
+        return str(row.get("error") or "keeps the SLO under no load")
+    parts = [f"{100 * (row['capacity'] / best['capacity'] - 1):+.1f} % requests/s"]
+    dearer = row["per_million_output_tokens"] / best["per_million_output_tokens"] - 1
+    parts.append(f"{100 * dearer:+.1f} % a token")
+    low, high = best["interval"] or (best["capacity"], best["capacity"])
+    if low <= row["mean"] <= high:
+        parts.append("within the interval of the first")
+    binds, first = row["binds"], best["binds"]
+    for key, name in (("bubble_share", "bubbles"), ("kv_peak_share", "KV cache full")):
+        if abs(binds[key] - first[key]) >= 0.05:
+            parts.append(f"{name} {100 * binds[key]:.0f} %, there {100 * first[key]:.0f} %")
+    return f"{', '.join(parts)}; {binds['slo']} breaks ({binds['because']})"
 
 
 def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wanted) -> list[str]:

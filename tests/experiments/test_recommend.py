@@ -17,9 +17,8 @@ from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted, deployable, wanted_of
 from experiments.capacity.prices import load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.recommend import _whole, recommend
+from experiments.capacity.recommend import SCREENING, Worth, _a_replica, _whole, recommend
 from experiments.capacity.recommended import answer_of, winner
-from experiments.capacity.screening import SCREENING, Worth, _a_replica
 from experiments.capacity.search import AT_ONCE, Probe
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
