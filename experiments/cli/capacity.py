@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +24,11 @@ from experiments.cli.common import (
 )
 from experiments.cli.sweep import Where, WorkersOption, backend_at, check_backend
 
+if TYPE_CHECKING:
+    from experiments.capacity.capacity_section import CapacitySection
+    from experiments.capacity.probing import Laboratory
+    from experiments.sweeps.backends import Backend
+
 BackendOption = Annotated[Where, typer.Option(help="Local processes, or a Dask cluster.")]
 AddressOption = Annotated[
     str | None, typer.Option(help="Address of the Dask scheduler, such as tcp://127.0.0.1:8786.")
@@ -29,6 +36,23 @@ AddressOption = Annotated[
 BandsOption = Annotated[
     bool, typer.Option("--bands/--no-bands", help="Also search under errors of the op times.")
 ]
+
+
+@contextmanager
+def _laboratory(
+    folder: Path, kind: str, section: CapacitySection, where: Backend, quiet: bool
+) -> Iterator[Laboratory]:
+    """What probes are simulated in, with its folder and a progress bar; it closes the backend."""
+    from experiments.capacity.folder import probes_in
+    from experiments.capacity.probing import Laboratory
+    from experiments.run.report import ProgressBar
+
+    with (
+        closing(where),
+        probes_in(folder, kind) as store,
+        ProgressBar(consoles()[1], enabled=not quiet) as progress,
+    ):
+        yield Laboratory(section, store, where, progress, partial(typer.echo, err=True))
 
 
 def capacity(
@@ -54,26 +78,16 @@ def capacity(
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
     from experiments.capacity.asked import answered, read_question, result_files
-    from experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
-    from experiments.capacity.probing import Laboratory
+    from experiments.capacity.folder import CAPACITY_FORMAT, write_result
     from experiments.capacity.written import capacity_table, reasons
-    from experiments.run.report import ProgressBar
 
     check_backend(backend, address, workers)
     draft, section, options = read_question(config, assignments or [])
     folder = out or Path("runs") / draft.header.name
     where = backend_at(backend, address, workers)
-    try:
-        with (
-            probes_in(folder, CAPACITY_FORMAT) as store,
-            ProgressBar(consoles()[1], enabled=not quiet) as progress,
-        ):
-            say = partial(typer.echo, err=True)
-            lab = Laboratory(section, store, where, progress, say)
-            content = answered(lab, draft, options, bands)
-        write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
-    finally:
-        where.close()
+    with _laboratory(folder, CAPACITY_FORMAT, section, where, quiet) as lab:
+        content = answered(lab, draft, options, bands)
+    write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     if json:
         print_json(content)
     if quiet:
@@ -127,13 +141,11 @@ def recommend(
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
     """
-    from experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
+    from experiments.capacity.folder import RECOMMEND_FORMAT, write_result
     from experiments.capacity.layouts import wanted_of
     from experiments.capacity.prices import load_prices
-    from experiments.capacity.probing import Laboratory
     from experiments.capacity.recommend import recommend as recommended
     from experiments.capacity.recommended import answer_of, recommend_files, recommend_table
-    from experiments.run.report import ProgressBar
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
@@ -142,18 +154,11 @@ def recommend(
     costs = load_prices(prices)
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
     say = (lambda text: None) if quiet else partial(typer.echo, err=True)
-    try:
-        with (
-            probes_in(folder, RECOMMEND_FORMAT) as store,
-            ProgressBar(consoles()[1], enabled=not quiet) as progress,
-        ):
-            lab = Laboratory(wanted.section, store, where, progress, partial(typer.echo, err=True))
-            found = recommended(lab, wanted, costs, say)
-            lab.write_tables()
-            content = answer_of(found, wanted, costs)
-        write_result(folder, RECOMMEND_FORMAT, recommend_files(found, wanted, content))
-    finally:
-        where.close()
+    with _laboratory(folder, RECOMMEND_FORMAT, wanted.section, where, quiet) as lab:
+        found = recommended(lab, wanted, costs, say)
+        lab.write_tables()
+        content = answer_of(found, wanted, costs)
+    write_result(folder, RECOMMEND_FORMAT, recommend_files(found, wanted, content))
     if json:
         print_json(content)
     if quiet:
@@ -193,9 +198,7 @@ def sensitivity(
       sarathi-sim sensitivity gpt3_pp --metrics makespan_s,tbt_s.p99 --replications 1
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
-    from experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
-    from experiments.capacity.probing import Laboratory
-    from experiments.run.report import ProgressBar
+    from experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
     from experiments.sensitivity.elasticities import read_sensitivity
     from experiments.sensitivity.elasticities import sensitivity as found_by
     from experiments.sensitivity.tornado import answer_lines, sensitivity_files, sensitivity_tables
@@ -211,16 +214,9 @@ def sensitivity(
     )
     folder = out or Path("runs") / f"{asked.draft.header.name}_sensitivity"
     where = backend_at(backend, address, workers)
-    try:
-        with (
-            probes_in(folder, SENSITIVITY_FORMAT) as store,
-            ProgressBar(consoles()[1], enabled=not quiet) as progress,
-        ):
-            say = partial(typer.echo, err=True)
-            content = found_by(Laboratory(asked.section, store, where, progress, say), asked)
-        write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
-    finally:
-        where.close()
+    with _laboratory(folder, SENSITIVITY_FORMAT, asked.section, where, quiet) as lab:
+        content = found_by(lab, asked)
+    write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
     if json:
         print_json(content)
     if quiet:

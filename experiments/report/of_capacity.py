@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.capacity.written import UNITS
-from experiments.config.errors import ConfigError
 from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
@@ -18,21 +17,12 @@ from experiments.report.frontiers import (
     op_times_of_probes,
     points_table,
 )
-from experiments.results import read_summary
 from experiments.run.report import number_or_dash
-from profiler.storage.progress import Progress, silent
 from simulator.views.metric_registry import number_text
 
 
-def capacity_section(folder: Path, progress: Progress = silent) -> Section:
-    """What ``capacity`` wrote. Raises ConfigError where it is damaged."""
-    try:
-        return _section(folder, read_summary(folder))
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise ConfigError(f"{folder}: the capacities are damaged: {error!r}") from None
-
-
-def _section(folder: Path, found: Mapping[str, Any]) -> Section:
+def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
+    """What ``capacity`` wrote."""
     deployments, unit = list(found["deployments"]), UNITS[found["load"]]
     drawn = [one for one in deployments if one.get("curve")][:MOST_LINES]
     op_times, problems = op_times_of_probes(folder)

@@ -10,25 +10,15 @@ from experiments.config.errors import ConfigError
 from experiments.figures.style import policy_styles
 from experiments.report.charts import paired_bars
 from experiments.report.content import Chart, Section, SortableTable
-from experiments.results import read_summary
 from experiments.run.compare import TITLES, by_difference, part_label, percent
 from experiments.run.compare_figure import drawn_parts
-from profiler.storage.progress import Progress, silent
 from simulator.views.metric_registry import number_text
 
 
-def comparison_section(folder: Path, progress: Progress = silent) -> Section:
+def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """What ``compare --out`` wrote. Raises ConfigError for other figures."""
-    found = read_summary(folder)
     if not found.keys() >= {"a", "b", "policies", "notes", *TITLES}:
         raise ConfigError(f"{folder}: holds figures only: name the folders of the results in them")
-    try:
-        return _section(folder, found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: the comparison is damaged: {error!r}") from None
-
-
-def _section(folder: Path, found: Mapping[str, Any]) -> Section:
     a, b = (Path(found[side]).name for side in "ab")
     notes = list(found["notes"])
     if not found["same_requests"]:

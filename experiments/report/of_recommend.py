@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.capacity.written import UNITS
-from experiments.config.errors import ConfigError
 from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
@@ -16,24 +15,15 @@ from experiments.report.frontiers import (
     op_times_of_probes,
     points_table,
 )
-from experiments.results import read_summary
 from experiments.run.report import number_or_dash
-from profiler.storage.progress import Progress, silent
 
 _MOST_DROPPED = 200
 _MARKS = ("warning: ", "note: ")
 _FILES = ("winner.yaml", "launch.sh")
 
 
-def recommend_section(folder: Path, progress: Progress = silent) -> Section:
-    """What ``recommend`` wrote. Raises ConfigError where it is damaged."""
-    try:
-        return _section(folder, read_summary(folder))
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise ConfigError(f"{folder}: the recommendation is damaged: {error!r}") from None
-
-
-def _section(folder: Path, found: Mapping[str, Any]) -> Section:
+def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
+    """What ``recommend`` wrote."""
     rows, unit = list(found["deployments"]), UNITS[found["load"]]
     drawn = [one for one in rows if one.get("curve")][:MOST_LINES]
     op_times, problems = op_times_of_probes(folder)

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config.errors import ConfigError
 from experiments.figures.style import BLUE, ORANGE, line_styles
 from experiments.report.charts import paired_bars
 from experiments.report.content import Chart, Section, SortableTable, enumerated
-from experiments.results import read_summary
 from experiments.score.figure import LABELS
 from experiments.score.measured import METRICS
 from experiments.score.server_run import MEASURES
-from profiler.storage.progress import Progress, silent
 from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 from simulator.views.metric_registry import number_text
 
@@ -23,13 +20,9 @@ _MOST_DRAWN = 40
 _COLOURS = dict(zip(METRICS, (BLUE, ORANGE), strict=True))
 
 
-def score_section(folder: Path, progress: Progress = silent) -> Section:
-    """What ``score --out`` wrote. Raises ConfigError where it is damaged."""
-    found = read_summary(folder)
-    try:
-        return (_recorded if "runs" in found else _section)(folder, found)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{folder}: the score is damaged: {error!r}") from None
+def score_section(folder: Path, found: Mapping[str, Any]) -> Section:
+    """What ``score --out`` wrote."""
+    return (_recorded if "runs" in found else _section)(folder, found)
 
 
 def _section(folder: Path, found: Mapping[str, Any]) -> Section:

@@ -6,27 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config.errors import ConfigError
 from experiments.figures.style import BLUE, VERMILION
 from experiments.report.charts import paired_bars
 from experiments.report.content import Chart, Section, SortableTable, enumerated
 from experiments.report.frontiers import op_times_of_probes
-from experiments.results import read_summary
 from experiments.sensitivity.tornado import HEADINGS, MOST_BARS, cells, panels, sides, title
-from profiler.storage.progress import Progress, silent
 
 _MOST_CHARTS = 24
 
 
-def sensitivity_section(folder: Path, progress: Progress = silent) -> Section:
-    """What ``sensitivity`` wrote. Raises ConfigError where it is damaged."""
-    try:
-        return _section(folder, read_summary(folder))
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise ConfigError(f"{folder}: the sensitivity is damaged: {error!r}") from None
-
-
-def _section(folder: Path, found: Mapping[str, Any]) -> Section:
+def sensitivity_section(folder: Path, found: Mapping[str, Any]) -> Section:
+    """What ``sensitivity`` wrote."""
     measures = list(found["measures"].values())
     under = f" under the SLO {found['slo']}" if found["slo"] else ""
     op_times, problems = op_times_of_probes(folder)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,6 @@ from experiments.config.parameter_names import parameter
 from experiments.report.charts import Spots, StyledLine, lines, points
 from experiments.report.content import Chart, Section, SortableTable, anchor, enumerated
 from experiments.report.provenance import first_deployments, op_times_grid
-from experiments.results import read_summary
 from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
 from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
 from experiments.sweeps.figures.plot import (
@@ -25,16 +25,14 @@ from experiments.sweeps.figures.plot import (
 )
 from experiments.sweeps.printing import result_rows
 from experiments.sweeps.store import RESULTS
-from profiler.storage.progress import Progress, silent
 from simulator.views.metric_registry import STEADY, Better, known, number_text
 
 _MOST_AXES, _MOST_POINTS = 6, 1000
 _FRONTS = (("tbt_s.p99", "output_tokens_per_s"), ("ttft_s.p99", "output_tokens_per_s"))
 
 
-def sweep_section(folder: Path, progress: Progress = silent) -> Section:
+def sweep_section(folder: Path, summary: Mapping[str, Any]) -> Section:
     """The finished runs of a sweep. Raises ConfigError where it is damaged, or none is finished."""
-    summary = read_summary(folder)
     table = read_table(folder)
     axes, contrast = read_axes(folder, table)
     table = with_policies(folder, table)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
 from experiments.config.errors import ConfigError
@@ -26,7 +27,7 @@ from experiments.results import (
 from profiler.storage.manifest import spoken
 from profiler.storage.progress import Progress, silent
 
-SectionOf = Callable[[Path, Progress], Section]
+SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {
     SWEEP_FORMAT: sweep_section,
     FIGURES_FORMAT: comparison_section,
@@ -35,7 +36,8 @@ SECTIONS: dict[str, SectionOf] = {
     RECOMMEND_FORMAT: recommend_section,
     SENSITIVITY_FORMAT: sensitivity_section,
 }
-"""By the format of the result's summary. Runs are shown together: :func:`run_section`."""
+"""By the format of the result's summary, which they get with its folder. Runs are shown together:
+:func:`run_section`."""
 
 
 def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Section]:
@@ -46,9 +48,17 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
     kinds = {folder: _kind(folder) for folder in folders}
     runs = [folder for folder, kind in kinds.items() if kind == FORMAT]
     found = [run_section(runs, progress)] if runs else []
-    return found + [
-        SECTIONS[kind](folder, progress) for folder, kind in kinds.items() if kind != FORMAT
-    ]
+    return found + [_section(folder, kind) for folder, kind in kinds.items() if kind != FORMAT]
+
+
+def _section(folder: Path, kind: str) -> Section:
+    try:
+        return SECTIONS[kind](folder, read_summary(folder))
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        command = "compare" if kind == FIGURES_FORMAT else spoken(kind)
+        raise ConfigError(f"{folder}: the result of {command} is damaged: {error!r}") from None
 
 
 def _kind(folder: Path) -> str:

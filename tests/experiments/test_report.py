@@ -359,8 +359,8 @@ def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) 
     key = keys.get(kind, "measures")
     summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
-    assert f"the {kind}" in (line := refused(tmp_path / "x"))
-    assert "is damaged" in line
+    command = "compare" if kind == "comparison" else kind
+    assert f"the result of {command} is damaged" in refused(tmp_path / "x")
 
 
 def test_the_commands_of_the_page_about_reports(

@@ -137,20 +137,21 @@ def test_mistakes_are_named(options: list[str], message: str, tmp_path: Path) ->
 def test_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On fewer requests; the page names every file."""
     page = (DOCS / "sensitivity.md").read_text(encoding="utf-8")
-    (text, *_) = re.findall(r"```yaml\n(.*?)```", (DOCS / "capacity.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    Path("my_capacity.yaml").write_text(text)
+    for name, other in (("my_capacity", "capacity.md"), ("server", "recipes.md")):
+        found = re.findall(r"```yaml\n(.*?)```", (DOCS / other).read_text(), re.DOTALL)
+        Path(f"{name}.yaml").write_text(next(text for text in found if f"name: {name}\n" in text))
     quick = {
         "my_capacity.yaml": ["capacity.slo=p50 ttft 2s", "capacity.requests=60",
                              "capacity.space={}"],
+        "server.yaml": ["capacity=null", "workload.requests=5"],
         "first_experiment": ["workload.requests=5"],
     }  # fmt: skip
     for line in re.findall(r"^    sarathi-sim (.*)$", page, re.MULTILINE):
         words = shlex.split(line)
-        if words[1] not in quick:
-            continue
         given = [word for change in quick[words[1]] for word in ("--set", change)]
         more = [*given, "--workers", "1", "--replications", "1"]
+        more += [] if "--only" in words else ["--only", "all ops,prompt lengths"]
         done = CliRunner().invoke(app, [*words, *more])
         assert done.exit_code == 0, f"{line}: {done.output}"
     for path in Path("runs/sensitivity").iterdir():
