@@ -51,7 +51,7 @@ def benchmark(
     memory in the same repeat) and ``iteration_us`` (by batch; the least over the repeats). Of this
     whole process: ``peak_rss_mb`` (the textbook simulations included) and
     ``peak_rss_before_oracle_mb``. All times are seconds or microseconds of the processor. Raises
-    ConfigError for a scenario that serves no request.
+    ConfigError for a scenario that serves no request, or is too short to be timed.
     """
     deployments, reserved = _deployed(experiments)
     # The first pass fills the predictor's tables, and counts the work.
@@ -234,12 +234,14 @@ def _served(deployment: Deployment) -> Records:
 
 
 def _timed(work: Callable[[Deployment], object], deployment: Deployment) -> float:
-    """Seconds of the processor."""
+    """Seconds of the processor. Raises ConfigError where the machine's clock did not move."""
     gc.collect()
     began = time.process_time()
     result = work(deployment)
     took = time.process_time() - began
     del result
+    if took <= 0:
+        raise ConfigError("too short for this machine's clock: set a larger workload.requests")
     return took
 
 

@@ -62,6 +62,14 @@ def test_what_serves_nobody_cannot_be_timed() -> None:
         benchmark([experiment], 1, lambda *_: None)
 
 
+def test_what_no_clock_sees_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some clocks count whole ticks."""
+    monkeypatch.setattr("experiments.run.bench.BATCHES", ())
+    monkeypatch.setattr("experiments.run.bench.time.process_time", lambda: 0.25)
+    with pytest.raises(ConfigError, match="larger workload"):
+        benchmark([load_experiment("gpt3_pp", ("workload.requests=2",))], 1, lambda *_: None)
+
+
 def test_paged_memory_is_compared_with_reserved_memory() -> None:
     """By default, beside the demo: with room for all, with preemption and with prefix caching."""
     changes = ("workload.requests=24", "scenarios.vllm_preempting.kv_cache.num_blocks=200")
