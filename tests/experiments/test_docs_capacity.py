@@ -19,6 +19,7 @@ from experiments.capacity.layouts import layouts, wanted_of
 from experiments.capacity.options import plan_of
 from experiments.capacity.prices import load_prices
 from experiments.cli.app import app
+from experiments.report.sections import sections_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    sarathi-sim (.*)$", PAGE, re.M)]
@@ -65,6 +66,10 @@ def the_cheapest_for_the_rate(out: Path) -> None:
         assert (out / name).is_file()
     link = f"../probes/runs/{first['at_capacity']['run']}/summary.json"
     assert link in (out / "figures" / "pareto_cost_slo.svg").read_text()
+    assert (out / "figures" / link).resolve().is_file()
+    (section,) = sections_of([out])
+    assert section.answer.startswith(f"{content['winner']}: it carries")
+    assert {grid.title for grid in section.details} >= {"Every point", "Op times: origin and error"}
     assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
     checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])
     assert checked.exit_code == 0, checked.stderr
