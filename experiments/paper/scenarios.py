@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +12,7 @@ from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import load_experiment
 from experiments.paper.variants import Lab
 from experiments.run.machine import with_attention
+from profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
 from simulator.loop.records import Floats, Records
 from simulator.op_times.regression import OpTimes
 from simulator.views.ledger import gaps, iteration_bubbles
@@ -63,33 +62,26 @@ def deployment(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> 
 
 def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
     """Op times under the assumptions."""
-    if not (assumed.padded or assumed.factors):
-        return ops
-    by = dict(assumed.factors).get
+    if assumed.padded:
+        decode = ops.decode
 
-    def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
-        held = np.full_like(context, longest) if assumed.padded else context
-        return by("decode", 1.0) * ops.decode(batch, held)
+        def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
+            return decode(batch, np.full_like(context, longest))
 
-    new = with_attention(
-        ops,
-        lambda chunk, context: by("prefill", 1.0) * ops.prefill(chunk, context),
-        attend,
-        f"{assumed.padded} {assumed.factors} {longest}",
-    )
-    scaled = {
-        op: _times(time, by("others" if op == "others" else "linear", 1.0))
-        for op, time in ops.linear.items()
-    }
-    new.by_rows = {**ops.by_rows, **scaled}
-    new.send = {scope: _times(time, by("send", 1.0)) for scope, time in ops.send.items()}
-    if ops.all_reduce is not None:
-        new.all_reduce = _times(ops.all_reduce, by("all_reduce", 1.0))
-    return new
+        ops = with_attention(ops, ops.prefill, attend, f"padded {longest}")
+    factors = dict(assumed.factors)
+    linear = dict.fromkeys(ops.linear, factors.get("linear", 1.0))
+    named = {op: factors.get(name, 1.0) for name, op in _NAMED.items()}
+    return ops.scaled(linear | named) if factors else ops
 
 
-def _times(time: Callable[[ArrayLike], Floats], factor: float) -> Any:
-    return lambda size: factor * time(size)
+_NAMED = {
+    "others": OTHERS,
+    "prefill": PREFILL,
+    "decode": DECODE,
+    "all_reduce": ALL_REDUCE,
+    "send": SEND_RECV,
+}
 
 
 def run(lab: Lab, scenario: str, assumed: Assumptions, seed: int = 0) -> Records:

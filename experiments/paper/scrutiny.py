@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from experiments.paper.claims import Claim, ClaimResult, load_claims, readings
 from experiments.paper.variants import Lab, with_rows
 from experiments.run.machine import with_attention
-from profiler.facts.ops import GEMMS, LAYER_OPS
+from profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from simulator.loop.records import Floats
@@ -38,19 +38,12 @@ _PROMPT = 1024
 Change = Callable[[OpTimes], OpTimes]
 
 
-def _scaled(op: str, factor: float, ops: OpTimes) -> OpTimes:
+_GROUPS = {"GEMMs": GEMMS, "others": (OTHERS,), "prefill": (PREFILL,), "decode": (DECODE,)}
+
+
+def _scaled(group: str, factor: float, ops: OpTimes) -> OpTimes:
     """One group of ops at ``factor`` times its time."""
-    if op == "prefill":
-        return with_attention(ops, _times(ops.prefill, factor), ops.decode, f"{op} x {factor:g}")
-    if op == "decode":
-        return with_attention(ops, ops.prefill, _times(ops.decode, factor), f"{op} x {factor:g}")
-    if op == "others":
-        return with_rows(ops, {op: _times(ops.by_rows[op], factor)})
-    return with_rows(ops, {name: _times(ops.by_rows[name], factor) for name in GEMMS})
-
-
-def _times(time: Callable[..., Floats], factor: float) -> Callable[..., Floats]:
-    return lambda *sizes: factor * time(*sizes)
+    return ops.scaled(dict.fromkeys(_GROUPS[group], factor))
 
 
 def _nothing_saved(ops: OpTimes) -> OpTimes:
@@ -84,8 +77,8 @@ def _by_rows(shape: Callable[[TimeBySize, ArrayLike], Floats], ops: OpTimes) -> 
 
 NO_GAIN = "nothing saved"
 _SCALINGS: dict[str, Change] = {
-    f"{op} x {factor:g}": partial(_scaled, op, factor)
-    for op in ("GEMMs", "others", "prefill", "decode")
+    f"{group} x {factor:g}": partial(_scaled, group, factor)
+    for group in _GROUPS
     for factor in (1 / _FACTOR, _FACTOR)
 }
 DISTORTIONS: dict[str, Change] = {
