@@ -19,13 +19,13 @@ from experiments.results import read_tables
 from experiments.run.experiment import ExperimentResult as ExperimentResult
 from experiments.run.experiment import ScenarioRun as ScenarioRun
 from experiments.run.experiment import run_experiment, simulate_all
+from experiments.sweeps.local_processes import local_backend
 from profiler.storage.progress import Progress, silent
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from experiments.sweeps.backends import Backend
 
 Folder = str | Path
 Shown = ExperimentResult | Mapping[str, Tables]
@@ -94,7 +94,7 @@ def sweep(
         store = Store(folder)
         store.open(resume)
         stack.enter_context(store.locked())
-        report = execute(plan, store, _backend(workers), progress)
+        report = execute(plan, store, local_backend(workers), progress)
         if report.failures:
             key, error = next(iter(report.failures.items()))
             more = f" (and {len(report.failures) - 1} more)" if len(report.failures) > 1 else ""
@@ -128,7 +128,7 @@ def find_capacity(
         refuse_of_session(option.scenario, draft.source)
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
-        backend = stack.enter_context(closing(_backend(workers)))
+        backend = stack.enter_context(closing(local_backend(workers)))
         store = stack.enter_context(probes_in(folder, CAPACITY_FORMAT))
         lab = Laboratory(section, store, backend, progress, silent)
         content = answered(lab, draft, options, bands)
@@ -166,19 +166,12 @@ def find_sensitivity(
     )
     with ExitStack() as stack:
         folder = Path(out or stack.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
-        backend = stack.enter_context(closing(_backend(workers)))
+        backend = stack.enter_context(closing(local_backend(workers)))
         store = stack.enter_context(probes_in(folder, SENSITIVITY_FORMAT))
         content = sensitivity(Laboratory(asked.section, store, backend, progress), asked)
         if out is not None:
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
     return table_of(content)
-
-
-def _backend(workers: int) -> Backend:
-    from experiments.sweeps.backends import InProcess
-    from experiments.sweeps.local_processes import LocalProcesses
-
-    return LocalProcesses(workers) if workers > 1 else InProcess()
 
 
 def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:

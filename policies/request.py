@@ -54,6 +54,13 @@ class Request:
             )
 
 
+def check_at_least_1(**values: int) -> None:
+    """Raises ValueError, naming it, for the first value that is less than 1."""
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+
+
 def too_long(request: Request, max_length: int) -> str | None:
     """The reason why a request may become longer than ``max_length``, or None."""
     length = request.prompt_tokens + request.max_tokens

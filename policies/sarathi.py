@@ -6,7 +6,7 @@ from bisect import bisect_left
 from typing import Literal
 
 from policies.policy import DECODES, Chunking, Plan, View, named
-from policies.request import Sequence
+from policies.request import Sequence, check_at_least_1
 
 ChunkRule = Literal["fill", "reserve", "fixed", "equal_time"]
 
@@ -40,8 +40,7 @@ class Sarathi:
         chunk_rule: ChunkRule = "fill",
         iteration_s: float | None = None,
     ) -> None:
-        if chunk_size < 1 or tile < 1:
-            raise ValueError(f"chunk_size and tile must be at least 1, not {chunk_size} and {tile}")
+        check_at_least_1(chunk_size=chunk_size, tile=tile)
         if chunk_rule not in ("fill", "reserve", "fixed", "equal_time"):
             raise ValueError(
                 f"chunk_rule must be fill, reserve, fixed or equal_time, not {chunk_rule!r}"

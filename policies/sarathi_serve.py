@@ -12,7 +12,7 @@ from typing import Any
 
 from policies.policy import Chunking, named
 from policies.pool import Pool
-from policies.request import Sequence
+from policies.request import Sequence, check_at_least_1
 
 WATERMARK = 0.01
 """Share of the blocks that an admission leaves free."""
@@ -57,14 +57,12 @@ class SarathiServe:
         chunk_schedule_max_tokens: int = 4096,
         chunk_schedule_stages: int = 16,
     ) -> None:
-        for name, value in (
-            ("chunk_size", chunk_size),
-            ("max_num_seqs", max_num_seqs),
-            ("chunk_schedule_max_tokens", chunk_schedule_max_tokens),
-            ("chunk_schedule_stages", chunk_schedule_stages),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check_at_least_1(
+            chunk_size=chunk_size,
+            max_num_seqs=max_num_seqs,
+            chunk_schedule_max_tokens=chunk_schedule_max_tokens,
+            chunk_schedule_stages=chunk_schedule_stages,
+        )
         if enable_dynamic_chunking_schedule:
             for name, value in (
                 ("low_chunk_size", low_chunk_size),

@@ -21,7 +21,7 @@ from struct import Struct
 from policies.batch import Batch, Chunk
 from policies.group import Group
 from policies.policy import Plan, Policy
-from policies.request import Request, Sequence, too_long
+from policies.request import Request, Sequence, check_at_least_1, too_long
 
 PREFILL, DECODE, PADDING = 0, 1, 2
 """What a request does in a span."""
@@ -66,14 +66,12 @@ class Scheduler:
         free_pool: bool = False,
         ended: Callable[[Batch], list[Sequence]] | None = None,
     ) -> None:
-        for name, value in (
-            ("max_batch", max_batch),
-            ("max_in_flight", max_in_flight),
-            ("kv_capacity", kv_capacity),
-            ("max_length", max_length),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check_at_least_1(
+            max_batch=max_batch,
+            max_in_flight=max_in_flight,
+            kv_capacity=kv_capacity,
+            max_length=max_length,
+        )
         if free_pool and policy.holds_finished:
             raise ValueError("a policy that holds finished sequences needs bound micro-batches")
         self.policy = policy

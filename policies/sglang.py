@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from policies.policy import Chunking, named
 from policies.pool import Pool
-from policies.request import Sequence
+from policies.request import Sequence, check_at_least_1
 
 CLIP_MAX_NEW_TOKENS = 4096
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -56,11 +56,9 @@ class Sglang:
         if chunked_prefill_size is not None and chunked_prefill_size < 1:
             problem = f"must be at least 1 or left empty, not {chunked_prefill_size}"
             raise ValueError(f"chunked_prefill_size {problem}")
-        if max_prefill_tokens < 1 or max_running_requests < 1:
-            raise ValueError(
-                f"max_prefill_tokens and max_running_requests must be at least 1, "
-                f"not {max_prefill_tokens} and {max_running_requests}"
-            )
+        check_at_least_1(
+            max_prefill_tokens=max_prefill_tokens, max_running_requests=max_running_requests
+        )
         self.chunked_prefill_size = chunked_prefill_size
         self.max_prefill_tokens = max_prefill_tokens
         self.max_num_seqs = max_running_requests

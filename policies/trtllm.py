@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from policies.policy import Chunking, named
 from policies.pool import Pool
-from policies.request import Sequence
+from policies.request import Sequence, check_at_least_1
 
 CapacitySchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 Context = tuple[Sequence, int]
@@ -46,11 +46,7 @@ class Trtllm:
         batch_wait_max_tokens_ratio: float = 0.0,
         disable_overlap_scheduler: bool = False,
     ) -> None:
-        if max_num_tokens < 1 or max_batch_size < 1:
-            raise ValueError(
-                f"max_num_tokens and max_batch_size must be at least 1, "
-                f"not {max_num_tokens} and {max_batch_size}"
-            )
+        check_at_least_1(max_num_tokens=max_num_tokens, max_batch_size=max_batch_size)
         if not 0 <= batch_wait_max_tokens_ratio <= 1:
             raise ValueError(
                 f"batch_wait_max_tokens_ratio must lie between 0 and 1, "

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from policies.policy import Chunking, named
 from policies.pool import Pool
-from policies.request import Sequence
+from policies.request import Sequence, check_at_least_1
 
 
 def _by_priority(sequence: Sequence) -> Any:
@@ -45,11 +45,7 @@ class Vllm:
         scheduler_reserve_full_isl: bool = True,
         async_scheduling: bool = False,
     ) -> None:
-        if max_num_batched_tokens < 1 or max_num_seqs < 1:
-            raise ValueError(
-                f"max_num_batched_tokens and max_num_seqs must be at least 1, "
-                f"not {max_num_batched_tokens} and {max_num_seqs}"
-            )
+        check_at_least_1(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         if not 0 <= watermark < 1:
             raise ValueError(f"watermark must lie between 0 and 1, not {watermark}")
         self.max_num_batched_tokens = max_num_batched_tokens

@@ -20,7 +20,7 @@ from experiments.cli.common import (
     print_written,
 )
 from experiments.cli.score_runs import score_recorded
-from experiments.cli.sweep import WorkersOption, local_backend
+from experiments.cli.sweep import WorkersOption
 
 if TYPE_CHECKING:
     from experiments.score.measured import Measured
@@ -109,6 +109,7 @@ def _score_rows(
     from experiments.score.league import predictions_table, read_peer
     from experiments.score.measured import read_measured
     from experiments.score.scoring import host_time_yaml, score_rows
+    from experiments.sweeps.local_processes import local_backend
     from profiler.storage.files import write_whole
 
     rows: list[Measured] = []

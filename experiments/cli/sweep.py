@@ -44,12 +44,13 @@ def plan(
       sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
     """
     from experiments.sweeps.estimate import seconds_of_work
+    from experiments.sweeps.local_processes import processors
     from experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
     print_notes(planned.notes)
     consoles()[0].print(axes_table(planned))
-    processes = workers or _processors()
+    processes = workers or processors()
     work_s = seconds_of_work(planned)
     typer.echo(
         f"{len(planned.runs)} runs, predicted {duration(work_s / processes)} "
@@ -123,12 +124,6 @@ def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPl
         return plan_sweep(config, assignments or [], progress)
 
 
-def _processors() -> int:
-    from joblib import cpu_count  # heeds affinity and a container's share
-
-    return int(cpu_count())
-
-
 def check_backend(where: Where, address: str | None, workers: int | None) -> None:
     """Raises ConfigError for options that do not go together."""
     from experiments.config.errors import ConfigError
@@ -147,16 +142,9 @@ def backend_at(where: Where, address: str | None, workers: int | None) -> Backen
         from experiments.sweeps.dask_backend import DaskWorkers
 
         return DaskWorkers(str(address))
+    from experiments.sweeps.local_processes import local_backend
+
     return local_backend(workers)
-
-
-def local_backend(workers: int | None) -> Backend:
-    """So many processes on this machine (None: one for each processor)."""
-    from experiments.sweeps.backends import InProcess
-    from experiments.sweeps.local_processes import LocalProcesses
-
-    processes = workers or _processors()
-    return LocalProcesses(processes) if processes > 1 else InProcess()
 
 
 def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool) -> None:

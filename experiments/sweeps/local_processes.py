@@ -13,13 +13,34 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
+from experiments.sweeps.backends import (
+    PATIENCE_S,
+    Backend,
+    Bundles,
+    InProcess,
+    LostJobs,
+    Outcomes,
+    Waiting,
+)
 from experiments.sweeps.jobs import Job, JobResult
 from profiler.storage.child import start_child
 
 STARTS = 3
 """Workers that may die one after the other before they are ready."""
 _MODULE = "experiments.sweeps.worker"
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    from joblib import cpu_count  # heeds affinity and a container's share
+
+    return int(cpu_count())
+
+
+def local_backend(workers: int | None) -> Backend:
+    """So many processes on this machine (None: one for each processor); one is this process."""
+    wanted = workers or processors()
+    return LocalProcesses(wanted) if wanted > 1 else InProcess()
 
 
 class LocalProcesses:
