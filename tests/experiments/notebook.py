@@ -23,6 +23,7 @@ def outputs(notebook: dict[str, Any]) -> Iterator[Outputs]:
     """What each cell of code gives: printed text, the value of its last expression, figures."""
     matplotlib.use("agg")
     names: dict[str, Any] = {"__name__": "a_notebook"}
+    pyplot.close("all")  # those that others left open
     for number, cell in enumerate(notebook["cells"]):
         if cell["cell_type"] == "code":
             yield list(_outputs("".join(cell["source"]), f"cell {number}", names, number))
