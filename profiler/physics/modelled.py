@@ -22,6 +22,9 @@ TILE = 128
 _MAX_LOGIT_ROWS = 4096
 #: Chunks and contexts of models with long ones; as many again in the octave between.
 _FAR = {2**i * half // 2 for i in range(13, 18) for half in (2, 3)}
+#: Decodes' contexts beside the usual ones: a calibrated kernel's times step past each block of 32
+#: keys (A6000, flash-attn), by a third at 33 tokens.
+_NEAR = frozenset({1, 8, *range(32, 257, 32), *range(33, 258, 32)})
 
 
 class ShardTimes(Protocol):
@@ -92,7 +95,9 @@ def make_bundle(
         device_file_sha256=device_sha256(times.spec.name),
         notes="predicted by the fitted device model; its held-out errors are in the device file",
     )
-    return Bundle(meta=meta, **sampled(times, model, tp, SampledSizes(max_tokens, max_context)))
+    return Bundle(
+        meta=meta, **sampled(times, model, tp, SampledSizes(max_tokens, max_context, _NEAR))
+    )
 
 
 def device_model(device: str, model: ModelSpec, tp: int) -> DeviceModel:
