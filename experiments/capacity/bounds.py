@@ -75,6 +75,7 @@ class Bounds:
         least = (self.output - 1) / most * self.linear[0]
         rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
         prompts_s = self.cost.layer.scale * _prompts(self.cost.ops, tuple(self.prompt))
+        prompts_s = prompts_s - self.cost.once_s(self.prompt, prompts_s)  # a batch may hold many
         of_layer = rows_s + prompts_s + (self.output - 1) * decode
         # Each stage must do its part of every request; the last one the LM head, too.
         last = self.layers[-1] * of_layer + self.output * head

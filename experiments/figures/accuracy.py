@@ -252,6 +252,7 @@ _LEFT_OUT: dict[tuple[str, str], tuple[str, tuple[float, float] | None]] = {
     ("prefill", "sizes"): ("each chunk size", (3.0, 12.0)),
     ("prefill", "heads"): ("each pair of head counts", (3.0, 12.0)),
     ("prefix", "sizes"): ("each chunk and context", (3.0, 12.0)),
+    ("added", "batches"): ("batches between one prompt and the most", (3.0, 12.0)),
     ("decode", "sizes"): ("every other batch or context", (3.0, 12.0)),
     ("decode", "heads"): ("each pair of head counts", (3.0, 12.0)),
     ("elementwise", "sizes"): ("each token count", None),

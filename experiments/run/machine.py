@@ -77,7 +77,7 @@ class Machine:
     ) -> Iteration:
         """One iteration of chunks ``(tokens, cached tokens)`` and decodes of a mean ``context``."""
         rows = sum(tokens for tokens, _ in chunks) + decodes
-        prefill_s = self.attentions(chunks)
+        prefill_s = self.attentions(chunks) - self._saved(chunks)
         decode_s = self.decode_attention(decodes, context) if decodes else 0.0
         parts = self.cost.layer_parts(
             rows, prefill_s / self.layers, decode_s / self.layers, bool(chunks and decodes)
@@ -102,6 +102,14 @@ class Machine:
             times = self.layers * self.cost.prefill_s(tokens, cached)
             self._attention.update(zip(missing, times.tolist(), strict=True))
         return sum(self._attention[chunk] for chunk in wanted)
+
+    def _saved(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Seconds less, in all layers, for the attention of chunks in one call."""
+        if len(chunks) < 2 or self.ops.added is None:
+            return 0.0
+        tokens = np.array([size for size, _ in chunks], np.float64)
+        once = self.cost.once_s(tokens, self.cost.prefill_s(tokens, 0.0))
+        return self.layers * float(once.sum() - once.max())
 
     def decode_attention(self, batch: int, context: float) -> float:
         """Seconds of a batch of decodes' attention in all layers, at a mean ``context``."""

@@ -66,6 +66,10 @@ TABLES: dict[str, Table] = {
         extras=_ATTENTION,
         minimum={"context_tokens": 0},
     ),
+    # What a chunk without context adds to a batch of many: all but what they take once.
+    "attn_prefill_added": Table(
+        columns=("chunk_tokens", "time_us"), key=("chunk_tokens",), optional=True
+    ),
     # context_tokens per sequence, cached before the new token; all sequences equal.
     "attn_decode": Table(
         columns=("batch_size", "context_tokens", "time_us"),

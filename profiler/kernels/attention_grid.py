@@ -144,6 +144,15 @@ def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
     return HeadGrid(_heads(table), (lengths,), np.log(times))
 
 
+def fit_added(rows: pd.DataFrame) -> HeadGrid:
+    """What a prompt adds to a batch of many: its share of the largest batch of equal ones.
+
+    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension.
+    """
+    largest = rows.loc[rows.groupby(["heads", "kv_heads", "chunk"])["batch"].idxmax()]
+    return fit_prefill(largest.assign(time_us=largest["time_us"] / largest["batch"]))
+
+
 def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:
     """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
 

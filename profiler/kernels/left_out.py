@@ -8,7 +8,14 @@ import numpy as np
 import pandas as pd
 
 from profiler.facts.roofline import Array
-from profiler.kernels.attention_grid import HeadGrid, decode_us, fit_decode, fit_prefill, prefill_us
+from profiler.kernels.attention_grid import (
+    HeadGrid,
+    decode_us,
+    fit_added,
+    fit_decode,
+    fit_prefill,
+    prefill_us,
+)
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
 from profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
 from profiler.kernels.prefix_grid import fit_prefix, prefix_us
@@ -172,6 +179,19 @@ def prefill_heads(rows: pd.DataFrame) -> Iterator[Errors]:
     """Every pair of head counts in turn."""
     for grid, out in _each_pair(fit_prefill(rows), rows):
         yield from _prefill_errors(grid, out)
+
+
+def together(rows: pd.DataFrame) -> Iterator[Errors]:
+    """Several prompts in one call, but for the largest batches: one prompt alone, and what each of
+    the others adds."""
+    prompt, added = fit_prefill(rows[rows["batch"] == 1]), fit_added(rows)
+    most = rows.groupby(["heads", "kv_heads", "chunk"])["batch"].transform("max")
+    for heads, kv_heads, part in _by_heads(rows[(rows["batch"] > 1) & (rows["batch"] < most)]):
+        batch, chunk = (part[c].to_numpy(np.float64) for c in ("batch", "chunk"))
+        each = prefill_us(added, chunk, heads, kv_heads)
+        once = np.maximum(prefill_us(prompt, chunk, heads, kv_heads) - each, 0.0)
+        off = np.log((once + batch * each) / part["time_us"].to_numpy())
+        yield off, off
 
 
 def prefix_sizes(rows: pd.DataFrame, prefill: HeadGrid) -> Iterator[Errors]:

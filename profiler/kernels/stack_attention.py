@@ -113,6 +113,19 @@ class StackAttention:
         reading = self.decode_within(np.ones_like(chunk), context + chunk)
         return np.where(context > 0, np.maximum(pairs, reading), pairs)
 
+    def added(self, chunk: Array) -> Array:
+        """What a chunk without context adds to a batch of many."""
+        return prefill_us(self._grid("added"), chunk, *self._prompt_heads)
+
+    def added_within(self, chunk: Array) -> Array:
+        """The same in a layer with the model's window."""
+        if not self.windows_measured:
+            return composed_prefill(
+                lambda size, *_: self.added(size), chunk, np.zeros_like(chunk), self.model, self.tp
+            )
+        grid = self._grid("added", self._window)
+        return prefill_us(grid, chunk, self.heads, self.kv_heads, beyond=1.0)
+
     def decode_within(self, batch: Array, context: Array) -> Array:
         """Decodes in a layer with the model's window."""
         if not self.windows_measured:
@@ -132,6 +145,11 @@ class StackAttention:
     def prefixes(self) -> KernelFit | None:
         """The table of chunks after cached tokens, where these were measured."""
         return self.spec.kernels.get(f"prefix.{self._name}")
+
+    @property
+    def together(self) -> KernelFit | None:
+        """The table of several prompts in one call, where these were measured."""
+        return self.spec.kernels.get(f"added.{self._name}")
 
     @property
     def composes_windows(self) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pandas as pd
+
 from profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
+from profiler.facts.attention_kinds import mean_layer
 from profiler.facts.device import device_sha256
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_TO_ALL
 from profiler.kernels.stack_file import Arrays, StackSpec, stack_sha256, surfaces_sha256
 from profiler.kernels.stack_times import StackTimes
-from profiler.physics.modelled import TILE, SampledSizes, sampled
+from profiler.physics.modelled import TILE, SampledSizes, rounded_us, sampled
 
 #: Contexts to sample: the kernels' times change their slope between powers of two.
 _MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192
@@ -65,4 +69,19 @@ def make_stack_bundle(
         messages=frozenset({edge, edge + 1024}),
         also=(ALL_TO_ALL,) if times.exchanges else (),
     )
-    return Bundle(meta=meta, **sampled(times, model, tp, grid)).identified()
+    tables = sampled(times, model, tp, grid)
+    if times.attention.together:
+        tables["attn_prefill_added"] = _added(times, tables["attn_prefill"]["chunk_tokens"])
+    return Bundle(meta=meta, **tables).identified()
+
+
+def _added(times: StackTimes, chunks: pd.Series[int]) -> pd.DataFrame:
+    """What prompts of these sizes add to a batch of several, in a mean layer."""
+    chunk, attention, model = np.unique(chunks).astype(np.float64), times.attention, times.model
+    time = mean_layer(
+        model.windows,
+        model.num_layers,
+        attention.added(chunk),
+        lambda window: attention.added_within(chunk),
+    )
+    return pd.DataFrame({"chunk_tokens": chunk.astype(int), "time_us": rounded_us(time)})

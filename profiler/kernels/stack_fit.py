@@ -18,7 +18,7 @@ from profiler.facts.model import load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
 from profiler.facts.roofline import Array
 from profiler.kernels import left_out
-from profiler.kernels.attention_grid import HeadGrid, fit_decode, fit_prefill
+from profiler.kernels.attention_grid import HeadGrid, fit_added, fit_decode, fit_prefill
 from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
 from profiler.kernels.latent_rows import latent_rows
 from profiler.kernels.left_out import Errors
@@ -135,8 +135,11 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
                     of_head = attention[0]["head_dim"] == head_dim
                     rows = attention[0][of_head].drop(columns="head_dim")
                     if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
-                        table = f"{kind}.{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
-                        yield fit_attention(kind, table, rows, attention[1])
+                        name = f"{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
+                        alone = rows[rows["batch"] == 1] if kind == "prefill" else rows
+                        yield fit_attention(kind, f"{kind}.{name}", alone, attention[1])
+                        if len(alone) < len(rows):
+                            yield fit_together(f"added.{name}", rows, attention[1])
             latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
             if latent is not None:
                 yield fit_attention(kind, f"{kind}.{kv_dtype}.{LATENT}", *latent)
@@ -261,6 +264,13 @@ def fit_attention(kind: str, table: str, rows: pd.DataFrame, version: str) -> Fi
         kinds = {"sizes": left_out.decode_sizes(rows), "heads": iter(ways[by_group])}
     fit = _record(version, len(rows), time, clean, grid.log_us.size, kinds)
     return Fitted(table, grid, fit)
+
+
+def fit_together(table: str, rows: pd.DataFrame, version: str) -> Fitted:
+    """What prompts add to a batch of several, from a table of one head dimension."""
+    grid, time = fit_added(rows), rows["time_us"].to_numpy(np.float64)
+    kinds = {"batches": left_out.together(rows)}
+    return Fitted(table, grid, _record(version, len(rows), time, time, grid.log_us.size, kinds))
 
 
 def _p95(errors: list[Errors]) -> float:

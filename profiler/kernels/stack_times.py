@@ -207,6 +207,7 @@ class StackTimes:
         width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
         if op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
+            mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
         width = width if alone else max(width, _half_width(fit, "heads"))
         width += _DERIVED_PCT if origin == "derived" else 0.0

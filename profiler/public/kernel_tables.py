@@ -79,7 +79,8 @@ def static_quantisation(datasets: Path, device: str, stack: str) -> pd.DataFrame
 def prefill(
     datasets: Path, device: str, stack: str, kv_dtype: KvDtype, window: int = 0
 ) -> tuple[pd.DataFrame, str] | None:
-    """Causal attention of one sequence without a prefix: chunk, heads, kv_heads, head_dim.
+    """Causal attention of ``batch`` equal sequences without a prefix: batch, chunk, heads,
+    kv_heads, head_dim.
 
     ``window``: within the last so many tokens (0: over all).
     With an fp8 cache the kernel that computes in fp8 counts, where the stack has one.
@@ -88,10 +89,10 @@ def prefill(
     for path in _versions(datasets, device, "attention", stack, "context_attention_perf"):
         for attention in ("fp8", "bfloat16") if kv_dtype == "fp8" else ("bfloat16",):
             chosen = {"kv_cache_dtype": _THEIRS.get(kv_dtype, kv_dtype), "attn_dtype": attention}
-            rows = _read(path, columns, {**chosen, "batch_size": 1, "step": 0}, window=window)
-            if len(rows):
-                rows = rows.drop(columns=["batch_size", "step"])
-                return merged(rows.rename(columns={**_HEADS, "isl": "chunk"})), path.parent.name
+            rows = _read(path, columns, {**chosen, "step": 0}, window=window)
+            if (rows["batch_size"] == 1).any():
+                names = {**_HEADS, "isl": "chunk", "batch_size": "batch"}
+                return merged(rows.drop(columns="step").rename(columns=names)), path.parent.name
     return None
 
 

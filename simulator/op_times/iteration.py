@@ -135,6 +135,13 @@ class IterationCost:
         """One layer's attention of a chunk."""
         return self.layer.scale * self.ops.prefill(chunk, context)
 
+    def once_s(self, chunk: npt.ArrayLike, alone_s: Floats) -> Floats:
+        """Of a chunk's ``alone_s``, what chunks in one batch take once, the largest of theirs: its
+        launch, and units without work."""
+        if self.ops.added is None:
+            return np.zeros(np.shape(chunk))
+        return np.asarray(np.maximum(alone_s - self.layer.scale * self.ops.added(chunk), 0.0))
+
     def decode_s(self, batch: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
         """One layer's attention of decodes that hold ``context`` tokens each."""
         return self.layer.scale * self.ops.decode(batch, context)

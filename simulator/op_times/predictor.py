@@ -81,7 +81,8 @@ class BundlePredictor:
     decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and one
     attention of all decodes. The first stage adds the embedding of M tokens and the time of the
     ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
-    hidden / TP numbers per rank.
+    hidden / TP numbers per rank. Where the bundle says what a chunk adds to a batch of many, what
+    chunks take once counts once (:meth:`~simulator.op_times.iteration.IterationCost.once_s`).
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
@@ -122,6 +123,8 @@ class BundlePredictor:
         self._whole, self._chunk_rows = _prefill_rows(
             ops, max_length, size.whole_prompts, layer.scale
         )
+        tokens, alone = np.arange(len(self._whole)), np.array(self._whole)
+        self._once = self.cost.once_s(tokens, alone).tolist() if ops.added else []
         self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -146,6 +149,9 @@ class BundlePredictor:
                 layer_s += self._whole[chunk]
             if chunk + context == sequence.target:
                 rows += 1  # the last token of a prompt yields a token too
+        if self._once and len(batch.chunks) > 1:
+            once = [self._once[chunk] for _, chunk, _ in batch.chunks]
+            layer_s -= sum(once) - max(once)
         if decodes:
             row = self._decode_rows[decodes]
             position = batch.decode_context / decodes * self._per_step

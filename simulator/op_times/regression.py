@@ -86,6 +86,10 @@ class OpTimes:
             if self.tp > 1
             else None
         )
+        added = bundle.attn_prefill_added
+        self.added: TimeBySize | None = (
+            PiecewiseLinear(added["chunk_tokens"], added["time_us"] * 1e-6) if len(added) else None
+        )
         self.send: dict[str, TimeBySize] = {
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
@@ -107,6 +111,8 @@ class OpTimes:
         sent = factors.get(SEND_RECV, 1.0)
         found.send = {scope: _times(time, sent) for scope, time in self.send.items()}
         found.prefill = _times(self.prefill, factors.get(PREFILL, 1.0))
+        if self.added is not None:
+            found.added = _times(self.added, factors.get(PREFILL, 1.0))
         found.decode = _times(self.decode, factors.get(DECODE, 1.0))
         found.unscaled = self
         return found

@@ -58,10 +58,14 @@ def test_a_decode_holds_its_cached_tokens_and_the_new_one(tmp_path: Path) -> Non
 def test_with_an_fp8_cache_the_kernel_that_computes_in_fp8_counts(tmp_path: Path) -> None:
     row = {**DECODE, "batch_size": 1, "isl": 512, "step": 0, "kv_cache_dtype": "fp8"}
     rows = [{**row, "attn_dtype": a, "latency": t} for a, t in (("fp8", 0.02), ("bfloat16", 0.03))]
+    rows += [{**rows[0], "batch_size": 8, "latency": 0.05}, {**rows[0], "step": 9}]
     put(tmp_path, "attention/sglang/0.5/context_attention_perf.parquet", *rows)
     found = tables.prefill(tmp_path, "h100-80g-sxm", "sglang", "fp8")
     assert found is not None
-    assert found[0][["chunk", "time_us"]].to_numpy().tolist() == [[512, 20.0]]
+    assert found[0][["batch", "chunk", "time_us"]].to_numpy().tolist() == [
+        [1, 512, 20.0],
+        [8, 512, 50.0],
+    ]
 
 
 def test_messages_are_bytes_and_kernels_apart(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from profiler.kernels import left_out
 from profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
+    fit_added,
     fit_decode,
     fit_prefill,
     prefill_us,
@@ -169,6 +170,27 @@ def test_prefill_of_other_head_counts_and_lengths() -> None:
     for heads in (4, 8, 16, 64):
         found = prefill_us(grid, chunk, heads, 1)
         np.testing.assert_allclose(found, 1e-4 * heads * chunk**2, rtol=1e-9)
+
+
+def test_prompts_in_one_call_take_the_launch_once() -> None:
+    """12 us of launch and what each adds; the largest batch is fitted, the others are scored."""
+    rows = pd.DataFrame(
+        [
+            (b, h, 1, c, 12 + 1e-3 * b * h * c)
+            for b in (1, 4, 4096)
+            for h in (4, 16)
+            for c in (16, 64, 256)
+        ],
+        columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
+    )
+    chunk = np.array([16.0, 64.0, 256.0])
+    found = prefill_us(fit_added(rows), chunk, 4, 1)
+    np.testing.assert_allclose(found, 12 / 4096 + 4e-3 * chunk, rtol=1e-9)
+    score = left_out.summary(left_out.together(rows))
+    assert score is not None and score.rows == 6 and score.worst_pct < 0.1
+    off = rows[rows["batch"] == 4].assign(batch=8)  # as if eight took what four do
+    other = left_out.summary(left_out.together(pd.concat([rows[rows["batch"] != 4], off])))
+    assert other is not None and other.worst_pct > 50
 
 
 def test_messages_never_take_longer_than_larger_ones() -> None:
