@@ -15,6 +15,15 @@ import pandas as pd
 from profiler.facts.roofline import Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
 
+#: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
+#: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
+_MOST_OF_HBM = 0.9
+
+
+def fastest_us(num_bytes: Array, bandwidth: float) -> Array:
+    """What reading so much from a memory of ``bandwidth`` takes at least."""
+    return np.asarray(1e6 * num_bytes / (_MOST_OF_HBM * bandwidth))
+
 
 @dataclass(frozen=True, eq=False)
 class HeadGrid:
@@ -53,6 +62,16 @@ class HeadGrid:
             return [(rows[upper], 1.0)]
         share = float((wanted - counts[upper - 1]) / (counts[upper] - counts[upper - 1]))
         return [(rows[upper - 1], 1 - share), (rows[upper], share)]
+
+    def between(self, heads: int, kv_heads: int, decode: bool) -> bool:
+        """Whether there are head counts on both sides, so that these need no extrapolation."""
+        same = self.of_kind(heads == kv_heads)
+        if decode:
+            near = same.nearest_kv(heads, kv_heads)
+            wanted, have = heads / kv_heads * near, same.heads[same.heads[:, 1] == near, 0]
+        else:
+            wanted, have = heads, same.heads[:, 0]
+        return bool(have.min() <= wanted <= have.max())
 
     def nearest_kv(self, heads: int, kv_heads: int) -> int:
         """The measured number of KV heads that is nearest by ratio; ``by_group`` of the same group
@@ -99,6 +118,7 @@ def prefill_us(
     """
     from scipy.interpolate import PchipInterpolator
 
+    grid = grid.of_kind(heads == kv_heads)
     (lengths,) = grid.sizes
     where = np.log(np.clip(chunk, lengths[0], lengths[-1]))
     total = np.zeros(np.shape(chunk))

@@ -140,18 +140,22 @@ def decode_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
             yield from _decode_errors(grid, whole, rows[~fitted])
 
 
-def decode_heads(rows: pd.DataFrame, by_group: bool = False) -> Iterator[Errors]:
-    """Every pair of head counts in turn."""
+def decode_heads(
+    rows: pd.DataFrame, by_group: bool = False, inside: bool = True
+) -> Iterator[Errors]:
+    """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
     whole = fit_decode(rows, by_group)
-    for grid, out in _each_pair(whole, rows):
+    for grid, out in _each_pair(whole, rows, inside, decode=True):
         yield from _decode_errors(grid, whole, out)
 
 
-def _each_pair(whole: HeadGrid, rows: pd.DataFrame) -> Iterator[tuple[HeadGrid, pd.DataFrame]]:
+def _each_pair(
+    whole: HeadGrid, rows: pd.DataFrame, inside: bool, decode: bool
+) -> Iterator[tuple[HeadGrid, pd.DataFrame]]:
     """Without each pair of head counts in turn: the grid, and the rows of that pair."""
     for row, (heads, kv_heads) in enumerate(whole.heads.tolist()):
         grid = whole.only(np.arange(len(whole.heads)) != row)
-        if len(grid.heads):
+        if len(grid.heads) and grid.between(heads, kv_heads, decode) == inside:
             yield grid, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
 
 
@@ -175,9 +179,9 @@ def prefill_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
         yield from _prefill_errors(grid, rows[rows["chunk"] == chunk])
 
 
-def prefill_heads(rows: pd.DataFrame) -> Iterator[Errors]:
-    """Every pair of head counts in turn."""
-    for grid, out in _each_pair(fit_prefill(rows), rows):
+def prefill_heads(rows: pd.DataFrame, inside: bool = True) -> Iterator[Errors]:
+    """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
+    for grid, out in _each_pair(fit_prefill(rows), rows, inside, decode=False):
         yield from _prefill_errors(grid, out)
 
 

@@ -16,7 +16,7 @@ from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import PREFILL
 from profiler.facts.roofline import KEY_BLOCK, Array, attended_within
-from profiler.kernels.attention_grid import HeadGrid, decode_us, prefill_us
+from profiler.kernels.attention_grid import HeadGrid, decode_us, fastest_us, prefill_us
 from profiler.kernels.prefix_grid import alike, prefix_factor
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
@@ -28,9 +28,6 @@ LATENT = "mla"
 LESS = "(block less GEMMs and launches)"
 #: The attention of all published rows: DeepSeek V3's.
 MEASURED_LATENT = Latent(512, 64, 128, 128, query_rank=1536)
-#: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
-#: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
-_MOST_OF_HBM = 0.9
 #: Stacks whose kernel for prompts needs keys and values of each head, also of cached tokens.
 _PROJECT_AGAIN = ("vllm", "trtllm")
 
@@ -135,11 +132,15 @@ class StackAttention:
             )
         return self._decoded(self._grid("decode", self._window), batch, context, self._window)
 
-    def measured(self, op: str) -> tuple[KernelFit, bool]:
-        """The table of an op, and whether it holds this rank's head counts."""
+    def measured(self, op: str) -> tuple[KernelFit, str]:
+        """The table of an op, and where in it this rank's head counts are: empty where they were
+        measured, "heads" between those measured, "beyond" them."""
         kind = "prefill" if op == PREFILL else "decode"
         heads = self._prompt_heads if op == PREFILL else (self.heads, self.kv_heads)
-        return self.spec.kernels[f"{kind}.{self._name}"], self._grid(kind).measured(*heads)
+        fit, grid = self.spec.kernels[f"{kind}.{self._name}"], self._grid(kind)
+        if grid.measured(*heads):
+            return fit, ""
+        return fit, "heads" if grid.between(*heads, decode=op != PREFILL) else "beyond"
 
     @property
     def prefixes(self) -> KernelFit | None:
@@ -187,8 +188,7 @@ class StackAttention:
         return np.asarray(self.kernels.number_bytes.kv * numbers)
 
     def _fastest(self, num_bytes: Array) -> Array:
-        """What reading so much takes at least."""
-        return np.asarray(1e6 * num_bytes / (_MOST_OF_HBM * self._bandwidth))
+        return fastest_us(num_bytes, self._bandwidth)
 
     @property
     def _window(self) -> int:

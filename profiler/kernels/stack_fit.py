@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -13,17 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.formats import DISTRIBUTIONS, KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
+from profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, STACKS, WEIGHT_DTYPES
 from profiler.facts.model import load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
-from profiler.facts.roofline import Array
 from profiler.kernels import left_out
-from profiler.kernels.attention_grid import HeadGrid, fit_added, fit_decode, fit_prefill
+from profiler.kernels.attention_fit import attention_fits, fit_attention
+from profiler.kernels.attention_grid import fit_prefill
+from profiler.kernels.fitted import Fitted, record
 from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
-from profiler.kernels.latent_rows import latent_rows
 from profiler.kernels.left_out import Errors
 from profiler.kernels.moe_surface import (
-    MoeSurface,
     Rates,
     choose_tokens,
     fit_moe,
@@ -31,8 +29,7 @@ from profiler.kernels.moe_surface import (
     rates_of,
 )
 from profiler.kernels.prefix_grid import fit_prefix
-from profiler.kernels.reduce_curves import ReduceCurve, cleaned_messages, fit_reduce, stream_bytes
-from profiler.kernels.stack_attention import LATENT
+from profiler.kernels.reduce_curves import cleaned_messages, fit_reduce, stream_bytes
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
 from profiler.physics.study import AIC, LLMSERVINGSIM
 from profiler.public import kernel_tables as tables
@@ -42,28 +39,14 @@ from profiler.storage.strict import SpecError, did_you_mean
 
 #: Devices of LLMServingSim's profiles: the folder, and the model that ran on one GPU.
 PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
-#: A table with fewer shapes, or pairs of head counts, is a stub.
-_FEWEST_SHAPES, _FEWEST_HEADS = 100, 4
+#: A table with fewer shapes is a stub.
+_FEWEST_SHAPES = 100
 #: Of the fastest GEMMs (the first percentile): above this the host's launches were measured.
 _LAUNCH_US = 40.0
-#: Head dimensions of plain attention, by sliding window (0: none); those with which published
-#: models use a window.
-_WINDOWS = {0: (64, 128, 256), 128: (64,), 1024: (128, 256), 8192: (128,)}
 #: Of a GEMM with dynamic quantisation, what is left at least when that is subtracted.
 _LEAST_SHARE = 0.25
 #: Where no quantisation table is: what vLLM's and SGLang's tables agree on for other devices.
 _ASSUMED_FLOOR_US = 2.1
-
-Surface = GemmLattice | HeadGrid | ReduceCurve | MoeSurface
-
-
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """One table's surface, and the record of it."""
-
-    table: str
-    surface: Surface
-    fit: KernelFit
 
 
 def fitted_devices(stack: str) -> list[str]:
@@ -126,23 +109,7 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             if dtype == "bf16":  # as it is stored
                 gemms = GemmLattice.from_arrays(fitted.surface.arrays())
             yield fitted
-    for kv_dtype in KV_DTYPES:
-        for kind, read in (("prefill", tables.prefill), ("decode", tables.decode)):
-            for window, head_dims in _WINDOWS.items():
-                attention = read(datasets, device, stack, kv_dtype, window)
-                for head_dim in head_dims if attention else ():
-                    assert attention
-                    of_head = attention[0]["head_dim"] == head_dim
-                    rows = attention[0][of_head].drop(columns="head_dim")
-                    if rows.groupby(["heads", "kv_heads"]).ngroups >= _FEWEST_HEADS:
-                        name = f"{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
-                        alone = rows[rows["batch"] == 1] if kind == "prefill" else rows
-                        yield fit_attention(kind, f"{kind}.{name}", alone, attention[1])
-                        if len(alone) < len(rows):
-                            yield fit_together(f"added.{name}", rows, attention[1])
-            latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
-            if latent is not None:
-                yield fit_attention(kind, f"{kind}.{kv_dtype}.{LATENT}", *latent)
+    yield from attention_fits(datasets, device, stack, gemms)
     for expert_dtype in MOE_DTYPES:
         for distribution in DISTRIBUTIONS:
             experts = tables.experts(datasets, device, stack, expert_dtype, distribution)
@@ -179,7 +146,7 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     prefix = fit_prefix(after, prompts)
     kinds = {"sizes": left_out.prefix_sizes(after, prompts)}
     time = after["time_us"].to_numpy(np.float64)
-    fit = _record(version, len(after), time, time, prefix.log_us.size, kinds)
+    fit = record(version, len(after), time, time, prefix.log_us.size, kinds)
     yield Fitted(f"prefix.{kind}", prefix, fit)
     decodes = perf.alone(cells, {"n_decode": "batch", "kv_decode": "context"}).assign(**heads)
     # A table's context holds the new token.
@@ -199,7 +166,7 @@ def _messages(op: str, kernels: dict[str, tuple[pd.DataFrame, str]]) -> Iterator
 def _fit_curve(table: str, rows: pd.DataFrame, version: str, off: Iterator[Errors]) -> Fitted:
     """The curve of a table by bytes."""
     time = rows.sort_values("num_bytes")["time_us"].to_numpy(np.float64)
-    fit = _record(version, len(rows), time, cleaned_messages(time), len(rows), {"sizes": off})
+    fit = record(version, len(rows), time, cleaned_messages(time), len(rows), {"sizes": off})
     return Fitted(table, fit_reduce(rows), fit)
 
 
@@ -226,7 +193,7 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
         "shapes": left_out.gemm_each_shape(rows) if few else left_out.gemm_shapes(clean, raw),
         "beyond": left_out.gemm_beyond(clean, raw),
     }
-    fit = _record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
+    fit = record(version, len(rows), raw.time_us, clean.time_us, surface.log_rate.size, kinds)
     return Fitted(table, surface, fit)
 
 
@@ -244,68 +211,8 @@ def fit_experts(table: str, rows: pd.DataFrame, version: str, rates: Rates) -> F
         "beyond": left_out.moe_shapes(raw, rates, inside=False),
     }
     numbers = surface.log_ratio.size
-    fit = _record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
+    fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
     return Fitted(table, surface, fit)
-
-
-def fit_attention(kind: str, table: str, rows: pd.DataFrame, version: str) -> Fitted:
-    """The surface of a table of prefill or decode attention of one head dimension."""
-    if kind == "prefill":
-        grid = fit_prefill(rows)
-        time = clean = rows["time_us"].to_numpy(np.float64)
-        kinds = {"sizes": left_out.prefill_sizes(rows), "heads": left_out.prefill_heads(rows)}
-    else:
-        # Whichever of two ways to other head counts is less far off on those left out.
-        ways = {way: [*left_out.decode_heads(rows, way)] for way in (False, True)}
-        by_group = _p95(ways[True]) < _p95(ways[False])
-        grid = fit_decode(rows, by_group)
-        time = rows["time_us"].to_numpy(np.float64)
-        clean = _grid_times(grid, rows)
-        kinds = {"sizes": left_out.decode_sizes(rows), "heads": iter(ways[by_group])}
-    fit = _record(version, len(rows), time, clean, grid.log_us.size, kinds)
-    return Fitted(table, grid, fit)
-
-
-def fit_together(table: str, rows: pd.DataFrame, version: str) -> Fitted:
-    """What prompts add to a batch of several, from a table of one head dimension."""
-    grid, time = fit_added(rows), rows["time_us"].to_numpy(np.float64)
-    kinds = {"batches": left_out.together(rows)}
-    return Fitted(table, grid, _record(version, len(rows), time, time, grid.log_us.size, kinds))
-
-
-def _p95(errors: list[Errors]) -> float:
-    found = left_out.summary(errors)
-    return found.p95_pct if found is not None else np.inf
-
-
-def _grid_times(grid: HeadGrid, rows: pd.DataFrame) -> Array:
-    known = {tuple(pair): at for at, pair in enumerate(grid.heads.tolist())}
-    pairs = zip(rows["heads"].tolist(), rows["kv_heads"].tolist(), strict=True)
-    at = [known[pair] for pair in pairs]
-    batches, contexts = grid.sizes
-    places = np.searchsorted(batches, rows["batch"]), np.searchsorted(contexts, rows["context"])
-    return np.asarray(np.exp(grid.log_us[(np.array(at), *places)]))
-
-
-def _record(
-    version: str,
-    rows: int,
-    time: Array,
-    clean: Array,
-    numbers: int,
-    kinds: dict[str, Iterator[Errors]],
-) -> KernelFit:
-    known = ~np.isnan(time)
-    lowered = np.log(time[known] / clean[known])
-    scores = {kind: left_out.summary(errors) for kind, errors in kinds.items()}
-    return KernelFit(
-        version=version,
-        rows=rows,
-        numbers=numbers,
-        repaired_pct=round(100 * float((lowered > np.log(1.05)).mean()), 2),
-        repaired_far_pct=round(100 * float((lowered > np.log(1.5)).mean()), 2),
-        left_out={kind: score for kind, score in scores.items() if score is not None},
-    )
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:

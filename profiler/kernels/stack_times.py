@@ -199,17 +199,17 @@ class StackTimes:
         return self.kernels.moe_a2a_backend != "none" and self.tp > 1
 
     def _of_attention(self, op: str) -> Provenance:
-        fit, alone = self.attention.measured(op)
-        origin = "measured" if alone else "interpolated"
+        fit, where = self.attention.measured(op)
+        origin = "interpolated" if where else "measured"
         origin = "derived" if fit.version.endswith(LESS) else origin
         mark = f"{origin}: {self._name(fit)}, KV cache {self.kernels.kv_cache_dtype}"
-        mark += "" if alone else ", between head counts"
+        mark += {"": "", "heads": ", between head counts", "beyond": ", beyond head counts"}[where]
         width, prefixes = _half_width(fit, "sizes"), self.attention.prefixes
         if op == PREFILL:
             mark += f"; chunks after a prefix {'measured' if prefixes else 'composed'}"
             mark += "; several in one call measured" if self.attention.together else ""
             width = max(width, _half_width(prefixes, "sizes") if prefixes else _COMPOSED_PCT)
-        width = width if alone else max(width, _half_width(fit, "heads"))
+        width = max(width, _half_width(fit, where)) if where else width
         width += _DERIVED_PCT if origin == "derived" else 0.0
         if self.attention.composes_windows:
             width = max(width, _WINDOWED_PCT)
