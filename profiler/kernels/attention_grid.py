@@ -193,6 +193,9 @@ def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:
             missing = np.isnan(along[at])
             grown = along[at - 1] * sizes[at] / sizes[at - 1]
             along[at][missing] = grown[missing]
+        for at in range(len(sizes) - 2, -1, -1):  # not measured at the smallest: as at the next
+            missing = np.isnan(along[at])
+            along[at][missing] = along[at + 1][missing]
     return HeadGrid(_heads(table), (batches, contexts), np.log(times), by_group)
 
 

@@ -157,6 +157,38 @@ def test_decodes_that_did_not_fit_the_memory_go_on_with_the_cache() -> None:
     half = decode_us(grid, np.array([4.0]), np.array([256.0]), 8, 1)[0]
     assert full == pytest.approx(2 * half)
     assert HeadGrid.from_arrays(grid.arrays()).measured(8, 1)
+    least = decode_rows([(8, 1), (4, 1)])
+    lacks = (least["heads"] == 8) & (least["batch"] == least["batch"].min())
+    kept = fit_decode(least[~lacks])  # one pair was not measured at the smallest batch: as the next
+    assert (kept.log_us[1, 0] == kept.log_us[1, 1]).all() and kept.heads[1].tolist() == [8, 1]
+
+
+def test_head_counts_lie_between_others_of_their_kind_or_beyond() -> None:
+    pairs = [(1, 1), (2, 2), (4, 4), (4, 1), (8, 1), (16, 1), (8, 2)]
+    grid = HeadGrid(np.array(pairs), (np.array([1.0]),), np.zeros((len(pairs), 1)))
+    for pair, prefill, decode in (
+        ((3, 3), True, True),  # MHA among MHA
+        ((8, 8), False, True),  # a decode of 8 KV heads is one of more sequences
+        ((12, 1), True, True),
+        ((32, 1), False, False),
+        ((3, 1), False, False),
+    ):
+        assert grid.between(*pair, decode=False) == prefill, pair
+        assert grid.between(*pair, decode=True) == decode, pair
+
+
+def test_prompts_of_mha_are_interpolated_among_mha() -> None:
+    """Writing keys and values of every head takes longer than the fewer of GQA."""
+    rows = pd.DataFrame(
+        [
+            (heads, kv, chunk, 1e-2 * chunk * (heads + kv))
+            for heads, kv in ((4, 1), (4, 4), (8, 1), (16, 1), (16, 16))
+            for chunk in (16, 256)
+        ],
+        columns=["heads", "kv_heads", "chunk", "time_us"],
+    )
+    found = prefill_us(fit_prefill(rows), np.array([256.0]), 8, 8)
+    np.testing.assert_allclose(found, 1e-2 * 256 * 16, rtol=1e-9)
 
 
 def test_prefill_of_other_head_counts_and_lengths() -> None:
