@@ -263,7 +263,7 @@ def test_the_band_of_attention_covers_other_stacks(op: str) -> None:
     mine = "TRTLLM" if op == "attn_decode_mha" else "VLLM"
     others = [read(datasets, stack) for stack in {"VLLM", "SGLang", "TRTLLM"} - {mine}]
     if op == "attn_decode_gqa":
-        others.append(public_data.vidur_decode(datasets))
+        others.append(vidur.decode(datasets))
     covered: dict[float, list[float]] = {0.0: [], fit.stack_pct: []}
     for rows in others:
         if op == "attn_prefill":
