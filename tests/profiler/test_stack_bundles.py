@@ -16,7 +16,7 @@ from profiler.facts.model import load_model
 from profiler.importers.assemble import wanted_ops
 from profiler.importers.sources import import_bundle
 from profiler.importers.stack_tables import import_stack
-from profiler.kernels.attention_fit import fit_attention, fit_together
+from profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
 from profiler.kernels.prefix_grid import alike
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
