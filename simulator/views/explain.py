@@ -135,7 +135,7 @@ def _chunking(
     log: ReplicaLog,
     predict: BundlePredictor,
 ) -> int:
-    """Quanta of prefill attention beyond that of the replica's prompts taken whole."""
+    """Quanta of prefill attention beyond that of the replica's prompts taken whole, each alone."""
     records = analysis.records
     prompts = records.prompt_tokens[np.searchsorted(records.request_id, spans.requests)]
     whole = _quanta(predict.whole_prompt_s(prompts))
