@@ -17,10 +17,13 @@ from experiments.capacity.search import (
     Crossing,
     Probe,
     Probed,
+    Search,
     SearchPlan,
     capacity,
     crossing,
 )
+from experiments.config.deployment import deploy
+from experiments.config.loading import Source
 from experiments.run.uncertainty import QUANTILES, uncertainty
 from simulator.views.metrics import Analysis
 
@@ -92,13 +95,16 @@ def _slower(option: Option, found: Capacity) -> list[float]:
     assert isinstance(found.pilot, Crossing)
     probe = found.saturated.probe if found.saturated is not None else found.pilot.broken.probe
     kind = "clients" if found.saturated is None else "rate"
-    deployment = option.at(probe, kind)
+    where = Source("capacity", option.name, {}, ())
+    deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
     analysis = Analysis(deployment.simulate())
     spread = uncertainty(deployment, analysis)
     return [] if spread is None else [float(q) for q in np.quantile(spread.slower, QUANTILES)]
 
 
-def _scaled_pilots(plan: SearchPlan, rough: Crossing, factors: list[float]) -> Any:
+def _scaled_pilots(
+    plan: SearchPlan, rough: Crossing, factors: list[float]
+) -> Search[tuple[float, float]]:
     """A search for the ratios of the capacity with slower op times, and with faster ones."""
     ratios = []
     for slower in reversed(factors):
