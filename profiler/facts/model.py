@@ -122,16 +122,22 @@ class ModelSpec:
         chosen = range(self.num_layers) if layers is None else layers
         dense = [at for at in self.experts.dense_layers if at in chosen] if self.experts else chosen
         counts = {"all": len(chosen), "dense": len(dense), "sparse": len(chosen) - len(dense)}
+        others = sum(counts[kind] * each for kind, each in self._layer_parameters.items())
+        routed = self.experts.num_experts * self.expert_parameters if self.experts else 0
+        return counts["sparse"] * routed, others
+
+    @cached_property
+    def _layer_parameters(self) -> dict[str, int]:
+        """Parameters that a layer of each kind has, without its routed experts."""
         norms = self.norms_per_layer * self.hidden_size * (2 if self.norm_bias else 1)
         norms += 2 * self.head_dim if self.qk_norm else 0
         norms += self.latent.query_rank + self.latent.kv_rank if self.latent else 0
-        others = counts["all"] * norms
+        found = {"all": norms, "dense": 0, "sparse": 0}
         for op, shape in self.gemms(tp=1).items():
             if OPS[op].part == "layer":
                 bias = shape.n if op in self.biased_gemms else 0
-                others += counts[OPS[op].layers] * (shape.n * shape.k + bias)
-        routed = self.experts.num_experts * self.expert_parameters if self.experts else 0
-        return counts["sparse"] * routed, others
+                found[OPS[op].layers] += shape.n * shape.k + bias
+        return found
 
     @property
     def expert_parameters(self) -> int:

@@ -136,8 +136,10 @@ def scan(ready_s: Floats, durations: Floats, sends: Floats, blocking_send: bool)
         if blocking_send and not last:
             held = held + sends[:, stage]
         total = np.cumsum(held)
-        release[:, stage] = np.maximum.accumulate(arrival - (total - held)) + total
-        start[:, stage] = release[:, stage] - held
+        latest = np.subtract(arrival, total - held)
+        np.maximum.accumulate(latest, out=latest)
+        np.add(latest, total, out=release[:, stage])
+        np.subtract(release[:, stage], held, out=start[:, stage])
         if blocking_send:
             finish[:, stage] = start[:, stage] + durations[:, stage]
         if not last:

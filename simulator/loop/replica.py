@@ -22,12 +22,13 @@ from policies.scheduler import Scheduler
 from simulator.loop.moment import DISPATCH, RETURN, Moment
 from simulator.loop.pipeline import Pipeline, slowest_stage_s
 from simulator.loop.quantum import quantize
-from simulator.loop.records import Columns, PoolLog, ReplicaLog
+from simulator.loop.records import ROW, Columns, PoolLog, ReplicaLog
 from simulator.loop.switches import DEFAULT, Switches
 
-BLOCK_ROWS = 4096
-"""Iterations recorded as tuples before they go to the columns, which take a fifth of the memory."""
-
+FIRST_ROWS, MOST_ROWS = 16, 2048
+"""Iterations in the first block that goes to the columns, and in the largest. Each has twice as
+many as the one before."""
+_ROW_BYTES, _write_row = ROW.size, ROW.pack_into
 
 Nominal = tuple[float, float, float, float]
 """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
@@ -84,7 +85,7 @@ class Replica:
             scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
-        self._rows: list[tuple[float, ...]] = []
+        self._block, self._filled = bytearray(FIRST_ROWS * ROW.size), 0
         self._columns = Columns()
         self._stage_rows: list[abc.Sequence[float]] = []
         self._in_flight: deque[tuple[float, Batch]] = deque()  # when each comes back, in order
@@ -137,27 +138,18 @@ class Replica:
         context = 0
         for _, _, cached in chunks:
             context += cached
-        self._rows.append(
-            (
-                batch.slot,
-                now,
-                finish,
-                layer_s,
-                first_s,
-                last_s,
-                send_s,
-                len(chunks),
-                batch.prefill_tokens,
-                context,
-                batch.num_decodes,
-                batch.decode_context,
-                batch.padding,
-            )
-        )
+        filled = self._filled
+        _write_row(
+            self._block, filled, batch.slot, now, finish, layer_s, first_s, last_s, send_s,
+            len(chunks), batch.prefill_tokens, context, batch.num_decodes, batch.decode_context,
+            batch.padding,
+        )  # fmt: skip
+        self._filled = filled = filled + _ROW_BYTES
         self._in_flight.append((finish + turnaround_s, batch))
-        if len(self._rows) == BLOCK_ROWS:
-            self._columns.extend(self._rows)
-            self._rows.clear()
+        if filled == len(self._block):
+            self._columns.extend(self._block)
+            self._block = bytearray(min(2 * filled, MOST_ROWS * _ROW_BYTES))
+            self._filled = 0
 
     def _returned(self, _: Moment) -> None:
         """Book the batch that came back from the last stage and form its successor.
@@ -198,8 +190,8 @@ class Replica:
 
     def log(self) -> ReplicaLog:
         """The records of the run, as columns."""
-        self._columns.extend(self._rows)
-        self._rows.clear()
+        self._columns.extend(memoryview(self._block)[: self._filled])
+        self._filled = 0
         scheduler, layers = self.scheduler, self.pipeline.layers
         return ReplicaLog(
             layers=layers,

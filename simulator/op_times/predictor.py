@@ -129,17 +129,18 @@ class BundlePredictor:
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
         """Seconds: one layer; extra on the first stage; extra on the last; transfer to the next."""
-        decodes = batch.num_decodes
+        chunks, decodes = batch.chunks, batch.num_decodes
         tokens = batch.prefill_tokens + decodes
-        if tokens >= len(self._by_tokens):
+        if tokens > self._most_tokens:
             self._tabulate_tokens(2 * tokens)
         layer_s, first_s, send_s = self._by_tokens[tokens]
         rows = decodes
-        if decodes + len(batch.chunks) >= len(self._head):
-            self._tabulate_decodes(2 * (decodes + len(batch.chunks)))
+        sequences = decodes + len(chunks) if chunks else decodes
+        if sequences > self._most_sequences:
+            self._tabulate_decodes(2 * sequences)
         if self._has_host:
-            first_s += self._host[decodes + len(batch.chunks)]
-        for sequence, chunk, context in batch.chunks:
+            first_s += self._host[sequences]
+        for sequence, chunk, context in chunks:
             if context:
                 row = self._chunk_rows.get(chunk) or self._tabulate_chunks(chunk)
                 position = context * self._per_step
@@ -159,9 +160,10 @@ class BundlePredictor:
                 longest = batch.longest_context * self._per_step
                 position = counted_context(position, longest, self._skew)
             low = int(position)
-            decode_s = row[low] + (row[low + 1] - row[low]) * (position - low)
+            start = row[low]
+            decode_s = start + (row[low + 1] - start) * (position - low)
             layer_s += decode_s
-            if self._mixes and batch.chunks:
+            if chunks and self._mixes:
                 layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
@@ -195,10 +197,12 @@ class BundlePredictor:
     def _tabulate_decodes(self, most: int) -> None:
         found = _decode_rows(self.cost, most, *self._contexts)
         self._decode_table, self._decode_rows, self._head = found
+        self._most_sequences = len(self._head) - 1
         self._host = self.host_s(np.arange(most + 1)).tolist()
 
     def _tabulate_tokens(self, most: int) -> None:
         self._by_tokens, self._beside_ops = _token_rows(self.cost, most)
+        self._most_tokens = len(self._by_tokens) - 1
 
 
 # All predictors of the same op times and sizes share these tables: a sweep makes hundreds.

@@ -97,14 +97,11 @@ class StarvedTime:
             changes += [enough * changes[0], enough * changes[1]]
         when = np.concatenate(instants)
         order = np.argsort(when, kind="stable")
-        self._when = when[order]
-        del when, instants  # a long run has millions of them
-        self._starved = np.cumsum(np.concatenate(changes)[order], dtype=np.int32) < enough
-        del order, changes
-        self._until = np.zeros(len(self._when))
-        np.subtract(self._when[1:], self._when[:-1], out=self._until[1:])
-        self._until[1:] *= self._starved[:-1]
-        np.cumsum(self._until, out=self._until)
+        starved = np.cumsum(np.concatenate(changes)[order], dtype=np.int32) < enough
+        turns = np.flatnonzero(np.diff(starved, prepend=~starved[:1]))  # when it begins or ends
+        self._when, self._starved = when[order[turns]], starved[turns]
+        self._until = np.zeros(len(turns))
+        np.cumsum(np.diff(self._when) * self._starved[:-1], out=self._until[1:])
 
     def __call__(self, t: Floats) -> Floats:
         """Starved seconds before each ``t``, counted from the first batch on."""
@@ -117,30 +114,33 @@ class StarvedTime:
 def gaps(log: ReplicaLog) -> Gaps:
     """Split the idle time before every micro-batch on every stage by cause."""
     times = stage_times(log)
-    # Laid out as the times are, stage by stage: what follows goes along the stages.
-    rest = np.zeros_like(times.start)
-    np.subtract(times.start[1:], times.release[:-1], out=rest[1:])
+    rest = np.empty_like(times.start)
     communication = turnaround = no_work = np.broadcast_to(0.0, rest.shape)
+    rest[:1] = 0.0
+    sent = None
     if log.num_stages > 1 and not log.switches.blocking_send:
-        sent = log.iterations["send_s"][1:, None]
+        sent = log.iterations["send_s"][1:]
         communication = np.zeros_like(rest)
-        np.minimum(rest[1:, 1:], sent, out=communication[1:, 1:])
-    if log.switches.turnaround_s:
-        gap = rest[:, 0]
-        turnaround = np.zeros_like(rest)
-        turnaround[:, 0] = np.where(
-            _just_returned(log), np.minimum(gap, log.switches.turnaround_s), 0
-        )
-    rest -= communication  # in place: in a long run each of these takes tens of megabytes
-    rest -= turnaround
-    if rest.any():
-        starved = StarvedTime(log, times)
-        no_work = np.zeros_like(rest)
-        for stage in range(log.num_stages):
-            waits = np.flatnonzero(rest[:, stage])
-            released = times.release[waits - 1, stage]
-            no_work[waits, stage] = starved(released + rest[waits, stage]) - starved(released)
-    rest -= no_work
+    starved = None
+    for stage in range(log.num_stages):  # laid out as the times are: what follows goes along it
+        gap = rest[1:, stage]
+        np.subtract(times.start[1:, stage], times.release[:-1, stage], out=gap)
+        if stage and sent is not None:
+            gap -= np.minimum(gap, sent, out=communication[1:, stage])
+        elif not stage and log.switches.turnaround_s:
+            turnaround = np.zeros_like(rest)
+            turnaround[:, 0] = np.where(
+                _just_returned(log), np.minimum(rest[:, 0], log.switches.turnaround_s), 0
+            )
+            gap -= turnaround[1:, 0]
+        waits = np.flatnonzero(gap)
+        if len(waits):
+            if starved is None:
+                starved, no_work = StarvedTime(log, times), np.zeros_like(rest)
+            released = times.release[waits, stage]
+            missing = starved(released + gap[waits]) - starved(released)
+            no_work[1 + waits, stage] = missing
+            gap[waits] -= missing
     return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
 
 
@@ -191,11 +191,13 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
     first_ready = log.iterations["ready_s"][0]
     done = times.finish[-1, -1]
     occupied = (times.release - times.start).sum(axis=0)
-    busy = (times.finish - times.start).sum(axis=0)
+    sending = times.finish is not times.release
+    busy = (times.finish - times.start).sum(axis=0) if sending else occupied
+    bubbles = [np.bincount(split.kind, waits, len(BUBBLES)) for waits in split.bubble.T]
     return {
         "busy": busy,
         "sending": occupied - busy,
-        **{name: split.bubble[split.kind == i].sum(axis=0) for i, name in enumerate(BUBBLES)},
+        **dict(zip(BUBBLES, np.transpose(bubbles), strict=True)),
         "communication": split.communication.sum(axis=0),
         "turnaround": split.turnaround.sum(axis=0),
         "fill": times.start[0] - first_ready,
@@ -218,4 +220,6 @@ def iteration_bubbles(split: Gaps, cause: str = "bubble") -> Floats:
 
 
 def _over_stages(seconds: Floats) -> Floats:
+    if not any(seconds.strides):  # there is none of it
+        return np.zeros(len(seconds))
     return np.asarray(seconds.sum(axis=1) if seconds.shape[1] > 1 else seconds[:, 0])
