@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -115,29 +116,34 @@ def run(
       sarathi-sim run gpt3_pp --no-figures --json | jq .ratios
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
-    from experiments.config.loading import load_experiment
-    from experiments.figures.slices import parse_window
-    from experiments.run.experiment import run_experiment
-    from experiments.run.report import (
-        ProgressBar,
-        band_notes,
-        load_notes,
-        print_warnings,
-        ratios_table,
-        results_table,
-    )
+    from experiments.run.second_process import SecondProcess
 
-    stdout, stderr = consoles()
-    experiment = load_experiment(config, assignments or [])
-    folder = out or Path("runs") / experiment.name
-    with ProgressBar(stderr, enabled=not quiet) as progress:
+    with ExitStack() as stack:
+        # It imports its libraries while this process imports others.
+        second = stack.enter_context(SecondProcess()) if figures else None
+        from experiments.config.loading import load_experiment
+        from experiments.figures.slices import parse_window
+        from experiments.run.experiment import run_experiment
+        from experiments.run.report import (
+            ProgressBar,
+            band_notes,
+            load_notes,
+            print_warnings,
+            ratios_table,
+            results_table,
+        )
+
+        stdout, stderr = consoles()
+        experiment = load_experiment(config, assignments or [])
+        folder = out or Path("runs") / experiment.name
         outcome = run_experiment(
             experiment,
             folder,
             figures=figures,
             trace=timeline,
             window=None if window is None else parse_window(window),
-            progress=progress,
+            progress=stack.enter_context(ProgressBar(stderr, enabled=not quiet)),
+            second=second,
         )
     if json:
         print_json(outcome.summary())

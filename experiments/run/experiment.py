@@ -166,12 +166,14 @@ def run_experiment(
     trace: bool = False,
     window: Window | None = None,
     progress: Progress = silent,
+    second: SecondProcess | None = None,
 ) -> ExperimentResult:
     """Simulate every scenario and write the result folder ``out``, whole or not at all.
 
-    ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the pipeline in
-    the middle of the run), which is also what the stage timeline shows. Raises ConfigError, before
-    anything is simulated, for whatever the user can get wrong.
+    ``figures`` are drawn by a ``second`` process, which is started here if there is none yet, and
+    ends. ``trace`` adds a Perfetto trace of the ``window`` (default: some passes through the
+    pipeline in the middle of the run), which is also what the stage timeline shows. Raises
+    ConfigError, before anything is simulated, for whatever the user can get wrong.
     """
     check_replaceable(out)
     for name, scenario in experiment.scenarios.items():
@@ -180,7 +182,8 @@ def run_experiment(
     with ExitStack() as stack:
         # Before simulating, because writing there may not be allowed.
         folder = stack.enter_context(result_folder(out))
-        second = stack.enter_context(SecondProcess()) if figures else None
+        # It ends before the folder goes, if anything is wrong.
+        second = stack.enter_context(second or SecondProcess()) if figures else None
         runs, begun = dict[str, ScenarioRun](), dict[str, Errand[Uncertainty | None]]()
         for name, deployment in deployments.items():
             runs[name] = run = _run(name, deployment, progress)

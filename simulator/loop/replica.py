@@ -159,12 +159,12 @@ class Replica:
         """
         self._awaiting = False
         env, scheduler, in_flight = self.env, self.scheduler, self._in_flight
-        now = env.now
+        now, others = env.now, env.peek()
         while True:
             finished = scheduler.complete(in_flight.popleft()[1])
             if finished and self.on_finished is not None:
                 self.on_finished(finished, now)
-            others = env.peek()
+                others = env.peek()  # clients may have sent something
             if others > now:
                 self._dispatch(now)
                 if self.opens is not None:

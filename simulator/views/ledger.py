@@ -138,7 +138,8 @@ def gaps(log: ReplicaLog) -> Gaps:
             if starved is None:
                 starved, no_work = StarvedTime(log, times), np.zeros_like(rest)
             released = times.release[waits, stage]
-            missing = starved(released + gap[waits]) - starved(released)
+            ends = starved(np.concatenate([released, released + gap[waits]]))
+            missing = ends[len(waits) :] - ends[: len(waits)]
             no_work[1 + waits, stage] = missing
             gap[waits] -= missing
     return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
