@@ -29,6 +29,7 @@ from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS
 from experiments.validate.session import Session
 from experiments.validate.totals import Whole, off
 from profiler.storage.progress import Progress
+from simulator.loop.records import Floats
 
 FEWEST_REPEATS = 3
 """Accepted repeats below which nothing is claimed."""
@@ -98,15 +99,7 @@ def report(
                 "replay": _errors(replayed, measured),
             }
     result: dict[str, Any] = {
-        "format": VALIDATION_FORMAT,
-        "name": experiment.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "gates": {
-            "lost_of_target": MOST_OF_TARGET,
-            "drift": MOST_DRIFT,
-            "fewest_repeats": FEWEST_REPEATS,
-        },
+        **head(experiment, lost_of_target=MOST_OF_TARGET),
         "quiet": all(entry["quiet"] for entry in repeats.values()),
         "repeats": repeats,
         "cells": cells,
@@ -114,6 +107,17 @@ def report(
     }
     result["targets"] = _targets(result)
     return result
+
+
+def head(experiment: Experiment, **gates: float) -> dict[str, Any]:
+    """What every report begins with; the ``gates`` are beside those of all."""
+    return {
+        "format": VALIDATION_FORMAT,
+        "name": experiment.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "gates": {**gates, "drift": MOST_DRIFT, "fewest_repeats": FEWEST_REPEATS},
+    }
 
 
 def _about(cell: Cell) -> dict[str, Any]:
@@ -156,11 +160,15 @@ def _cell(cell: Cell, all_repeats: list[Comparison], kept: list[int]) -> dict[st
 
 
 def _prediction(outcome: Comparison, prediction: str) -> dict[str, Any]:
-    errors = iteration_errors(outcome, prediction)
+    of_iterations = spread_of(iteration_errors(outcome, prediction))
+    return of_iterations | _errors(outcome.whole[prediction], outcome.measured)
+
+
+def spread_of(errors: Floats) -> dict[str, float]:
+    """Of a run's iterations: the median error, and the 90th percentile."""
     return {
         "iteration_error_median": float(np.median(errors)),
         "iteration_error_p90": float(np.quantile(errors, 0.9)),
-        **_errors(outcome.whole[prediction], outcome.measured),
     }
 
 
@@ -241,25 +249,27 @@ COMPARABLE = tuple(_FIELDS)
 def _targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Limit, value and whether it was met; None if the machine was too busy for a layout."""
     rows = []
-
-    def judge(what: str, of: str, limit: float, value: float, *, may: bool) -> None:
-        if np.isfinite(value):
-            met = abs(value) <= limit if may else None
-            rows.append({"what": what, "cell": of, "limit": limit, "value": value, "met": met})
-
     quiet = {
         name: result["repeats"][cell["layout"]]["quiet"] for name, cell in result["cells"].items()
     }
     for name, cell in result["cells"].items():
-        judge("parity", name, 0.0, cell["parity"] - 1, may=True)
+        rows += judged("parity", name, 0.0, cell["parity"] - 1, may=True)
         if cell["online"]:
             continue
         for what, limit in TARGETS.items():
-            judge(what, name, limit, cell[what]["median"], may=quiet[name])
+            rows += judged(what, name, limit, cell[what]["median"], may=quiet[name])
         replayed = cell["replay"]["makespan_error"]["median"]
-        judge("replay makespan", name, REPLAY_TARGET, replayed, may=quiet[name])
+        rows += judged("replay makespan", name, REPLAY_TARGET, replayed, may=quiet[name])
     for name, ratio in result["ratios"].items():
         # Those that both accepted: two layouts may have rejected different repeats.
         enough = ratio["repeats"] >= FEWEST_REPEATS
-        judge("ratio", name, RATIO_TARGET, ratio["error"], may=enough)
+        rows += judged("ratio", name, RATIO_TARGET, ratio["error"], may=enough)
     return rows
+
+
+def judged(what: str, of: str, limit: float, value: float, *, may: bool) -> list[dict[str, Any]]:
+    """A target's row: whether it was met, or None where one ``may`` not say. None for a NaN."""
+    if not np.isfinite(value):
+        return []
+    met = abs(value) <= limit if may else None
+    return [{"what": what, "cell": of, "limit": limit, "value": value, "met": met}]

@@ -5,10 +5,8 @@ Times are in seconds of the engine's CPU clock. Errors are fractions, predicted 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,10 @@ import numpy as np
 import pandas as pd
 
 from experiments.config.loading import Experiment
-from experiments.results import VALIDATION_FORMAT
 from experiments.run.decision_log import DecisionLog, Replay, replay
 from experiments.validate.cells import Cell
 from experiments.validate.differences import MOST_DRIFT, PREDICTIONS
-from experiments.validate.summary import FEWEST_REPEATS, middle, middles
+from experiments.validate.summary import FEWEST_REPEATS, head, judged, middle, middles, spread_of
 from experiments.validate.totals import off
 from experiments.validate.vllm_session import (
     VllmCell,
@@ -167,12 +164,8 @@ def report(experiment: Experiment, session: VllmSession, outcomes: Outcomes) -> 
     ]
     quiet = len(kept) >= FEWEST_REPEATS
     result: dict[str, Any] = {
-        "format": VALIDATION_FORMAT,
-        "name": experiment.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
+        **head(experiment),
         "clock": "CPU time of the engine's process, idle time skipped",
-        "gates": {"drift": MOST_DRIFT, "fewest_repeats": FEWEST_REPEATS},
         "quiet": quiet,
         "repeats": {
             LAYOUT: {
@@ -217,24 +210,16 @@ def _cell(cell: Cell, repeats: Sequence[Outcome], kept: Sequence[int]) -> dict[s
 def _errors(outcome: Outcome, prediction: str) -> dict[str, float]:
     errors = np.abs(outcome.iterations[prediction] / outcome.measured_iterations - 1)
     found, measured = outcome.whole[prediction], outcome.measured
-    return {
-        "iteration_error_median": float(np.median(errors)),
-        "iteration_error_p90": float(np.quantile(errors, 0.9)),
-        **{f"{key}_error": off(found[key], measured[key]) for key in measured},
-    }
+    return spread_of(errors) | {f"{key}_error": off(found[key], measured[key]) for key in measured}
 
 
 def _targets(cells: Mapping[str, Any], quiet: bool) -> list[dict[str, Any]]:
     """Limit, value and whether it was met; None if the machine was too busy."""
     rows = []
     for name, cell in cells.items():
-        value = cell["parity"] - 1
-        rows.append({"what": "parity", "cell": name, "limit": 0.0, "value": value})
-        rows[-1]["met"] = value == 0
+        rows += judged("parity", name, 0.0, cell["parity"] - 1, may=True)
         for what, limit in TARGETS.items():
-            value = cell[what]["median"]
-            met = abs(value) <= limit if quiet else None
-            rows.append({"what": what, "cell": name, "limit": limit, "value": value, "met": met})
+            rows += judged(what, name, limit, cell[what]["median"], may=quiet)
     return rows
 
 
