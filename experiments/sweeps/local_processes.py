@@ -66,7 +66,7 @@ class LocalProcesses:
         """
         left = iter(bundles)
         at_once = min(ahead, self.workers)
-        patience = PATIENCE_S
+        patience, last = PATIENCE_S, time.monotonic()
         while True:
             while len(self._busy) < at_once and (jobs := next(left, None)) is not None:
                 worker = self._idle.pop() if self._idle else _Worker(self._module, self._answers)
@@ -83,14 +83,14 @@ class LocalProcesses:
                         f"process {worker.process.pid} for {now - worker.since:.0f} s": jobs
                         for worker, jobs in self._busy.items()
                     },
-                    patience,
+                    now - last,
                 )
                 patience *= 2
                 continue
             jobs = self._busy.pop(worker, [])
             if not jobs:
                 continue  # it was ended earlier
-            patience = PATIENCE_S
+            patience, last = PATIENCE_S, time.monotonic()
             if results is not None:
                 self._idle.append(worker)
                 self._dead_at_start = 0

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import Waiting
+from experiments.sweeps.backends import Bundles, Waiting
 from experiments.sweeps.execute import execute, waited_for
 from experiments.sweeps.jobs import Job
 from experiments.sweeps.local_processes import STARTS, LocalProcesses
@@ -86,6 +88,22 @@ def test_what_is_waited_for_is_said_by_run(tiny_plan: SweepPlan) -> None:
         f"no result for 60 s; waiting for run {keys[0]} ({name}) and 2 more with process 7 "
         f"for 90 s; run {keys[2]} ({name}) with process 8 for 60 s"
     )
+
+
+def test_the_wait_is_counted_from_the_last_result(
+    tiny_plan: SweepPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        process, since = SimpleNamespace(pid=7), 0.0
+
+        def begin(self, jobs: object) -> None:
+            """And never answer."""
+
+    monkeypatch.setattr("experiments.sweeps.local_processes._Worker", lambda *_: Silent())
+    monkeypatch.setattr("experiments.sweeps.local_processes.PATIENCE_S", 0.01)
+    jobs = Bundles([Job(tiny_plan.runs[0], "")], 1)
+    waits = [each.seconds for each in islice(LocalProcesses(1).run(jobs, ahead=1), 3)]
+    assert waits[0] >= 0.01 and waits[1] >= waits[0] + 0.02 and waits[2] >= waits[1] + 0.04
 
 
 def test_workers_that_cannot_start(tiny_plan: SweepPlan, tmp_path: Path) -> None:
