@@ -20,7 +20,6 @@ from profiler.shard.attention import (
     KVCache,
     decode_step,
     prefill_step,
-    skewed_decode_step,
 )
 from profiler.shard.layer import ShardLayer
 from profiler.shard.timing import Timer
@@ -202,10 +201,11 @@ class ShardOps:
     def _skewed_decode(self, batch: int, mean: int, longest: int) -> Callable[[int], object]:
         contexts = skewed_contexts(batch, mean, longest)
         positions = torch.tensor(contexts, device=self.device)
-        bias, new = self.attention.skewed_bias(contexts, longest + 1), self._new_tokens(batch)
-        slots = batch * (longest + 1)
-        return lambda i: skewed_decode_step(
-            self.attention, self.cache, self._start(slots, i), positions, longest, new, bias
+        stride = longest + 1
+        bias, new = self.attention.skewed_bias(contexts, stride), self._new_tokens(batch)
+        slots = batch * stride
+        return lambda i: decode_step(
+            self.attention, self.cache, self._start(slots, i), stride, positions, new, bias
         )
 
 

@@ -142,36 +142,21 @@ def prefill_step(
 
 
 def decode_step(
-    attention: Attention, cache: KVCache, start: int, stride: int, context: int,
+    attention: Attention, cache: KVCache, start: int, stride: int, contexts: int | Tensor,
     new: tuple[Tensor, ...], bias: Any,
 ) -> Tensor:  # fmt: skip
-    """Write one token's k and v for each sequence after ``context`` cached ones, and attend.
+    """Write one token's k and v for each sequence after its cached ones, and attend.
 
     ``new`` is q, k, v with a row a sequence; sequence i's slots begin at ``start + i * stride``.
+    ``contexts`` are the cached tokens of every sequence, or of each (then at most ``stride`` - 1).
     """
     q, k, v = new
     shape = (q.shape[0], stride, *k.shape[1:])
     slots = slice(start, start + q.shape[0] * stride)
     keys, values = cache.k[slots].view(shape), cache.v[slots].view(shape)
-    keys[:, context] = k
-    values[:, context] = v
-    return attention.decode(q, keys, values, context + 1, bias)
-
-
-def skewed_decode_step(
-    attention: Attention, cache: KVCache, start: int, contexts: Tensor, longest: int,
-    new: tuple[Tensor, ...], bias: Any,
-) -> Tensor:  # fmt: skip
-    """As :func:`decode_step`, where sequence i holds ``contexts[i]`` <= ``longest`` tokens.
-
-    The slots of a sequence are those of the longest: caches are allocated alike.
-    """
-    q, k, v = new
-    stride = longest + 1
-    shape = (q.shape[0], stride, *k.shape[1:])
-    slots = slice(start, start + q.shape[0] * stride)
-    keys, values = cache.k[slots].view(shape), cache.v[slots].view(shape)
+    if isinstance(contexts, int):
+        keys[:, contexts], values[:, contexts] = k, v
+        return attention.decode(q, keys, values, contexts + 1, bias)
     rows = torch.arange(q.shape[0], device=q.device)
-    keys[rows, contexts] = k
-    values[rows, contexts] = v
+    keys[rows, contexts], values[rows, contexts] = k, v
     return attention.decode(q, keys, values, stride, bias)

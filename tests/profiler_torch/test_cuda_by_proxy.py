@@ -29,7 +29,6 @@ from profiler.shard.attention import (  # noqa: E402
     choose_attention,
     decode_step,
     prefill_step,
-    skewed_decode_step,
 )
 from profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
 from profiler.shard.layer import ShardLayer  # noqa: E402
@@ -160,7 +159,7 @@ def test_xformers_and_sdpa_agree(xformers: Any, kv_heads: int) -> None:
     assert torch.allclose(*outs, atol=1e-6)
     places = torch.tensor(contexts)
     outs = [
-        skewed_decode_step(a, cache, 60, places, 9, batch, a.skewed_bias(contexts, 10))
+        decode_step(a, cache, 60, 10, places, batch, a.skewed_bias(contexts, 10))
         for a in (ours, theirs)
     ]
     assert torch.allclose(*outs, atol=1e-6)

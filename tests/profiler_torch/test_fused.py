@@ -14,7 +14,7 @@ from profiler.measuring.overhead import advice, time_overhead  # noqa: E402
 from profiler.measuring.shard_ops import ShardOps  # noqa: E402
 from profiler.planning.designed import DESIGNED, designed_points, skewed_contexts  # noqa: E402
 from profiler.planning.settings import Limits  # noqa: E402
-from profiler.shard.attention import KVCache, decode_step, skewed_decode_step  # noqa: E402
+from profiler.shard.attention import KVCache, decode_step  # noqa: E402
 from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
 from profiler.shard.layer import ShardLayer  # noqa: E402
 from profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
@@ -66,7 +66,7 @@ def test_a_skewed_batch_is_each_of_its_sequences_alone(model: ModelSpec) -> None
         one = tuple(part[i : i + 1] for part in new)
         alone.append(decode_step(attention, cache, 14 * i, 14, context, one, None))
     bias = attention.skewed_bias(contexts, 14)
-    together = skewed_decode_step(attention, cache, 0, torch.tensor(contexts), 13, new, bias)
+    together = decode_step(attention, cache, 0, 14, torch.tensor(contexts), new, bias)
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
 
 
