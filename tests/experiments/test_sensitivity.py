@@ -66,13 +66,14 @@ def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
 
 def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     """All requests at once: a percent of all ops is a percent of the throughput, and each op has
-    its share of it; what one op takes nearly alone moves with it."""
+    its share of it, all-reduces that of the links; what one op takes nearly alone moves with it."""
     path, out = tmp_path / "bound.yaml", tmp_path / "out"
     given = dict(WITHOUT)
     given["workload"] = {
         "requests": 4,
         "lengths": {"kind": "fixed", "prompt": 200, "decode": 4},
     }
+    given["cluster"] = {"max_length": 512, "tp": 2}
     path.write_text(json.dumps(given))
     words = ["sensitivity", str(path), "--out", str(out), "--workers", "1", "--json"]
     words += ["--replications", "1", "--metrics", "output_tokens_per_s"]
@@ -84,6 +85,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     ops = [row["elasticity"] for row in content["rows"] if row["kind"] == "op"]
     assert rows["all ops"] == pytest.approx(-1, abs=1e-6)
     assert sum(ops) == pytest.approx(-1, rel=0.01)
+    assert rows["link speed"] == pytest.approx(-rows["all_reduce"], rel=0.02)
     assert "burstiness" not in rows
     assert "moves most with" in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
