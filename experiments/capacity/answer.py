@@ -196,8 +196,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "replications": [one.load for one in found.crossings],
         "saturation": found.saturated.summary["requests_per_s"] if found.saturated else None,
         "binds": binding(answer),
-        "at_capacity": _numbers(found.at, option) if found.at is not None else None,
-        "curve": [_numbers(probed, option) for probed in curve(found)],
+        "at_capacity": numbers(found.at, option) if found.at is not None else None,
+        "curve": [numbers(probed, option) for probed in curve(found)],
     }
 
 
@@ -211,7 +211,7 @@ def curve(found: Capacity) -> list[Probed]:
     return [probes[load] for load in sorted(probes) if load != AT_ONCE]
 
 
-def _numbers(probed: Probed, option: Option) -> dict[str, Any]:
+def numbers(probed: Probed, option: Option) -> dict[str, Any]:
     """A probe's load, values, and what a user of it, and a GPU, gets."""
     summary, after = probed.summary, probed.summary["after_warmup"]
     tpot = after["tpot_s"]["p50"]

@@ -16,6 +16,7 @@ from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.written import UNITS
 from experiments.figures.style import BLACK, line_styles, save
 from experiments.sweeps.figures.pareto import pareto_front
+from simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
 
@@ -57,6 +58,7 @@ def figure_files(figures: Mapping[str, Figure]) -> dict[str, bytes]:
 
 # Pareto fronts ---------------------------------------------------------------------------------
 
+SCREENED = "screened only"
 PAIRS = {
     "throughput_interactivity": ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu"),
     "ttft_tbt": ("ttft_p99_s", "tbt_p99_s"),
@@ -78,14 +80,23 @@ _GAINS = (*_MORE, "per_million_output_tokens")
 _OF_PROBE = (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "holds", "run")
 
 
-def points(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Every deployment under every load of its curve; ``full``: the load is its capacity."""
+def points(
+    found: Sequence[Mapping[str, Any]], screened: Sequence[Mapping[str, Any]] = ()
+) -> pd.DataFrame:
+    """Every deployment under every load of its curve; ``full``: the load is its capacity.
+
+    They are grouped by deployment and labelled with their load; those that were only ``screened``
+    are one group, labelled with their name.
+    """
     rows = []
-    for one in found:
+    grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
+    for one, group in grouped:
         for probe in one.get("curve", ()):
             row = {key: probe[key] for key in _OF_PROBE}
             row |= {"deployment": one["name"], "stress": max(probe["stress"].values())}
-            row["full"] = bool(one["at_capacity"]) and probe["run"] == one["at_capacity"]["run"]
+            at = one.get("at_capacity") or {}
+            row |= {"group": group, "full": group == SCREENED or probe["run"] == at.get("run")}
+            row["label"] = one["name"] if group == SCREENED else number_text(probe["load"])
             if one.get("per_hour") is not None:
                 tokens_per_hour = 3600 * probe["output_tokens_per_s"]
                 row["per_million_output_tokens"] = 1e6 * one["per_hour"] / tokens_per_hour
@@ -102,9 +113,11 @@ def front(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     return table.iloc[pareto_front(along, up)].sort_values(x)
 
 
-def frontier_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """A figure a pair: every point labelled with its load, in the SVG a link to its run."""
-    table = points(found)
+def frontier_figures(
+    found: Sequence[Mapping[str, Any]], screened: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Figure]:
+    """A figure a pair: every point labelled, and in the SVG a link to its run."""
+    table = points(found, screened)
     return {
         f"pareto_{name}": _figure(table.dropna(subset=[x, y]).reset_index(drop=True), x, y)
         for name, (x, y) in PAIRS.items()
@@ -115,13 +128,13 @@ def frontier_figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     panel = figure.subplots()
-    groups = table.groupby("deployment", sort=False)
+    groups = table.groupby("group", sort=False)
     for (name, rows), style in zip(groups, line_styles(), strict=False):
         drawn = panel.scatter(rows[x], rows[y], s=36, color=style["color"], label=str(name))
         drawn.set_urls([f"../probes/runs/{run}/summary.json" for run in rows["run"]])
         for _, row in rows.iterrows():
             about: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
-            panel.annotate(f"{row['load']:.3g}", (row[x], row[y]), (4, 4), **about)
+            panel.annotate(row["label"], (row[x], row[y]), (4, 4), **about)
     best = front(table, x, y)
     panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front")
     panel.set(xlabel=NAMES[x], ylabel=NAMES[y])

@@ -43,13 +43,16 @@ LIKELY = 0.6
 class Screened:
     """A deployment after screening: what one replica carries, and how many replicas there are.
 
-    ``value`` is what is ranked: requests a second for a unit of money an hour.
+    ``value`` is what is ranked: requests a second for a unit of money an hour. ``per_hour`` is what
+    is paid for one replica, ``kept`` the largest load that it was seen to carry.
     """
 
     option: Option
     load: float
     replicas: int
     value: float
+    per_hour: float
+    kept: Probed | None = None
 
     @property
     def carried(self) -> str:
@@ -75,7 +78,8 @@ class Worth:
             paid, carried = replicas * gpus, wanted.rate
             if paid > wanted.gpus:
                 carried = 0.0
-        return Screened(option, load, replicas, carried / (self._price(option) * paid))
+        per_hour = self._price(option) * paid
+        return Screened(option, load, replicas, carried / per_hour, per_hour / replicas)
 
     def load_for(self, option: Option, value: float) -> float:
         """The load that a replica must carry for the deployment to be worth ``value``."""
@@ -194,7 +198,7 @@ def screen(
         for one, outcome in lab.pursue(searches, done, total).items():
             option = asked[one]
             if isinstance(outcome, Crossing):
-                found.append(worth.of(option, outcome.load))
+                found.append(replace(worth.of(option, outcome.load), kept=outcome.kept))
             elif isinstance(outcome, Probed):
                 at = worth.of(option, outcome.probe.load).carried
                 why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"

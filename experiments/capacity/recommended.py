@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from experiments.capacity.answer import as_json
+from experiments.capacity.answer import as_json, numbers
 from experiments.capacity.asked import warnings
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, per_million_tokens
-from experiments.capacity.recommend import Recommendation
+from experiments.capacity.recommend import Recommendation, Screened
 from experiments.capacity.written import headroom
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
@@ -45,10 +45,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "command": command,
         "replicas": replicas,
         "deployments": rows,
-        "screened": [
-            {"name": one.option.name, "replicas": one.replicas, "about": one.load * one.replicas}
-            for one in found.screened
-        ],
+        "screened": [_only_screened(one) for one in found.screened],
         "dropped": found.dropped,
         "prices": {"date": prices.date, "currency": prices.currency, "mark": prices.mark},
         "provenance": "predicted",
@@ -104,6 +101,14 @@ def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
         if abs(binds[key] - first[key]) >= 0.05:
             parts.append(f"{name} {100 * binds[key]:.0f} %, there {100 * first[key]:.0f} %")
     return f"{', '.join(parts)}; {binds['slo']} breaks ({binds['because']})"
+
+
+def _only_screened(one: Screened) -> dict[str, Any]:
+    """What all replicas carry, roughly, and the numbers of one at the largest load it was seen to
+    carry."""
+    curve = [] if one.kept is None else [numbers(one.kept, one.option)]
+    about = {"name": one.option.name, "replicas": one.replicas, "per_hour": one.per_hour}
+    return {**about, "about": one.load * one.replicas, "curve": curve}
 
 
 def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wanted) -> list[str]:
@@ -208,8 +213,8 @@ def recommend_files(
     rows = content["deployments"]
     table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
     with styled():
-        figures = {"headroom": headroom_figure(rows, wanted.section), **frontier_figures(rows)}
-        drawn = figure_files(figures)
+        fronts = frontier_figures(rows, content["screened"])
+        drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
     return {
         SUMMARY: json_bytes(content),
         "recommend.csv": table.to_csv(index=False).encode(),

@@ -54,9 +54,9 @@ def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
     return charts
 
 
-def frontier_charts(drawn: Deployments, unit: str) -> list[Chart]:
+def frontier_charts(drawn: Deployments, unit: str, screened: Deployments = ()) -> list[Chart]:
     """Every deployment under every load, with the points that no other one beats in both."""
-    table, charts = curves.points(drawn), []
+    table, charts = curves.points(drawn, screened), []
     for x, y in curves.PAIRS.values():
         if not {x, y} <= set(table):
             continue
@@ -64,21 +64,22 @@ def frontier_charts(drawn: Deployments, unit: str) -> list[Chart]:
         some[[x, y]] = some[[x, y]].astype(float)
         best = curves.front(some, x, y)
         parts = {}
-        for one, style in zip(drawn, line_styles(), strict=False):
-            rows = some[some["deployment"] == one["name"]]
-            labels = [number_text(load) for load in rows["load"]]
+        groups = some.groupby("group", sort=False)
+        for (name, rows), style in zip(groups, line_styles(), strict=False):
             said = [
-                f"{load} {unit}, {'holds' if holds else 'breaks'} the SLO"
-                for load, holds in zip(labels, rows["holds"], strict=True)
+                f"{row['deployment']}: {number_text(row['load'])} {unit}, "
+                f"{'holds' if row['holds'] else 'breaks'} the SLO"
+                for _, row in rows.iterrows()
             ]
-            spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, labels)
+            spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, rows["label"].tolist())
             anchors = [anchor(run) for run in rows["run"]]
-            parts[one["name"]] = Spots(style["color"], *spots, anchors)
+            parts[str(name)] = Spots(style["color"], *spots, anchors)
         chart = points(parts, (best[x].to_numpy(), best[y].to_numpy()), _name(x), _name(y))
         caption = (
-            f"Each point is labelled with its load ({unit}). The dashed line joins those that no "
-            "other one beats in both (of two latencies: where each deployment carries all it can). "
-            "A click on a point leads to its row."
+            f"Each point is labelled with its load ({unit}), or with what was only screened, one "
+            "replica of it. The dashed line joins those that no other one beats in both (of two "
+            "latencies: where each deployment carries all it can). A click on a point leads to its "
+            "row."
         )
         charts.append(Chart(f"{_name(y)} against {_name(x)}", chart, caption))
     return charts
@@ -88,9 +89,9 @@ def _name(key: str) -> str:
     return curves.NAMES[key]
 
 
-def points_table(drawn: Deployments, unit: str) -> SortableTable:
+def points_table(drawn: Deployments, unit: str, screened: Deployments = ()) -> SortableTable:
     """The row that each point of the fronts leads to: its numbers, and where its run is."""
-    table = curves.points(drawn)
+    table = curves.points(drawn, screened)
     keys = [key for key in curves.NAMES if key in table]
     rows = []
     for _, row in table.iterrows():

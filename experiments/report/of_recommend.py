@@ -26,6 +26,7 @@ def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """What ``recommend`` wrote."""
     rows, unit = list(found["deployments"]), UNITS[found["load"]]
     drawn = [one for one in rows if one.get("curve")][:MOST_LINES]
+    screened = [one for one in found["screened"] if one.get("curve")]
     op_times, problems = op_times_of_probes(folder)
     others = [grid for grid in (_screened(found, unit), _dropped(found)) if grid.rows]
     prices = found["prices"]
@@ -39,8 +40,8 @@ def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
         question=_question(found),
         answer=f"{rows[0]['name']}: it {rows[0]['why']}.",
         table=_table(found, unit),
-        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit)],
-        details=[points_table(drawn, unit), *others, *op_times],
+        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, screened)],
+        details=[points_table(drawn, unit, screened), *others, *op_times],
         configuration={name: (folder / name).read_text("utf-8") for name in _FILES},
         warnings=[*said, *problems],
     )

@@ -99,7 +99,7 @@ def write_recommendation(folder: Path) -> Path:
         "slo": "p99 ttft 1s",
         "load": "rate",
         "deployments": rows,
-        "screened": [{"name": "TP 4", "replicas": 2, "about": 5.0}],
+        "screened": [{**searched("TP 4", 4, 2.5), "replicas": 2, "about": 5.0, "per_hour": 10.0}],
         "dropped": {"TP 1": "does not fit"},
         "prices": {"date": "2026-01-01", "currency": "USD", "mark": "assumed"},
         "lines": ["first: TP 8 carries 8.00 requests/s", "warning: none carries the rate"],

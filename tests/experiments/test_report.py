@@ -157,6 +157,15 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     ]
 
 
+def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> None:
+    chart = sections["recommend"].charts[1].model
+    labels = {
+        drawn.name: drawn.data_source.data["label"] for drawn in chart.renderers if drawn.name
+    }
+    assert labels["screened only"] == ["TP 4"] * 3
+    assert labels["TP 8"] == ["4.00", "8.00", "8.80"]
+
+
 def test_sensitivities(sections: dict[str, Section]) -> None:
     section = sections["sensitivity"]
     assert section.question == "What moves output token throughput (tokens/s) most?"
