@@ -36,7 +36,8 @@ class Sglang:
     growth of the running requests: ``new_token_ratio`` of all that they may generate. This ratio
     starts at 0.7 x ``schedule_conservativeness`` and falls with every decode. If it was too low,
     the requests that have generated least are retracted. ``enable_mixed_chunk`` lets the decodes
-    join a prefill batch. A page is a block of the KV cache.
+    join a prefill batch. A page is a block of the KV cache. While requests decode, new ones are
+    looked for every ``scheduler_recv_interval`` iterations only; after a prefill batch at once.
     """
 
     pooled = True
@@ -52,12 +53,15 @@ class Sglang:
         schedule_policy: SchedulePolicy = "fcfs",
         enable_mixed_chunk: bool = False,
         disable_overlap_schedule: bool = False,
+        scheduler_recv_interval: int = 1,
     ) -> None:
         if chunked_prefill_size is not None and chunked_prefill_size < 1:
             problem = f"must be at least 1 or left empty, not {chunked_prefill_size}"
             raise ValueError(f"chunked_prefill_size {problem}")
         check_at_least_1(
-            max_prefill_tokens=max_prefill_tokens, max_running_requests=max_running_requests
+            max_prefill_tokens=max_prefill_tokens,
+            max_running_requests=max_running_requests,
+            scheduler_recv_interval=scheduler_recv_interval,
         )
         self.chunked_prefill_size = chunked_prefill_size
         self.max_prefill_tokens = max_prefill_tokens
@@ -66,6 +70,7 @@ class Sglang:
         self.schedule_policy = schedule_policy
         self.enable_mixed_chunk = enable_mixed_chunk
         self.ahead = not disable_overlap_schedule
+        self.scheduler_recv_interval = scheduler_recv_interval
         self.initial_ratio = min(INIT_NEW_TOKEN_RATIO * schedule_conservativeness, 1.0)
         self.least_ratio = self.initial_ratio * MIN_NEW_TOKEN_RATIO_FACTOR
         self.decay = (self.initial_ratio - self.least_ratio) / NEW_TOKEN_RATIO_DECAY_STEPS
@@ -84,13 +89,28 @@ class Sglang:
             state["full"] = False  # somebody left, or is cut and goes on
         if len(pool.running) == len(pool.partials):
             state["full"] = False
-        if self._prefill(pool):
+        self._receive(pool)
+        state["prefilled"] = self._prefill(pool)
+        if state["prefilled"]:
             fits = pool.decode_blocks <= pool.blocks.free
             if self.enable_mixed_chunk and pool.num_decodes and fits:
                 pool.decodes_all()
         elif pool.num_decodes:
             self._decode(pool)
         state["running"] = len(pool.running)
+
+    def _receive(self, pool: Pool) -> None:
+        """Look for new requests if it is time; ``state["received"]`` are those who wait and are
+        known."""
+        if self.scheduler_recv_interval == 1:
+            return
+        state = pool.state
+        known: set[int] = state.setdefault("received", set())
+        decodes = state.get("unseen", 0) + 1
+        if not pool.running or state.get("prefilled") or decodes >= self.scheduler_recv_interval:
+            known.update(each.id for each in pool.waiting)
+            decodes = 0
+        state["unseen"] = decodes
 
     # Prefill -------------------------------------------------------------------------------------
 
@@ -135,6 +155,8 @@ class Sglang:
     def _in_order(self, pool: Pool) -> list[Sequence]:
         """Those who wait, in the order in which they are looked at."""
         queue = list(pool.waiting)
+        if (known := pool.state.get("received")) is not None:
+            queue = [each for each in queue if each.id in known]
         if self.schedule_policy == "lpm" and len(queue) <= LPM_MOST_WAITING:
             queue.sort(key=lambda each: -len(pool.blocks.lookup(each)))
         elif self.schedule_policy == "lof":

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from experiments.capacity.capacity_section import STATISTICS, Objective
 from experiments.capacity.options import Option
 from experiments.config.deployment import Deployment
+from experiments.config.host_time import host_of
 from policies.policy import chunking_of
 from simulator.loop.records import Floats
-from simulator.op_times.iteration import SUM, HostTime, IterationCost
+from simulator.op_times.iteration import SUM, IterationCost
 from simulator.op_times.regression import OpTimes
 
 SAMPLE = 64
@@ -127,7 +128,7 @@ def _cost(deployment: Deployment) -> IterationCost:
         deployment.ops.whole_layer if engine.layer_time == "measured" else SUM,
         deployment.scope if cluster.pp > 1 else None,
         engine.lm_head,
-        HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0),
+        host_of(engine),
     )
 
 

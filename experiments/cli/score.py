@@ -133,8 +133,12 @@ def _score_rows(
             write_summary(folder, SCORE_FORMAT, content)
             table = predictions_table(rows, predictions, refused)
             table.to_csv(folder / "predictions.csv", index=False, float_format="%.6g")
-            if found.shipped is not None:
-                write_whole(folder / "host_time.yaml", host_time_yaml(found.shipped).encode())
+            for name, shipped in (
+                ("host_time.yaml", found.shipped),
+                ("host_time_mixtures.yaml", found.mixtures),
+            ):
+                if shipped is not None:
+                    write_whole(folder / name, host_time_yaml(shipped).encode())
             plain = [row for row in rows if not row.flags]
             with styled():
                 (folder / "figures").mkdir()

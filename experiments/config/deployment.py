@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from experiments.config.host_time import with_host_time
+from experiments.config.host_time import host_of, with_host_time
 from experiments.config.inputs import (
     device_of,
     link_scope,
@@ -44,7 +44,6 @@ from simulator.loop.records import Records
 from simulator.loop.replica import Predictor
 from simulator.loop.simulation import simulate
 from simulator.loop.switches import Switches
-from simulator.op_times.iteration import HostTime
 from simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 from simulator.op_times.regression import OpTimes
 
@@ -164,7 +163,7 @@ class Deployment:
             num_stages=scenario.cluster.pp,
             include_head=scenario.engine.lm_head,
             layer_time=scenario.engine.layer_time,
-            host=HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0),
+            host=host_of(engine),
         )
 
     def simulate(

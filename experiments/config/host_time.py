@@ -2,7 +2,7 @@
 
 ``data/host_time.yaml`` holds them, with origin, plausible ranges and what they were fitted to. They
 are the defaults of ``engine.host_iteration_s``, ``host_sequence_s`` and ``frontend_s`` where a
-scenario names a stack.
+scenario names a stack. ``host_time_mixtures.yaml`` holds those of servers of mixtures of experts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from experiments.config.scenario import Engine, Scenario
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import parse, strict_dataclass
+from simulator.op_times.iteration import HostTime
 
 
 @strict_dataclass
 class HostConstants:
     """Seconds: of an iteration, of each sequence in it, and of a request on its way from the client
-    to the scheduler and of its first token back."""
+    to the scheduler and of its first token back (``frontend_token_s`` of these for each token of
+    its prompt); and of launching a call of a layer where no CUDA graph does."""
 
     host_iteration_s: float
     host_sequence_s: float
     frontend_s: float
+    frontend_token_s: float = 0.0
+    launch_s: float = 0.0
 
 
 @strict_dataclass
@@ -76,11 +80,18 @@ class HostTimes:
         return fold.stacks[known], fold.errors[known]
 
 
-@lru_cache(maxsize=1)
-def host_times() -> HostTimes:
-    """The shipped constants."""
-    path = data_dir() / "host_time.yaml"
+@lru_cache(maxsize=2)
+def host_times(mixtures: bool = False) -> HostTimes:
+    """The shipped constants, of dense models or of ``mixtures`` of experts."""
+    path = data_dir() / ("host_time_mixtures.yaml" if mixtures else "host_time.yaml")
     return parse(HostTimes, read_mapping(path), path)
+
+
+def host_of(engine: Engine) -> HostTime:
+    """The host's time in each iteration, as the engine's section has it."""
+    return HostTime(
+        engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0, engine.launch_layer_s
+    )
 
 
 def with_host_time(scenario: Scenario) -> tuple[Engine, tuple[str, ...]]:
@@ -88,7 +99,7 @@ def with_host_time(scenario: Scenario) -> tuple[Engine, tuple[str, ...]]:
     given = scenario.engine
     stack = scenario.stack
     defaults = asdict(host_times().stacks[stack] if stack else NONE)
-    missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
+    missing = {k: value for k, value in defaults.items() if getattr(given, k, value) is None}
     notes: tuple[str, ...] = ()
     if stack and missing:
         listed = ", ".join(f"{key} {1e3 * value:.3g} ms" for key, value in missing.items())

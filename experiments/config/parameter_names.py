@@ -139,6 +139,7 @@ PARAMETERS = {
     "engine.op_scale": Parameter("factors on op times"),
     "engine.host_sequence_s": Parameter("host time of a sequence", "s", "host a sequence"),
     "engine.frontend_s": Parameter("frontend time of a request", "s", "frontend"),
+    "engine.launch_layer_s": Parameter("time to launch a layer's kernels", "s", "launch"),
 }
 """By key path. What is missing, such as a policy's own keys, is called by the key's words."""
 

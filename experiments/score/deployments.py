@@ -9,12 +9,13 @@ about rows ``nvidia_gap_*`` is in docs/accuracy.md.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from experiments.config.errors import ConfigError
 from experiments.config.host_time import HostConstants
+from experiments.score import mixtures
 from experiments.score.measured import Measured
+from experiments.score.mixtures import MIXTURES
 
 #: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
 MODELS = {
@@ -25,25 +26,6 @@ MODELS = {
     "Qwen/Qwen3-8B": "qwen3-8b",
     "Qwen/Qwen3-32B": "qwen3-32b",
     "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
-}
-#: Mixtures of experts: the shipped model, and the formats of a layer's weights and of its experts
-#: by the row's precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4, in which
-#: its launch scripts compute with fp8 activations on Blackwell.
-MIXTURES = {
-    "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": ("fp8_block", "fp8_block")}),
-    "MiniMaxAI/MiniMax-M2.5": (
-        "minimax-m2",
-        {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
-    ),
-    "deepseek-ai/DeepSeek-V3": (
-        "deepseek-v3",
-        {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
-    ),
-    "deepseek-ai/DeepSeek-R1": (
-        "deepseek-r1",
-        {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")},
-    ),
-    "openai/gpt-oss-120b": ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),
 }
 MODELS |= {name: model for name, (model, _) in MIXTURES.items()}
 #: AIConfigurator's system -> shipped device.
@@ -86,6 +68,11 @@ def server_of(row: Measured) -> str:
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
+def mean_prompt(row: Measured) -> float:
+    """Tokens."""
+    return row.isl * (1 + row.length_range_ratio) / 2
+
+
 def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
     """The row's scenario as a configuration would have it, with the ``host``'s constants. Raises
     ConfigError for what is not modelled, with the reason."""
@@ -103,6 +90,9 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         raise ConfigError("tp: this key is missing")
     if row.dp > 1:
         raise ConfigError(f"data-parallel attention: not modelled; dp {row.dp}")
+    mixture = row.model in MIXTURES
+    if mixture:
+        mixtures.refuse(row)
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
@@ -125,28 +115,31 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
             },
             "declared": "exact",
         },
-        "policy": _policy(row),
-        "engine": asdict(host),
+        "policy": _policy(row) | (mixtures.policy(row) if mixture else {}),
+        "engine": _engine(row, host),
         "kv_cache": {
             "prefix_caching": False,
             **({"mem_fraction_static": SGLANG_MEMORY} if stack_of(row) == _SGLANG else {}),
+            **(mixtures.memory(row) if mixture else {}),
         },
     }
+
+
+def _engine(row: Measured, host: HostConstants) -> dict[str, float]:
+    found = {
+        "host_iteration_s": host.host_iteration_s,
+        "host_sequence_s": host.host_sequence_s,
+        "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
+    }
+    if host.launch_s:
+        found["launch_layer_s"] = host.launch_s * mixtures.calls_of_layer(row)
+    return found
 
 
 def _weights(row: Measured) -> dict[str, str]:
     """Qwen3's published fp8 checkpoints (``Qwen/Qwen3-32B-FP8``) are quantised in blocks."""
     if row.model in MIXTURES:
-        formats = MIXTURES[row.model][1]
-        if row.precision not in formats:
-            raise ConfigError(
-                f"precision {row.precision} of {row.model}: not modelled; "
-                f"modelled: {', '.join(formats)}"
-            )
-        dtype, experts = formats[row.precision]
-        if experts == "w4a16_mxfp4" and row.system in ("b200_sxm", "b300_sxm", "gb200"):
-            experts = "w4a8_mxfp4_mxfp8"
-        return {"dtype": dtype, "moe_dtype": experts}
+        return mixtures.formats(row)
     dtype = DTYPES[row.precision]
     in_blocks = dtype == "fp8" and row.model.startswith("Qwen/Qwen3-")
     return {"dtype": "fp8_block" if in_blocks else dtype}

@@ -2,7 +2,9 @@
 
 A row is simulated three times: with the constants measured elsewhere, with a longer iteration, and
 with a longer time a sequence. Between and beyond these, TTFT and TPOT are taken as linear in the
-constants. So a fit needs no more simulations, however many rows it leaves out.
+constants. So a fit needs no more simulations, however many rows it leaves out. Mixtures of experts
+have two constants more. One of them, launching, matters only where it takes longer than the
+kernels: it is simulated at two values, and TTFT and TPOT are linear between these.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 
 from experiments.config.host_time import HostConstants, HostTimes, StackErrors
-from experiments.score.deployments import server_of, stack_of
+from experiments.score.deployments import mean_prompt, server_of, stack_of
 from experiments.score.errors import ServerTimes
 from experiments.score.measured import METRICS, Measured
 from experiments.score.server_bands import Draws, stack_sigma, with_bands
@@ -27,6 +29,10 @@ LARGEST_ERROR = float(np.log(2))
 """An error counts as a factor of two at most: requests that wait for memory would rule a fit."""
 TPOT_WEIGHT = 2.0
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
+LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
+"""Seconds of launching a call that are simulated, beside 0."""
+MOST_CLIENTS, MOST_TOKENS = 128, 2048
+"""Of the mixtures' rows that are fitted to: the others take long to simulate five times."""
 BASE = "zero_fit"
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
 
@@ -40,47 +46,69 @@ def grid(measured: HostConstants) -> dict[str, HostConstants]:
     }
 
 
-def fitting(row: Measured) -> bool:
-    """Whether a row is fitted to: dense models, whose op times are surest, without flags."""
-    return row.dense and not row.flags
+def launching(measured: HostConstants) -> dict[str, HostConstants]:
+    """Those that a row of a mixture is simulated with on top."""
+    return {name: replace(measured, launch_s=seconds) for name, seconds in LAUNCHES.items()}
+
+
+def fitting(row: Measured, mixtures: bool = False) -> bool:
+    """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
+    flags."""
+    short = row.concurrency <= MOST_CLIENTS and row.osl <= MOST_TOKENS
+    return row.dense != mixtures and not row.flags and (row.dense or short)
 
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
     """Rows, and their times in ms as linear functions of the constants; ``times`` has shape
-    (metric, row, 1 + constants)."""
+    (metric, row, 1 + constants). ``launched`` is what the :data:`LAUNCHES` add, (metric, row,
+    launches), without any 0."""
 
     rows: Sequence[Measured]
     times: Floats
+    launched: Floats
     measured_ms: Floats
     draws: Draws
     base: Sequence[ServerTimes]
     limits: HostTimes
 
+    @property
+    def names(self) -> list[str]:
+        """The constants that are fitted."""
+        return [one.name for one in fields(HostConstants) if one.name in self.limits.constants]
+
     def predicted(self, which: Ints, host: HostConstants) -> Floats:
         """(metric, row), in ms."""
-        return np.asarray(self.times[:, which] @ np.array([1.0, *asdict(host).values()]))
+        linear = self.times[:, which] @ np.array([1.0, *asdict(host).values()][:-1])
+        return np.asarray(linear + self.launched[:, which] @ _between_launches(host.launch_s))
 
     def fitted(self, which: Ints) -> HostConstants:
         """The constants with the least absolute errors of the logarithms, within their ranges."""
         from scipy.optimize import minimize
 
-        times, measured = self.times[:, which], self.measured_ms[:, which]
-        bounds = np.array([self.limits.constants[name].range for name in _NAMES])
+        measured, names = self.measured_ms[:, which], self.names
+        bounds = np.array([self.limits.constants[name].range for name in names])
         unit = bounds[:, 1]
 
+        def host_of(values: Floats) -> HostConstants:
+            return HostConstants(**dict(zip(names, (values * unit).tolist(), strict=True)))
+
         def loss(values: Floats) -> float:
-            found = times @ np.concatenate([[1.0], values * unit])
+            found = self.predicted(which, host_of(values))
             off = np.abs(np.log(np.maximum(found, 1e-6) / measured))
             ttft, tpot = np.minimum(off, LARGEST_ERROR).mean(axis=1)
             return float(ttft + TPOT_WEIGHT * tpot)
 
-        starts = (np.array([0.2, 0.3, 0.2]), np.array([0.6, 0.6, 0.5]))
+        starts = (
+            np.array([0.2, 0.3, 0.2, 0.3, 0.3][: len(names)]),
+            np.array([0.6, 0.6, 0.5, 0.6, 0.6][: len(names)]),
+        )
         tried = [
             minimize(loss, start, method="Nelder-Mead", bounds=bounds / unit[:, None])
             for start in starts
         ]
-        return HostConstants(*(min(tried, key=lambda one: one.fun).x * unit).round(7).tolist())
+        best = min(tried, key=lambda one: one.fun).x
+        return _rounded(np.array([*asdict(host_of(best)).values()]))
 
     def host_of(self, which: Ints, stack: str) -> HostConstants:
         """A stack's constants by the rows ``which``: fitted to its own, where there are enough. Of
@@ -92,7 +120,7 @@ class Slopes:
             return self.fitted(which[names == stack])
         known = [self.limits.measured, *(self.fitted(which[names == name]) for name in enough)]
         values = np.median([[*asdict(host).values()] for host in known], axis=0)
-        return HostConstants(*values.round(7).tolist())
+        return _rounded(values)
 
     def sigmas(self, which: Ints, predicted: Floats) -> StackErrors:
         """The stack's own error by metric, from rows predicted without being fitted to."""
@@ -104,7 +132,18 @@ class Slopes:
         return StackErrors(*found)
 
 
-_NAMES = tuple(one.name for one in fields(HostConstants))
+def _rounded(values: Floats) -> HostConstants:
+    return HostConstants(*values.round(7).tolist())
+
+
+def _between_launches(launch_s: float) -> Floats:
+    """The weights of :data:`LAUNCHES` between which ``launch_s`` lies; beyond them the last two
+    go on."""
+    short, long = LAUNCHES.values()
+    if launch_s <= short:
+        return np.array([launch_s / short, 0.0])
+    share = (launch_s - short) / (long - short)
+    return np.array([1 - share, share])
 
 
 def slopes(
@@ -113,23 +152,40 @@ def slopes(
     draws: Draws,
     limits: HostTimes,
 ) -> Slopes:
-    """From the simulations with :func:`grid`, of the rows that are answered and :func:`fitting`."""
-    rows = [row for row in rows if row.id in simulated[BASE] and fitting(row)]
+    """From the simulations with :func:`grid` (and :func:`launching`, where there are such), of the
+    rows that are answered and :func:`fitting`."""
+    launches = [name for name in LAUNCHES if name in simulated]
+    mixtures = bool(launches)
+    rows = [row for row in rows if row.id in simulated[BASE] and fitting(row, mixtures)]
     hosts = grid(limits.measured)
     base = limits.measured
-    table = np.array(
-        [[_ms(simulated[name][row.id]) for row in rows] for name in (BASE, ITERATION, SEQUENCE)]
-    ).reshape(3, len(rows), 2)
-    iteration = (table[1] - table[0]) / (hosts[ITERATION].host_iteration_s - base.host_iteration_s)
-    sequence = (table[2] - table[0]) / (hosts[SEQUENCE].host_sequence_s - base.host_sequence_s)
-    frontend = np.broadcast_to([1000.0, 0.0], table[0].shape)
-    start = table[0] - sum(
-        slope * value
-        for slope, value in zip((iteration, sequence, frontend), asdict(base).values(), strict=True)
+    table = {
+        name: np.array([_ms(simulated[name][row.id]) for row in rows]).reshape(-1, 2)
+        for name in (BASE, ITERATION, SEQUENCE, *launches)
+    }
+    iteration, sequence = (
+        (table[name] - table[BASE]) / (getattr(hosts[name], of) - getattr(base, of))
+        for name, of in ((ITERATION, "host_iteration_s"), (SEQUENCE, "host_sequence_s"))
     )
-    times = np.stack([start, iteration, sequence, frontend], axis=-1).transpose(1, 0, 2)
+    frontend = np.broadcast_to([1000.0, 0.0], table[BASE].shape)
+    prompt = np.array([mean_prompt(row) for row in rows]).reshape(-1, 1)
+    parts = (iteration, sequence, frontend, prompt * frontend)
+    start = table[BASE] - sum(
+        slope * value for slope, value in zip(parts, asdict(base).values(), strict=False)
+    )
+    times = np.stack([start, *parts], axis=-1).transpose(1, 0, 2)
+    none = np.zeros_like(table[BASE])
+    launched = [table[n] - table[BASE] if n in table else none for n in LAUNCHES]
     measured = np.array([[row.ttft_ms, row.tpot_ms] for row in rows]).reshape(-1, 2).T
-    return Slopes(rows, times, measured, draws, [simulated[BASE][r.id] for r in rows], limits)
+    return Slopes(
+        rows,
+        times,
+        np.stack(launched, axis=-1).transpose(1, 0, 2),
+        measured,
+        draws,
+        [simulated[BASE][row.id] for row in rows],
+        limits,
+    )
 
 
 def _ms(times: ServerTimes) -> tuple[float, float]:

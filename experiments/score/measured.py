@@ -57,6 +57,7 @@ class Measured(BaseModel):
     length_range_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
     source: str = ""
     backend_version: str = ""
+    measured_date: str = ""
     flags: str = ""
     latency_ms: _Milliseconds | None = None
     output_tokens_per_s: Annotated[float, Field(gt=0, le=1e12)] | None = None

@@ -20,6 +20,7 @@ from scipy.optimize import least_squares
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
+from experiments.config.host_time import host_of
 from experiments.config.loading import Experiment
 from experiments.run.compare import Compared, comparison
 from experiments.score.server_files import ServerRun, read_server_run
@@ -73,8 +74,7 @@ class Case:
     def configured(self) -> Overheads:
         """Those of the configuration, or of its stack."""
         engine = self.deployment.scenario.engine
-        host = HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0)
-        return Overheads(host, engine.frontend_s or 0.0)
+        return Overheads(host_of(engine), engine.frontend_s or 0.0)
 
     def under(self, overheads: Overheads) -> Simulated:
         """Its simulation with that time outside of the GPUs."""
@@ -84,6 +84,7 @@ class Case:
                 "host_iteration_s": host.iteration_s,
                 "host_sequence_s": host.sequence_s,
                 "frontend_s": overheads.frontend_s,
+                "launch_layer_s": host.launch_layer_s,
             }
         )
         changed = replace(self.deployment, scenario=scenario.model_copy(update={"engine": engine}))

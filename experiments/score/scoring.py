@@ -15,6 +15,7 @@ from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.host_fit import (
     BASE,
     CROSS_VALIDATED,
+    LAUNCHES,
     ONE_GPU_OUT,
     SCHEMES,
     Slopes,
@@ -22,6 +23,7 @@ from experiments.score.host_fit import (
     constants,
     fitting,
     grid,
+    launching,
     left_out,
     names,
     parts,
@@ -49,8 +51,8 @@ FITTED = "fitted"
 class ScoredRows:
     """Predictions by id: ``best`` is what is scored, ``zero_fit`` has no constant fitted to such
     rows. ``refused`` says why others have none. ``fits`` are predictions by scheme, and
-    ``shipped`` the constants, where they were fitted here. So many rows were ``redrawn``:
-    simulated again for their bands."""
+    ``shipped`` the constants, where they were fitted here (``mixtures``: of those). So many rows
+    were ``redrawn``: simulated again for their bands."""
 
     rows: Sequence[Measured]
     best: Mapping[str, ServerTimes]
@@ -59,12 +61,14 @@ class ScoredRows:
     fits: Mapping[str, Mapping[str, ServerTimes]] = field(default_factory=dict)
     shipped: HostTimes | None = None
     redrawn: int = 0
+    mixtures: HostTimes | None = None
 
     def content(self, peers: Mapping[str, Mapping[str, ServerTimes]]) -> dict[str, Any]:
         """As ``score --json`` prints it; percentages."""
         found = league(self.rows, self.best, self.refused, peers)
         known = host_times()
-        found["constants"] = known.fitted_to if self.shipped is None else self.shipped.fitted_to
+        found["constants"] = (self.shipped or known).fitted_to
+        found["constants_of_mixtures"] = (self.mixtures or host_times(mixtures=True)).fitted_to
         groups = grouped(self.rows, {id for id, times in self.best.items() if times.kv_full})
         for name, predictions in {BASE: self.zero_fit, **self.fits}.items():
             found.setdefault("variants", {})[name] = of_groups(groups, predictions)
@@ -90,9 +94,12 @@ def score_rows(
     to keep the shipped constants.
     """
     known = host_times()
-    hosts: dict[str, Host] = {name: _fitting(host) for name, host in grid(known.measured).items()}
-    hosts = {**(hosts if fit else {}), BASE: lambda _: known.measured}
-    hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(known, row)[0]
+    hosts: dict[str, Host] = {}
+    if fit:
+        hosts = {name: _fitting(host) for name, host in grid(known.measured).items()}
+        hosts |= {n: _fitting(host, False) for n, host in launching(known.measured).items()}
+    hosts[BASE] = lambda _: known.measured
+    hosts[FITTED] = lambda row: None if fit and fitting(row) else _without(row)[0]
     variants = {name: _described(host) for name, host in hosts.items()}
     with kept_runs() as where:
         plan = plan_rows(file, rows, progress, variants, where[1])
@@ -104,16 +111,21 @@ def score_rows(
         for name, of in plan.known.items()
     }
     off = {id: draws(one.shares) for id, one in answered.items() if one.shares} | redrawn_rows
-    error_of = {row.id: asdict(_without(known, row)[1]) for row in rows if row.id in answered}
+    error_of = {row.id: asdict(_without(row)[1]) for row in rows if row.id in answered}
     zero_fit = with_bands(rows, simulated[BASE], off, error_of)
     best = with_bands(rows, simulated[FITTED], off, error_of)
     scored = ScoredRows(rows, best, zero_fit, plan.refused | failed, redrawn=len(redrawn_rows))
     if not fit:
         return scored
-    found = slopes(rows, simulated, off, known)
+    dense = {name: times for name, times in simulated.items() if name not in LAUNCHES}
+    found = slopes(rows, dense, off, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
     shipped = to_ship(found, fits, file, known)
-    return replace(scored, best=best | fits[CROSS_VALIDATED], fits=fits, shipped=shipped)
+    mixed = slopes(rows, simulated, off, host_times(mixtures=True))
+    of_mixtures = {scheme: left_out(mixed, scheme) for scheme in SCHEMES}
+    mixtures = to_ship(mixed, of_mixtures, file, mixed.limits) if mixed.rows else None
+    best = best | fits[CROSS_VALIDATED]
+    return replace(scored, best=best, fits=fits, shipped=shipped, mixtures=mixtures)
 
 
 Host = Callable[[Measured], HostConstants | None]
@@ -128,12 +140,13 @@ def _described(host: Host) -> Variant:
     return variant
 
 
-def _fitting(host: HostConstants) -> Host:
-    return lambda row: host if fitting(row) else None
+def _fitting(host: HostConstants, dense: bool = True) -> Host:
+    """For rows that are fitted to: mixtures, and dense models or not."""
+    return lambda row: host if (dense and fitting(row)) or fitting(row, mixtures=True) else None
 
 
-def _without(known: HostTimes, row: Measured) -> tuple[HostConstants, StackErrors]:
-    return known.without(stack_of(row), server_of(row))
+def _without(row: Measured) -> tuple[HostConstants, StackErrors]:
+    return host_times(not row.dense).without(stack_of(row), server_of(row))
 
 
 def to_ship(
@@ -142,8 +155,9 @@ def to_ship(
     """What ``data/host_time.yaml`` would hold after this fit. The errors of a server that was among
     those fitted to are cross-validated ones; any other server's are those of GPUs left out."""
     count = len({server_of(row) for row in found.rows})
+    kind = "dense" if found.rows and found.rows[0].dense else "mixtures'"
     ttft, tpot = (errors(found.rows, fits[CROSS_VALIDATED], metric) for metric in METRICS)
-    note = f"fitted to {len(found.rows)} dense rows of {count} servers of {Path(file).name}"
+    note = f"fitted to {len(found.rows)} {kind} rows of {count} servers of {Path(file).name}"
     if ttft is not None and tpot is not None:
         note += (
             f"; on servers left out mean TTFT is off by {ttft.mape:.1f} % and TPOT by "

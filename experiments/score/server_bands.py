@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from experiments.config.deployment import Deployment
+from experiments.config.host_time import host_of
 from experiments.score.errors import ServerTimes
 from experiments.score.measured import METRICS, SCORED, Measured
 from profiler.storage.strict import STRICT
 from simulator.confidence.bands import UNKNOWN
 from simulator.loop.records import Floats
-from simulator.op_times.iteration import LAST, HostTime, IterationCost
+from simulator.op_times.iteration import LAST, IterationCost
 
 DRAWS = 512
 """Joint draws: an end of a 90 % band is then known to about a twentieth of its width."""
@@ -50,7 +51,7 @@ def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     """Of one row. A request decodes ``osl`` tokens beside ``concurrency`` others (or as many as fit
     into the memory), and meanwhile each of them processes one prompt."""
     engine, meta = deployment.scenario.engine, deployment.ops.bundle.meta
-    host = HostTime(engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0)
+    host = host_of(engine)
     cost = IterationCost(deployment.ops, host=host)
     context = row.isl + row.osl / 2
     fitting = max(1, int(deployment.kv_capacity // (row.isl + row.osl)))

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import MOE_BYTES, Kernels
+from profiler.facts.formats import MOE_BYTES, Kernels, Stack
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_TO_ALL, MOE
 from profiler.facts.roofline import HALF, Array
@@ -23,6 +23,9 @@ _UNLIKE_PCT, _EVEN_PCT = 50.0, 25.0
 #: Where a stack's table holds DeepGEMM, and the other stacks' hold TensorRT-LLM's own kernels
 #: (``flashinfer_trtllm``), which its server chooses among (inferred).
 _TUNED = {("trtllm", "fp8_block", device) for device in ("b200-sxm", "b300-sxm", "gb200")}
+#: On Blackwell vLLM and SGLang both run gpt-oss's experts in FlashInfer's ``trtllm_moe``. Where one
+#: table lacks a shape in this format that the other holds, the other's counts.
+_SHARED: dict[tuple[str, str], Stack] = {("vllm", "w4a8_mxfp4_mxfp8"): "sglang"}
 _FROM = {
     "between": "between token counts",
     "shapes": "between the shapes of other models",
@@ -88,13 +91,16 @@ class ExpertTimes:
 
     def provenance(self) -> tuple[str, float]:
         """The origin of the experts' times, and the half-width of their band in percent."""
-        fit = self.spec.kernels[f"{MOE}.{experts_name(self.kernels)}"]
         own, *others = self._choices
+        known = self.spec
+        if own != self.kernels.stack:
+            known = load_stack(self.device.same_chip or self.device.name, own)[0]
+        fit = known.kernels[f"{MOE}.{experts_name(self.kernels)}"]
         kind = self._choices[own].from_what(self.shape)
         origin = "measured" if kind == "between" else "interpolated"
         faster = f", or {' or '.join(others)}'s where faster" if others else ""
         mark = (
-            f"{origin}: {self.kernels.experts_in} experts of {self.kernels.stack} "
+            f"{origin}: {self.kernels.experts_in} experts of {own} "
             f"{fit.version}{faster}, tokens {self.kernels.expert_distribution}, "
             f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
         )
@@ -125,4 +131,16 @@ class ExpertTimes:
                 spec, arrays = load_stack(self.device.name, stack)
                 if table in spec.kernels:
                     found.setdefault(stack, stored(arrays, table))
-        return {stack: MoeSurface.from_arrays(arrays) for stack, arrays in found.items()}
+        surfaces = {str(stack): MoeSurface.from_arrays(arrays) for stack, arrays in found.items()}
+        return self._shared(table) or surfaces
+
+    def _shared(self, table: str) -> dict[str, MoeSurface]:
+        """The surface of the stack that runs the same kernel and alone measured this shape."""
+        other = _SHARED.get((self.kernels.stack, self.kernels.experts_in))
+        if other is None or other not in stacks_on(self.device.name):
+            return {}
+        spec, arrays = load_stack(self.device.name, other)
+        mine = MoeSurface.from_arrays(self._stored(table))
+        theirs = MoeSurface.from_arrays(stored(arrays, table)) if table in spec.kernels else mine
+        alone = theirs.from_what(self.shape) == "between" != mine.from_what(self.shape)
+        return {other: theirs} if alone else {}

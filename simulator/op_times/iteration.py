@@ -63,10 +63,12 @@ SUM = WholeLayer()
 @dataclass(frozen=True)
 class HostTime:
     """Seconds of the engine's host that no GPU time hides: of an iteration, and of each sequence
-    in it. Scheduling, preparing inputs, launching and sampling are such times."""
+    in it. Scheduling, preparing inputs and sampling are such times. ``launch_layer_s`` is the least
+    time of a layer with prompts, whose kernels no CUDA graph launches."""
 
     iteration_s: float = 0.0
     sequence_s: float = 0.0
+    launch_layer_s: float = 0.0
 
     def __bool__(self) -> bool:
         return bool(self.iteration_s or self.sequence_s)

@@ -86,7 +86,7 @@ class BundlePredictor:
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
-    "sum" does not.
+    "sum" does not. A layer with chunks takes as long as the ``host`` needs to launch its kernels.
 
     ``max_tokens`` is the most token rows and ``max_batch`` the most decodes tabulated beforehand
     (more are tabulated when met), ``max_length`` the longest context, ``max_prompt`` the longest
@@ -114,6 +114,7 @@ class BundlePredictor:
         self._skew = ops.skew
         self._mixes = layer.mixes
         self._has_host = bool(host)
+        self._launch_s = host.launch_layer_s
         self._max_length = max_length
         size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
         self._per_step = 1.0 / size.step
@@ -165,6 +166,8 @@ class BundlePredictor:
             layer_s += decode_s
             if chunks and self._mixes:
                 layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
+        if layer_s < self._launch_s and batch.chunks:
+            layer_s = self._launch_s
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
     def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:

@@ -21,6 +21,16 @@ def test_prompts_go_first_and_decodes_wait() -> None:
     assert decodes(steps) == [[], [], [0, 1], [0]]
 
 
+def test_new_requests_are_looked_for_every_so_many_decodes() -> None:
+    """Request 1 comes after the look that follows a prefill batch, and waits for the third decode.
+    Request 2 comes during its prefill, after which is a look at once."""
+    arrivals = {0: [request(0, 4, 9)], 2: [request(1, 8, 2)], 4: [request(2, 4, 2)]}
+    steps = schedule(sglang(scheduler_recv_interval=3), arrivals, blocks=100)
+    assert chunks(steps)[:6] == [[(0, 4)], [], [], [], [(1, 8), (2, 4)], []]
+    with pytest.raises(ValueError, match="scheduler_recv_interval must be at least 1, not 0"):
+        sglang(scheduler_recv_interval=0)
+
+
 def test_mixed_chunks_let_decodes_join() -> None:
     arrivals = {0: [request(0, 4, 3)], 1: [request(1, 8, 2)]}
     steps = schedule(sglang(enable_mixed_chunk=True), arrivals, blocks=100)

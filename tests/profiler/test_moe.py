@@ -204,6 +204,19 @@ def test_tensorrt_llm_takes_its_kernels_from_the_other_stacks_tables_on_blackwel
     assert "where faster" not in found["sglang"].provenance()[MOE].mark
 
 
+def test_vllm_and_sglang_share_flashinfers_experts_of_gpt_oss() -> None:
+    """vLLM's table holds other models' shapes in this format, SGLang's gpt-oss's own."""
+    model, dtype = load_model("gpt-oss-120b"), "w4a8_mxfp4_mxfp8"
+    kernels = {s: Kernels(s, "bf16", "fp8", moe_dtype=dtype) for s in ("vllm", "sglang")}
+    times = {s: StackTimes("b200-sxm", one, model, 2) for s, one in kernels.items()}
+    tokens = np.array([4.0, 1024.0])
+    of_moe = [one.by_rows(MOE, tokens, model, 2) for one in times.values()]
+    assert np.array_equal(*of_moe)
+    assert times["vllm"].provenance()[MOE] == times["sglang"].provenance()[MOE]
+    own = StackTimes("b200-sxm", Kernels("vllm", "bf16", "fp8", moe_dtype="w4a16_mxfp4"), model, 2)
+    assert own.provenance()[MOE].mark.startswith("measured: w4a16_mxfp4 experts of vllm")
+
+
 def test_expert_parallel_ranks_may_send_tokens_instead_of_adding_up() -> None:
     spread = Kernels("vllm", expert_parallel=True)
     sending = replace(spread, moe_a2a_backend="nccl")

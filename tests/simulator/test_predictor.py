@@ -18,7 +18,7 @@ from profiler.bundle.schema import Bundle, BundleMeta, find_bundle, list_bundles
 from profiler.facts.model import load_model
 from profiler.storage.paths import data_dir
 from simulator.loop.quantum import QUANTUM_S
-from simulator.op_times.iteration import WholeLayer, counted_context
+from simulator.op_times.iteration import HostTime, WholeLayer, counted_context
 from simulator.op_times.linear import PiecewiseLinear
 from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes
@@ -116,6 +116,16 @@ def test_a_mixed_batch_by_hand() -> None:
     assert send == pytest.approx((20 + sent * 1e-4) * 1e-6, abs=QUANTUM_S)
     # The same chunk in the middle of its prompt needs no logits.
     assert predict(batch((900, 100, 256), decodes=4, context=1200))[2] < last
+
+
+def test_a_layer_of_prompts_takes_as_long_as_its_launches() -> None:
+    _, ops = shipped("a100-80g-sxm", "gpt3-175b", 8)
+    sizes = {"max_tokens": 64, "max_length": 256, "max_batch": 4}
+    free = BundlePredictor(ops, **sizes)  # type: ignore[arg-type]
+    slow = BundlePredictor(ops, **sizes, host=HostTime(launch_layer_s=0.5))  # type: ignore[arg-type]
+    chunk = Batch(0, ((Sequence(0, 32, 8, 0), 32, 0),), 32, 0, 0, 0)
+    decodes = Batch(0, (), 0, 2, 100, 50)
+    assert slow(chunk) == (0.5, *free(chunk)[1:]) and slow(decodes) == free(decodes)
 
 
 def test_without_head_and_with_one_stage() -> None:

@@ -1,0 +1,173 @@
+"""How measured mixtures of experts were served, and the constants that only they have."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.config.errors import ConfigError
+from experiments.config.host_time import NONE, HostConstants, host_times
+from experiments.score.deployments import mean_prompt, scenario_of
+from experiments.score.errors import ServerTimes
+from experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
+from experiments.score.measured import Measured
+from experiments.score.mixtures import calls_of_layer
+from experiments.score.server_bands import OpShares
+
+DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
+GPT_OSS = {"model": "openai/gpt-oss-120b", "precision": "fp4", "system": "h100_sxm", "tp": 2}
+MINIMAX = {"model": "MiniMaxAI/MiniMax-M2.5", "precision": "fp8", "system": "b200_sxm", "tp": 4}
+SHARES = OpShares({"ttft": {"gemm": 1.0}, "tpot": {"gemm": 1.0}}, {"gemm": 0.02})
+
+
+def row(**given: object) -> Measured:
+    usual = {"id": "a", "backend": "trtllm", "source": "inferencex", "isl": 1024, "osl": 1024,
+             "concurrency": 4, "length_range_ratio": 0.8, "dense": False, "ttft_ms": 1.0,
+             "tpot_ms": 1.0, "measured_date": "2026-03-25"}  # fmt: skip
+    return Measured.model_validate(usual | given)
+
+
+def policy(**given: object) -> dict[str, Any]:
+    found: dict[str, Any] = scenario_of(row(**given), NONE)["policy"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        ({**DEEPSEEK, "backend_version": "1.2.0rc6.post3"}, "speculative decoding"),
+        (
+            {**DEEPSEEK, "backend_version": "1.1.0rc2.post2", "measured_date": "2026-01-14"},
+            "speculative decoding",
+        ),
+        ({**DEEPSEEK, "backend": "sglang", "precision": "fp8"}, "speculative decoding"),
+        ({**GPT_OSS, "backend": "vllm", "concurrency": 512}, "sent at once"),
+        ({**DEEPSEEK, "backend": "sglang", "measured_date": "2025-11-10"}, "measured cold"),
+    ],
+)
+def test_servers_that_are_known_to_do_what_is_not_modelled(
+    server: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        scenario_of(row(**server), NONE)
+    assert scenario_of(row(**{**server, "source": "elsewhere"}), NONE)["policy"]
+
+
+def test_plain_deepseek_is_answered() -> None:
+    plain = {"backend_version": "1.1.0rc2.post2", "measured_date": "2025-12-15"}
+    for server in (plain, {"backend_version": "1.2.0rc6.post2"}, {"backend": "sglang"}):
+        assert scenario_of(row(**DEEPSEEK, **server), NONE)["model"] == "deepseek-r1"
+
+
+def test_tensorrt_llm_takes_one_prompt_beside_the_decodes() -> None:
+    early = policy(**DEEPSEEK, concurrency=100)
+    assert early["max_num_tokens"] == 1216, "1,024 + 100 + 64 in multiples of 64"
+    later = policy(**DEEPSEEK, concurrency=100, backend_version="1.2.0rc6.post2")
+    assert later["max_num_tokens"] == 8192 and not later["enable_chunked_prefill"]
+    assert policy(**{**GPT_OSS, "system": "b200_sxm"})["max_num_tokens"] == 20000
+
+
+def test_only_deepseek_in_fp8_waits_for_full_batches() -> None:
+    """With 1,024 tokens in and out; dense models do below TP 8."""
+    fp8 = {**DEEPSEEK, "precision": "fp8", "backend_version": "1.2.0rc6.post2"}
+    waits = "batch_wait_timeout_iters"
+    assert policy(**fp8, concurrency=64)[waits] == 40
+    for server in ({**fp8, "concurrency": 32}, {**fp8, "concurrency": 64, "osl": 8192}, DEEPSEEK,
+                   {**GPT_OSS, "system": "b200_sxm", "concurrency": 64}):  # fmt: skip
+        assert policy(**server)[waits] is None
+
+
+def test_sglang_looks_for_new_requests_now_and_then() -> None:
+    few, many = (policy(**DEEPSEEK, backend="sglang", concurrency=n) for n in (8, 16))
+    assert (few["scheduler_recv_interval"], many["scheduler_recv_interval"]) == (10, 30)
+    fp8 = {**DEEPSEEK, "model": "deepseek-ai/DeepSeek-V3", "backend": "sglang", "precision": "fp8"}
+    assert policy(**fp8)["max_running_requests"] == 128
+    assert policy(**{**fp8, "tp": 4}, concurrency=16)["scheduler_recv_interval"] == 10
+
+
+@pytest.mark.parametrize(
+    ("server", "share"),
+    [
+        ({**DEEPSEEK, "backend": "sglang"}, {"mem_fraction_static": 0.85}),
+        (
+            {**DEEPSEEK, "backend": "sglang", "precision": "fp8", "tp": 4},
+            {"mem_fraction_static": 0.95},
+        ),
+        (DEEPSEEK, {"free_gpu_memory_fraction": 0.8}),
+        ({**MINIMAX, "backend": "vllm"}, {"gpu_memory_utilization": 0.95}),
+        ({**MINIMAX, "backend": "vllm", "system": "h100_sxm"}, {}),
+    ],
+)
+def test_the_share_of_the_memory(server: dict[str, object], share: dict[str, float]) -> None:
+    assert scenario_of(row(**server), NONE)["kv_cache"] == {"prefix_caching": False, **share}
+
+
+def test_launching_and_the_prompts_tokens_are_an_engines_times() -> None:
+    """gpt-oss in bf16: three GEMMs, two norms, the experts' three calls and four others. MiniMax
+    quantises for two of its GEMMs, and has norms of queries and keys."""
+    oss, minimax = row(**GPT_OSS), row(**MINIMAX)
+    assert (calls_of_layer(oss), calls_of_layer(minimax)) == (12, 15)
+    host = HostConstants(0.001, 0.0, 0.01, frontend_token_s=1e-5, launch_s=1e-5)
+    found = scenario_of(oss, host)["engine"]
+    assert found["frontend_s"] == pytest.approx(0.01 + 0.9 * 1024 * 1e-5)
+    assert found["launch_layer_s"] == pytest.approx(12e-5)
+    assert "launch_layer_s" not in scenario_of(oss, NONE)["engine"]
+
+
+def test_which_rows_are_fitted_to() -> None:
+    some = row(**MINIMAX)
+    assert fitting(some, mixtures=True) and not fitting(some)
+    for change in ({"concurrency": 256}, {"osl": 8192}, {"flags": "doubtful"}, {"dense": True}):
+        assert not fitting(row(**{**MINIMAX, **change}), mixtures=True)
+
+
+TRUE = HostConstants(0.0004, 1e-5, 0.02, 2e-6, 5e-5)
+
+
+def times(one: Measured, host: HostConstants) -> ServerTimes:
+    """A layer launches 20 kernels; launching shows above 400 us a layer."""
+    step_ms = 1e3 * (host.host_iteration_s + host.host_sequence_s * one.concurrency)
+    late_ms = 60 * 1e3 * max(0.0, 20 * host.launch_s - 2e-6 * one.isl)
+    frontend_ms = 1e3 * (host.frontend_s + host.frontend_token_s * mean_prompt(one))
+    tp = one.tp or 1
+    busy = one.concurrency / one.osl * late_ms
+    return ServerTimes(40 + tp + 2 * step_ms + late_ms + frontend_ms, 8 + tp + step_ms + busy)
+
+
+def test_launches_are_linear_between_those_simulated() -> None:
+    """At the values that were simulated the prediction is the simulation."""
+    rows = [
+        row(id=f"{tp} {isl} {n}", **{**MINIMAX, "tp": tp}, isl=isl, concurrency=n)
+        for tp in (1, 2, 4) for isl in (100, 400) for n in (4, 16)
+    ]  # fmt: skip
+    limits = host_times(mixtures=True)
+    hosts = grid(limits.measured) | launching(limits.measured)
+    simulated = {name: {one.id: times(one, host) for one in rows} for name, host in hosts.items()}
+    truth = {one.id: times(one, TRUE) for one in rows}
+    rows = [
+        one.model_copy(update={"ttft_ms": truth[one.id].ttft_ms, "tpot_ms": truth[one.id].tpot_ms})
+        for one in rows
+    ]
+    found = slopes(rows, simulated, {one.id: SHARES for one in rows}, limits)
+    every = np.arange(len(rows))
+    for name, launch_s in LAUNCHES.items():
+        at = found.predicted(every, replace(limits.measured, launch_s=launch_s))
+        expected = [[simulated[name][one.id].ttft_ms, simulated[name][one.id].tpot_ms]
+                    for one in rows]  # fmt: skip
+        assert np.allclose(at.T, expected)
+    off = found.predicted(every, found.fitted(every)) / found.measured_ms
+    assert np.abs(off - 1).max() < 0.02
+
+
+def test_the_shipped_constants_of_mixtures_are_plausible() -> None:
+    known = host_times(mixtures=True)
+    for part in (known, *known.folds):
+        for host in part.stacks.values():
+            for name, value in asdict(host).items():
+                low, high = known.constants[name].range
+                assert low <= value <= high
+    servers = [name for fold in known.folds for name in fold.servers]
+    assert len(servers) == len(set(servers)) > 10 and "mixtures" in known.fitted_to
