@@ -223,9 +223,8 @@ def test_the_shipped_constants_are_plausible_and_say_what_they_are() -> None:
     for part in (known, *known.folds):
         assert {"vllm", "sglang", "trtllm"} <= part.stacks.keys() == part.errors.keys()
         for host in part.stacks.values():
-            for name, value in asdict(host).items():
-                low, high = known.constants[name].range
-                assert low <= value <= high
+            for name, constant in known.constants.items():
+                assert constant.range[0] <= getattr(host, name) <= constant.range[1]
     servers = [name for fold in known.folds for name in fold.servers]
     assert len(servers) == len(set(servers)) > 10
 
