@@ -78,9 +78,11 @@ def _speculates(row: Measured) -> bool:
 
 
 def policy(row: Measured) -> dict[str, Any]:
-    """What differs from the settings of dense models."""
+    """What differs from the settings of dense models. Under Dynamo, TensorRT-LLM takes a prompt and
+    1,500 tokens, as AIConfigurator's generator sets it (inferred: with a prompt alone, many decodes
+    would leave short prompts no room)."""
     if row.source != "inferencex":
-        return {}
+        return {"max_num_tokens": row.isl + 1500} if row.backend == "trtllm" else {}
     return {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row.backend](row)
 
 

@@ -70,6 +70,12 @@ def test_tensorrt_llm_takes_one_prompt_beside_the_decodes() -> None:
     assert policy(**{**GPT_OSS, "system": "b200_sxm"})["max_num_tokens"] == 20000
 
 
+def test_many_decodes_leave_short_prompts_room_under_dynamo() -> None:
+    qwen = {"model": "Qwen/Qwen3-235B-A22B-FP8", "precision": "fp8", "system": "h100_sxm", "tp": 4}
+    found = policy(**qwen, source="nvidia_gap_sweep", isl=128, concurrency=128)
+    assert found["max_num_tokens"] == 1628
+
+
 def test_only_deepseek_in_fp8_waits_for_full_batches() -> None:
     """With 1,024 tokens in and out; dense models do below TP 8."""
     fp8 = {**DEEPSEEK, "precision": "fp8", "backend_version": "1.2.0rc6.post2"}
