@@ -31,8 +31,8 @@ TPOT_WEIGHT = 2.0
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
 """Seconds of launching a call that are simulated, beside 0."""
-MOST_CLIENTS, MOST_TOKENS = 128, 2048
-"""Of the mixtures' rows that are fitted to: the others take long to simulate five times."""
+CLIENTS, MOST_TOKENS = (4, 16, 64), 2048
+"""Of the mixtures' rows that are fitted to: all would take long to simulate five times."""
 BASE = "zero_fit"
 CROSS_VALIDATED, ONE_GPU_OUT = "cross_validated", "leave_one_gpu_out"
 
@@ -54,7 +54,7 @@ def launching(measured: HostConstants) -> dict[str, HostConstants]:
 def fitting(row: Measured, mixtures: bool = False) -> bool:
     """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
     flags."""
-    short = row.concurrency <= MOST_CLIENTS and row.osl <= MOST_TOKENS
+    short = row.concurrency in CLIENTS and row.osl <= MOST_TOKENS
     return row.dense != mixtures and not row.flags and (row.dense or short)
 
 

@@ -126,7 +126,7 @@ def test_launching_and_the_prompts_tokens_are_an_engines_times() -> None:
 def test_which_rows_are_fitted_to() -> None:
     some = row(**MINIMAX)
     assert fitting(some, mixtures=True) and not fitting(some)
-    for change in ({"concurrency": 256}, {"osl": 8192}, {"flags": "doubtful"}, {"dense": True}):
+    for change in ({"concurrency": 32}, {"osl": 8192}, {"flags": "doubtful"}, {"dense": True}):
         assert not fitting(row(**{**MINIMAX, **change}), mixtures=True)
 
 
