@@ -10,11 +10,10 @@ import pytest
 
 from experiments.config.errors import ConfigError
 from experiments.config.host_time import NONE, HostConstants, host_times
-from experiments.score.deployments import mean_prompt, scenario_of
+from experiments.score.deployments import calls_of_layer, mean_prompt, scenario_of
 from experiments.score.errors import ServerTimes
 from experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
 from experiments.score.measured import Measured
-from experiments.score.mixtures import calls_of_layer
 from experiments.score.server_bands import OpShares
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
