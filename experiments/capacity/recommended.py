@@ -59,8 +59,9 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
     rows = []
     for answer in found.finalists:
         row = as_json(answer)
-        at = row.get("at_capacity")
-        per_request = at["output_tokens_per_s"] / at["load"] if at else 0.0
+        at = answer.found.at.summary if answer.found and answer.found.at else None
+        # Not by the load: a run takes longer than its requests take to arrive.
+        per_request = at["output_tokens_per_s"] / at["requests_per_s"] if at else 0.0
         load = answer.load if wanted.rate is None else min(wanted.rate, answer.load)
         paid = wanted.gpus if wanted.rate is None else answer.option.gpus
         price = prices.of(row["device"])
