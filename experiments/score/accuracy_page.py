@@ -84,13 +84,14 @@ def _transfer(variants: Mapping[str, Groups]) -> str:
     rows = [
         (
             name.replace("_", " "),
-            *_both(groups[ALL]),
-            *(f"{groups[ALL][m]['coverage']:.0f} %" for m in METRICS),
+            *_both(groups[ALL], of=(*METRICS, "latency")),
+            *(f"{groups[ALL][m]['coverage']:.0f} %" for m in (*METRICS, "latency")),
         )
         for name, groups in variants.items()
         if groups.get(ALL, {"n": 0})["n"]
     ]
-    return _table(("left out", "rows", "TTFT", "TPOT", "TTFT in band", "TPOT in band"), rows)
+    names = ("TTFT", "TPOT", "latency")
+    return _table(("left out", "rows", *names, *(f"{name} in band" for name in names)), rows)
 
 
 def _constants(hosts: Mapping[str, Mapping[str, float]]) -> str:
@@ -102,9 +103,11 @@ def _constants(hosts: Mapping[str, Mapping[str, float]]) -> str:
     return _table(("stack", "ms an iteration", "ms a sequence", "ms a request"), rows)
 
 
-def _both(one: Mapping[str, Any], of: str | None = None) -> tuple[str, ...]:
-    errors = one[of] if of else one
-    return str(one["n"]), *(f"{errors[m]['mape']:.1f} / {errors[m]['median']:.1f}" for m in METRICS)
+def _both(
+    one: Mapping[str, Any], side: str | None = None, of: Iterable[str] = METRICS
+) -> tuple[str, ...]:
+    errors = one[side] if side else one
+    return str(one["n"]), *(f"{errors[m]['mape']:.1f} / {errors[m]['median']:.1f}" for m in of)
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

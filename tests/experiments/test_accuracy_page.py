@@ -13,7 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def of(mape: float) -> dict[str, Any]:
     numbers = {"mape": mape, "median": mape / 2, "p90": 9.0, "bias": -1.0, "coverage": 88.0}
-    return {"n": 3, "ttft": numbers, "tpot": numbers}
+    return {"n": 3, "ttft": numbers, "tpot": numbers, "latency": {**numbers, "coverage": 91.0}}
 
 
 CONTENT = {
@@ -35,7 +35,7 @@ def test_every_table_of_the_page_is_made() -> None:
     for row in (
         "| ours, nothing fitted to such rows | 3 | 6.0 / 3.0 | 6.0 / 3.0 |",
         "| AIConfigurator 0.12.0, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
-        "| cross validated | 3 | 4.0 / 2.0 | 4.0 / 2.0 | 88 % | 88 % |",
+        "| cross validated | 3 | 4.0 / 2.0 | 4.0 / 2.0 | 4.0 / 2.0 | 88 % | 88 % | 91 % |",
         "| engine vllm | 3 | 5.0 / 2.5 | -1.0 | 88 % | 7.0 / 3.5 | 5.0 / 2.5 |",
         "| vllm | 1.00 | 0.0200 | 10.0 |",
         "| mode disagg | 2 |",
