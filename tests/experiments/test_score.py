@@ -200,6 +200,9 @@ def test_what_a_row_does_not_say_is_inferred() -> None:
         measured("a", 1.0, 1.0, **{**qwen, "backend": "sglang", "source": "nvidia_gap_csv"}), NONE
     )
     assert blocks["dtype"] == "fp8_block" and blocks["kv_cache"]["mem_fraction_static"] == 0.8
+    more = {"backend": "trtllm", "source": "nvidia_gap_csv"}
+    dynamo = scenario_of(measured("a", 1.0, 1.0, **{**qwen, **more}), NONE)
+    assert dynamo["kv_cache"] == {"prefix_caching": False, "free_gpu_memory_fraction": 0.75}
     other = {**qwen, "model": "meta-llama/Llama-3.1-70B"}
     llama = scenario_of(measured("a", 1.0, 1.0, **other), NONE)
     assert llama["dtype"] == "fp8" and "mem_fraction_static" not in llama["kv_cache"]
