@@ -18,10 +18,10 @@ _TEXT = (
 )
 
 
-def decode_speedup(machine: Machine, batch: int, length: int, chunk: int = CHUNK) -> float:
+def decode_speedup(machine: Machine, batch: int, length: int) -> float:
     """Section 5.1.1's definition: marginal time is that over the chunk alone."""
     piggybacked = batch - 1
-    alone = [(chunk - piggybacked, 0)]
+    alone = [(CHUNK - piggybacked, 0)]
     only = machine.iteration(decodes=batch, context=length).total_s / batch
     with_decodes = machine.iteration(alone, decodes=piggybacked, context=length).total_s
     return only * piggybacked / (with_decodes - machine.iteration(alone).total_s)

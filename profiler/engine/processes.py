@@ -156,11 +156,10 @@ class EngineProcesses:
     def play(
         self,
         works: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
-        progress: Callable[[int], object] | None = None,
     ) -> StageLog:
         """Execute ``(chunks, decodes)`` of :class:`~profiler.engine.work.Work` one after the
         other, as many in flight as there are stages."""
-        result = self._do({"kind": "play", "works": works}, progress)
+        result = self._do({"kind": "play", "works": works}, None)
         return self._stages(result["began"])
 
     def _do(self, job: dict[str, Any], progress: Callable[[int], object] | None) -> dict[str, Any]:

@@ -118,12 +118,12 @@ class Stage:
         head = spent.pop(_LM_HEAD, 0.0)
         return [*(spent.get(op, 0.0) for op in TIMED_OPS), sum(spent.values()), head]
 
-    def poison(self, block: int, value: float = 1e4) -> None:
+    def poison(self, block: int) -> None:
         """Overwrite a block's K and V, to expose a read of values that were not written."""
         size = self.shape.block_size
         for cache in self.caches:
-            cache.k[block * size : (block + 1) * size] = value
-            cache.v[block * size : (block + 1) * size] = value
+            for half in (cache.k, cache.v):
+                half[block * size : (block + 1) * size] = 1e4
 
     def _positions_of(self, work: Work) -> Tensor:
         parts = [torch.arange(context, context + count) for _, count, context, _ in work.chunks]

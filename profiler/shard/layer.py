@@ -41,14 +41,13 @@ class ShardLayer:
         device: torch.device,
         dtype: torch.dtype,
         copies: int = 1,
-        seed: int = 0,
         sets: list[Weights] | None = None,
     ) -> None:
         self.model = model
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self.shapes = model.gemms(tp)
         self.device, self.dtype = device, dtype
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self._generator = torch.Generator(device=device).manual_seed(0)
         self.sets = [self._weights() for _ in range(copies)] if sets is None else sets
 
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
