@@ -43,7 +43,8 @@ class Cluster:
         self.folder, self.address = folder, f"tcp://127.0.0.1:{port}"
         self.processes: list[subprocess.Popen[bytes]] = []
         quiet = ("--dashboard-address", "127.0.0.1:0")
-        self._start("scheduler", "--host", "127.0.0.1", "--port", str(port), *quiet)
+        words = ("scheduler", "--host", "127.0.0.1", "--port", str(port), *quiet)
+        self._start(*words, path=without_package(folder / "scheduler"))  # needs none of ours
 
     def worker(self, path: Path = ROOT) -> int:
         """Start one; returns its process group."""
@@ -66,6 +67,14 @@ class Cluster:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def without_package(folder: Path) -> Path:
+    """A folder for PYTHONPATH that hides ours."""
+    blocked = folder / "experiments"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no such package here')")
+    return folder
 
 
 @pytest.fixture
@@ -197,10 +206,7 @@ def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
     store.open(False)
     cluster.worker()
     backend = DaskWorkers(cluster.address)
-    blocked = tmp_path / "blocked" / "experiments"
-    blocked.mkdir(parents=True)
-    (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no such package here')")
-    cluster.worker(blocked.parent)
+    cluster.worker(without_package(tmp_path / "blocked"))
     backend._client.wait_for_workers(2, timeout=PATIENCE_S)
     named = pytest.raises(
         ConfigError, match=r"the worker tcp://127\.0\.0\.1:\d+ cannot import this"
