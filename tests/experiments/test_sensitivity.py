@@ -83,7 +83,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert content == json.loads((out / "summary.json").read_text())
     rows = {row["factor"]: row["elasticity"] for row in content["rows"]}
     ops = [row["elasticity"] for row in content["rows"] if row["kind"] == "op"]
-    assert rows["all ops"] == pytest.approx(-1, abs=1e-6)
+    assert rows["all ops"] == pytest.approx(-1, abs=1e-4)
     assert sum(ops) == pytest.approx(-1, rel=0.01)
     assert rows["link speed"] == pytest.approx(-rows["all_reduce"], rel=0.02)
     assert "burstiness" not in rows
