@@ -166,7 +166,7 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
     currency = content["prices"]["currency"]
     return rich_table(
         ("deployment", "why"),
-        ("requests/s", "95 % interval", "GPUs", f"{currency} a million output tokens"),
+        ("requests/s", "mean, 95 %", "GPUs", f"{currency} a million output tokens"),
         rows,
         title=f"{content['model']} under {content['slo']!r}",
         caption="predicted; docs/capacity.md says what each number is",
