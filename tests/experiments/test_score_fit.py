@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,11 +26,13 @@ from experiments.score.host_fit import (
     slopes,
 )
 from experiments.score.measured import Measured
-from experiments.score.redrawn import REDRAWS, drawn
-from experiments.score.row_cache import RowOutcome
+from experiments.score.redrawn import REDRAWS, drawn, redrawn
+from experiments.score.row_cache import RowCache, RowOutcome
 from experiments.score.scoring import host_time_yaml, to_ship
 from experiments.score.server_bands import DRAWS, OpShares, draws, stack_sigma, with_bands
+from experiments.sweeps.backends import InProcess
 from profiler.storage.plain_yaml import parse_yaml
+from profiler.storage.progress import silent
 
 TRUE = HostConstants(0.0008, 2e-5, 0.01)
 """What the made-up servers below have."""
@@ -194,6 +199,35 @@ def test_a_full_cache_is_drawn_with_its_ops_and_its_host() -> None:
         assert up[section][key] * down[section][key] == pytest.approx(base**2, rel=1e-5)
     factors = up["engine"]["op_scale"]["gemm"], down["engine"]["op_scale"]["gemm"]
     assert factors[0] * factors[1] == pytest.approx(1.0) and factors[0] != 1.0
+
+
+def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draw here takes twice as long as the one before; one that has no outcome spoils all."""
+    rows = [server(0, clients) for clients in (4, 16, 64)]
+    base = {"ttft_ms": 10.0, "tpot_ms": 5.0, "kv_peak_share": 1.0, "num_blocks": 9.0}
+    outcomes = {row.id: RowOutcome(base, SHARES) for row in rows}
+    outcomes[rows[0].id] = RowOutcome({**base, "kv_peak_share": 0.9}, SHARES)
+    asked: list[str] = []
+
+    def plan(*given: Any) -> SimpleNamespace:
+        asked.extend(row.id for row in given[1])
+        times = [{"ttft_ms": 10.0 * 2**n, "tpot_ms": 5.0} for n in range(REDRAWS)]
+        known = {
+            name: {rows[1].id: RowOutcome(one)} for name, one in zip(given[3], times, strict=True)
+        }
+        return SimpleNamespace(known=known)
+
+    monkeypatch.setattr("experiments.score.redrawn.plan_rows", plan)
+    monkeypatch.setattr("experiments.score.redrawn.simulate_rows", lambda *_: {})
+    where = (Path(), RowCache(None))
+    found = redrawn("f.csv", rows, lambda _: {}, outcomes, where, InProcess(), silent, silent)
+    assert asked == [rows[1].id, rows[2].id] and list(found) == [rows[1].id]
+    drawn_again = found[rows[1].id]
+    assert len(drawn_again["ttft"]) == DRAWS
+    assert drawn_again["ttft"][: REDRAWS + 1] == pytest.approx(
+        np.log(2) * np.array([*range(REDRAWS), 0])
+    )
+    assert not drawn_again["tpot"].any()
 
 
 def test_cross_validated_bands_cover_nine_tenths() -> None:
