@@ -124,6 +124,15 @@ def recommend(
     chosen = finalists(screened, most)
     say(f"searching {len(chosen)} of them exactly")
     found = answers(lab, [_whole(one) for one in chosen], "recommend", bands=False)
+    # What falls a little short of a rate has one replica more.
+    more = [
+        replace(one, replicas=one.replicas + 1)
+        for one, answer in zip(chosen, found, strict=True)
+        if wanted.rate is not None and answer.load < wanted.rate
+    ]
+    more = [one for one in more if one.replicas * one.option.gpus <= wanted.gpus]
+    if more:
+        found += answers(lab, [_whole(one) for one in more], "recommend", bands=False)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices))
     return Recommendation(ranked, [one for one in screened if one not in chosen], dropped)
 
@@ -183,8 +192,10 @@ def screen(
         goals = {option: _goal(worth, option, found) for option in waiting}
         for option, goal in goals.items():
             if bounded[option] < goal.load:
-                most = worth.of(option, bounded[option]).carried
-                dropped[option.name] = f"at most {most} by its op times: {goal.reason}"
+                most = worth.of(option, bounded[option])
+                least = f"{most.replicas * option.gpus} GPUs at least"
+                told = f"at most {most.carried}" if worth.wanted.rate is None else least
+                dropped[option.name] = f"{told} by its op times: {goal.reason}"
         waiting = [option for option in waiting if option.name not in dropped]
         size = WAVE if found else FIRST
         wave, waiting = waiting[:size], waiting[size:]

@@ -162,7 +162,7 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
     for one in _of_layouts(content)[:8]:
         name = f"{one['name']} x {one['replicas']}"
         rows.append([name, "screened only", f"about {number_text(one['about'])}", "", "", ""])
-    rows += [[name, why, "", "", "", ""] for name, why in _left_out(content).items()]
+    rows += [[name, why, "", "", "", ""] for name, why in list(_left_out(content).items())[:8]]
     currency = content["prices"]["currency"]
     return rich_table(
         ("deployment", "why"),

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from experiments.capacity import recommend as chosen_by
 from experiments.capacity.answer import answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
@@ -94,6 +95,20 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert again.pop("name") == "winner"
     assert again.pop("capacity")["slo"] == asked.section.slo
     assert check_scenario(again, Source("", "x", {}, ())).cluster.replicas >= 1
+
+
+def test_what_falls_short_of_a_rate_gets_one_replica_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = wanted(gpus=None, rate=20.0, slo="p90 ttft 2s", budget="128", seqs="16")
+    asked = regular(asked, requests=200, replications=Replications(least=2, most=2))
+    worth = Worth(asked, load_prices(None))
+    (option, *_), _ = deployable(asked)
+    monkeypatch.setattr(chosen_by, "screen", lambda *_: [worth.of(option, 20.0)])
+    found = recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+    assert [one.option.scenario.cluster.replicas for one in found.finalists] == [2, 1]
+    enough, short = (one.load for one in found.finalists)
+    assert enough > 20 > short
 
 
 @pytest.mark.parametrize("given", [{"gpus": 8}, {"gpus": None, "rate": 7.0}])
