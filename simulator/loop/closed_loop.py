@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ class Clients(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class ClosedLoop:
     """``clients`` requests are in flight at any time, until there are no more of them.
 
@@ -34,10 +36,9 @@ class ClosedLoop:
     does.
     """
 
-    def __init__(self, clients: int, think_s: Floats) -> None:
-        self.clients = clients
-        self.think_s = think_s
-        self._next = 0
+    clients: int
+    think_s: Floats
+    _next: int = 0
 
     def begin(self) -> list[Arrival]:
         """The first requests, one a client."""
@@ -53,6 +54,7 @@ class ClosedLoop:
         return [(now + float(self.think_s[place]), place)]
 
 
+@dataclass(eq=False)
 class Conversations:
     """Clients who hold conversations, and wait for each answer before they go on.
 
@@ -61,10 +63,9 @@ class Conversations:
     the one before it was finished, or rejected.
     """
 
-    def __init__(self, session: Ints, arrival_s: Floats, think_s: Floats) -> None:
-        self.session = session
-        self.arrival_s = arrival_s
-        self.think_s = think_s
+    session: Ints
+    arrival_s: Floats
+    think_s: Floats
 
     def begin(self) -> list[Arrival]:
         """The first turn of every conversation."""

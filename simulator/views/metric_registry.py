@@ -60,12 +60,8 @@ def _count(key: str, name: str, better: Better = Better.NEITHER) -> Metric:
     return Metric(key, name, "", better, whole=True)
 
 
-def _share(key: str, name: str, better: Better) -> Metric:
-    return Metric(key, name, "%", better, scale=100.0)
-
-
-def _paged_share(key: str, name: str, better: Better) -> Metric:
-    return Metric(key, name, "%", better, scale=100.0, paged=True)
+def _share(key: str, name: str, better: Better, paged: bool = False) -> Metric:
+    return Metric(key, name, "%", better, scale=100.0, paged=paged)
 
 
 _ALL = (
@@ -84,8 +80,8 @@ _ALL = (
     _share("kv_peak_share", "peak KV occupancy", Better.NEITHER),
     Metric("preemptions", "preemptions", "", Better.LESS, whole=True, paged=True),
     Metric("preemption_rate", "preemptions a request", "", Better.LESS, paged=True),
-    _paged_share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE),
-    _paged_share("recomputed_share", "computed tokens that were computed again", Better.LESS),
+    _share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE, paged=True),
+    _share("recomputed_share", "computed tokens that were computed again", Better.LESS, paged=True),
     Metric("empty_iterations", "empty iterations", "", Better.NEITHER, whole=True, paged=True),
     Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
     _latency("queueing_s", "queueing delay"),
