@@ -115,12 +115,17 @@ class Slopes:
         any other stack they are the median of those of all stacks there and of those measured
         elsewhere."""
         names = np.array([stack_of(self.rows[row]) for row in which])
-        enough = [name for name in np.unique(names) if (names == name).sum() >= FEWEST]
+        enough = [name for name in np.unique(names) if self._enough(which[names == name])]
         if stack in enough:
             return self.fitted(which[names == stack])
         known = [self.limits.measured, *(self.fitted(which[names == name]) for name in enough)]
         values = np.median([[*asdict(host).values()] for host in known], axis=0)
         return _rounded(values)
+
+    def _enough(self, which: Ints) -> bool:
+        """A server says something of two constants."""
+        servers = {server_of(self.rows[row]) for row in which}
+        return len(which) >= FEWEST and len(servers) >= len(self.names) // 2
 
     def sigmas(self, which: Ints, predicted: Floats) -> StackErrors:
         """The stack's own error by metric, from rows predicted without being fitted to."""
