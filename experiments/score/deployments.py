@@ -293,8 +293,10 @@ def _mixture_trtllm(row: Measured) -> dict[str, Any]:
 
 
 def _mixture_vllm(row: Measured) -> dict[str, Any]:
-    """MiniMax keeps vLLM's own limit of sequences."""
-    return {"max_num_seqs": 1024} if row.model == MINIMAX else {}
+    """MiniMax in fp8 keeps vLLM's own limit of sequences on Blackwell."""
+    if row.model != MINIMAX or row.precision != "fp8":
+        return {}
+    return {"max_num_seqs": 1024 if row.system in _BLACKWELL else 256}
 
 
 def _mixture_memory(row: Measured) -> dict[str, float]:

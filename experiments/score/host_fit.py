@@ -27,6 +27,9 @@ FEWEST = 8
 """Rows to which constants are fitted."""
 LARGEST_ERROR = float(np.log(2))
 """An error counts as a factor of two at most: requests that wait for memory would rule a fit."""
+INSIDE, INSIDE_OF_MIXTURES = 0.9, 0.94
+"""Shares of the errors that the bands shall hold: more of the mixtures', since loads that are not
+fitted to are further off."""
 TPOT_WEIGHT = 2.0
 ITERATION, SEQUENCE = "longer iteration", "longer sequence"
 LAUNCHES = {"launches": 4e-5, "long launches": 1e-4}
@@ -133,7 +136,8 @@ class Slopes:
         for number, metric in enumerate(METRICS):
             off = np.log(self.measured_ms[number, which] / predicted[number])
             known = [self.draws[self.rows[row].id][metric] for row in which]
-            found.append(round(stack_sigma(off, known), 4))
+            share = INSIDE if self.rows[0].dense else INSIDE_OF_MIXTURES
+            found.append(round(stack_sigma(off, known, share), 4))
         return StackErrors(*found)
 
 
