@@ -85,6 +85,12 @@ def warnings(
                     f"warning: {one['name']}: the interval is {100 * width:.1f} % wide, more than "
                     f"the tolerance: {advice}"
                 )
+        at = one.get("at_capacity")
+        if at and at["overloaded"]:
+            lines.append(
+                f"warning: {one['name']}: its queue still grows at {one['capacity']:.3g}, so runs of "
+                f"{at['requests']:,} requests end before the SLO breaks: {advice}"
+            )
     return lines
 
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
-from experiments.capacity.asked import read_question
-from experiments.capacity.capacity_section import Objective, parse_slo
+from experiments.capacity.asked import read_question, warnings
+from experiments.capacity.capacity_section import CapacitySection, Objective, parse_slo
 from experiments.capacity.judgement import Verdict, attainment, judge
 from experiments.capacity.options import options_of, plan_of
 from experiments.capacity.probing import Laboratory
@@ -358,6 +358,16 @@ def test_the_command(tmp_path: Path) -> None:
     (out / "mine.txt").write_text("mine")
     refused = CliRunner().invoke(app, words)
     assert (refused.exit_code, "mine.txt" in refused.stderr) == (2, True)
+
+
+def test_a_queue_that_grows_at_the_capacity_is_said() -> None:
+    section = CapacitySection(slo="p99 ttft 1s")
+    certain = {"name": "one", "capacity": 211.0, "mean": 211.0, "interval": (210.0, 212.0)}
+    for overloaded in (False, True):
+        at = {"overloaded": overloaded, "requests": 200}
+        told = warnings([{**certain, "at_capacity": at}], section)
+        assert len(told) == overloaded
+    assert "still grows at 211" in told[0] and "runs of 200 requests" in told[0]
 
 
 def test_a_run_that_fails_is_said(laboratory: Laboratory, tmp_path: Path) -> None:
