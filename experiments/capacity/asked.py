@@ -88,8 +88,8 @@ def warnings(
         at = one.get("at_capacity")
         if at and at["overloaded"]:
             lines.append(
-                f"warning: {one['name']}: its queue still grows at {one['capacity']:.3g}, so runs of "
-                f"{at['requests']:,} requests end before the SLO breaks: {advice}"
+                f"warning: {one['name']}: its queue still grows at {one['capacity']:.3g}, so runs "
+                f"of {at['requests']:,} requests end before the SLO breaks: {advice}"
             )
     return lines
 
