@@ -22,7 +22,7 @@ from typing import (
 )
 
 from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.errors import PydanticUserError
 
 from experiments.config.base import Strict, Text, Tokens
 from policies.catalogue import PolicyFileError, build, builders, builders_in, error_line
@@ -147,10 +147,12 @@ def _policy_model(
         fields[key] = (kind, ... if needed else parameter.default)
     about = (builder.__doc__ or "").partition("\n")[0]
     try:
-        return create_model(
+        model = create_model(
             f"{name}_policy", __base__=base, __doc__=about, __module__=__name__, **fields
         )
-    except (PydanticSchemaGenerationError, NameError, ValueError) as error:
+        model.model_rebuild()  # raises where a type of the user's cannot be resolved
+        return model
+    except (PydanticUserError, NameError, ValueError) as error:
         problem = str(error).partition("\n")[0]
         raise PolicyFileError(f"{name}: its parameters cannot be keys: {problem}") from None
 

@@ -10,7 +10,7 @@ from profiler.facts.attention_kinds import mean_layer
 from profiler.facts.device import device_sha256
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_TO_ALL
+from profiler.facts.ops import ALL_TO_ALL, PREFILL
 from profiler.kernels.stack_file import Arrays, StackSpec, stack_sha256, surfaces_sha256
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import TILE, SampledSizes, rounded_us, sampled
@@ -71,7 +71,7 @@ def make_stack_bundle(
     )
     tables = sampled(times, model, tp, grid)
     if times.attention.together:
-        tables["attn_prefill_added"] = _added(times, tables["attn_prefill"]["chunk_tokens"])
+        tables["attn_prefill_added"] = _added(times, tables[PREFILL]["chunk_tokens"])
     return Bundle(meta=meta, **tables).identified()
 
 

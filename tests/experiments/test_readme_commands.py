@@ -114,6 +114,8 @@ def test_a_command(command: Command, reader: Reader, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(reader.folder)
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8,))  # bench's other sizes take longer
     monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
+    for module in ("held_out", "bands"):  # so do five folds for `fit`
+        monkeypatch.setattr(f"simulator.confidence.{module}.FOLDS", 2)
     if "torch" in command.needs:
         pytest.skip(f"needs {command.needs}: see tests/profiler_torch")
     if command.needs and not DATASETS:
