@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import time
 from collections.abc import Generator
@@ -27,10 +26,12 @@ RETRIES = 2
 """How often the scheduler itself sends a bundle again whose worker went away."""
 
 # Text, because a worker ends, and says nothing to us, if it cannot unpickle a function of ours (or
-# its arguments). The modules of a run are imported before their files are read.
+# its arguments): so Dask reads them within the call. The modules of a run are imported before their
+# files are read.
 _OURS = "__import__('experiments.sweeps.{0}', fromlist=['{1}']).{1}"
 _CHECK = f"{_OURS.format('jobs', 'work')} and {_OURS.format('identity', 'code_fingerprint')}()"
-_WORK = f"{_OURS.format('jobs', 'work_sent')}(jobs)"
+_READ = "__import__('distributed.protocol', fromlist=['deserialize']).deserialize(*jobs)"
+_WORK = f"{_OURS.format('jobs', 'work')}({_READ})"
 
 
 class DaskWorkers:
@@ -103,6 +104,7 @@ class DaskWorkers:
         with other code.
         """
         from distributed import KilledWorker
+        from distributed.protocol.serialize import serialize
 
         under_way: dict[Any, list[Job]] = {}
         finished: SimpleQueue[Any] = SimpleQueue()
@@ -110,7 +112,7 @@ class DaskWorkers:
 
         def submit() -> None:
             while len(under_way) < ahead and (jobs := next(left, None)) is not None:
-                sent = {"jobs": pickle.dumps(jobs)}
+                sent = {"jobs": serialize(jobs, serializers=("pickle",))}
                 future = self._client.submit(eval, _WORK, sent, pure=False, retries=RETRIES)
                 under_way[future] = jobs
                 future.add_done_callback(finished.put)
