@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -27,6 +26,7 @@ from experiments.cli.common import (
     ResultOption,
     SetOption,
     consoles,
+    end_on_signals,
     print_json,
     print_notes,
     print_written,
@@ -274,10 +274,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, _terminate)
+    end_on_signals()
     app()
-
-
-def _terminate(number: int, _frame: object) -> NoReturn:
-    """An exception, so that scratch folders are removed on the way out."""
-    raise SystemExit(128 + number)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -59,6 +60,7 @@ FormatOption = Annotated[
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
 _LONGEST_LINE, _MOST_LINES = 4000, 50
+_INTERRUPTED = 130  # 128 and SIGINT, as shells have it
 
 
 def kernels_of(
@@ -106,15 +108,44 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(130) from None
+            raise _interrupted() from None
         except (typer.Exit, typer.Abort, _ClickException, BrokenPipeError):
             raise
         except Exception as error:
+            if signals_received:
+                ended = 128 + signals_received[0]
+                raise (_interrupted() if ended == _INTERRUPTED else typer.Exit(ended)) from None
             if ctx.params.get("debug"):
                 typer.echo(traceback.format_exc(), err=True, nl=False)
             typer.echo(f"error: {_message(error)}", err=True)
             raise typer.Exit(2) from None
+
+
+signals_received: list[int] = []
+"""The signals that asked this process to end. They are kept because compiled code may raise an
+error of its own instead of ours: numpy's comparison ends in a TypeError when it is interrupted."""
+
+
+def end_on_signals() -> None:
+    """Let SIGTERM and SIGINT end the process by an exception, except where they are ignored.
+
+    So scratch folders are removed on the way out.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    signals_received.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
+def _interrupted() -> typer.Exit:
+    typer.echo("interrupted", err=True)
+    return typer.Exit(_INTERRUPTED)
 
 
 def _message(error: Exception) -> str:

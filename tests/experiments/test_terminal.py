@@ -13,7 +13,10 @@ from time import sleep
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from experiments.cli import common
+from experiments.cli.app import app
 from experiments.config.loading import load_experiment
 from experiments.figures.style import line_styles
 from experiments.run.experiment import deploy_all
@@ -65,9 +68,35 @@ def test_interrupted_runs_leave_nothing(
             sleep(0.01)
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code
-    assert errors.strip() == message
+    assert (process.returncode, errors.strip()) == (code, message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGTERM, 143, ""), (signal.SIGINT, 130, "interrupted\n")],
+)
+def test_a_signal_counts_whatever_it_was_turned_into(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, message: str
+) -> None:
+    """Compiled code, such as numpy's, may raise an error of its own when it is interrupted."""
+
+    def load(*_: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except BaseException as error:
+            raise TypeError("Cannot compare structured arrays") from error
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    monkeypatch.setattr("experiments.config.loading.load_experiment", load)
+    monkeypatch.setattr(common, "signals_received", [])
+    common.end_on_signals()
+    try:
+        done = CliRunner().invoke(app, ["check", "gpt3_pp"])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert (done.exit_code, done.stderr) == (code, message)
 
 
 def test_many_lines_look_different() -> None:
