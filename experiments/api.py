@@ -109,21 +109,25 @@ def find_capacity(
     out: Folder | None = None,
     workers: int = 1,
     bands: bool = True,
+    prices: str | None = None,
     progress: Progress = silent,
 ) -> pd.DataFrame:
     """Find the highest load under which the SLO of a ``capacity`` section holds: a row per
-    deployment, with its ``capacity`` and what breaks first.
+    deployment, with its ``capacity``, what breaks first, and what a million output tokens cost.
 
     ``out`` keeps the folder that ``sarathi-sim capacity`` writes; the same call goes on from it.
-    ``bands`` also searches under errors of the op times. Raises ConfigError for what cannot run.
+    ``bands`` also searches under errors of the op times. ``prices`` is a YAML (docs/capacity.md)
+    in place of the shipped assumptions. Raises ConfigError for what cannot run.
     """
     from experiments.capacity.asked import answered, read_question, result_files
     from experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
+    from experiments.capacity.prices import load_prices
     from experiments.capacity.probing import Laboratory
     from experiments.capacity.written import capacities
     from experiments.config.policy_file import refuse_of_session
 
     draft, section, options = read_question(config, changes)
+    costs = load_prices(prices)
     for option in options:
         refuse_of_session(option.scenario, draft.source)
     with ExitStack() as stack:
@@ -131,7 +135,7 @@ def find_capacity(
         backend = stack.enter_context(closing(local_backend(workers)))
         store = stack.enter_context(probes_in(folder, CAPACITY_FORMAT))
         lab = Laboratory(section, store, backend, progress, silent)
-        content = answered(lab, draft, options, bands)
+        content = answered(lab, draft, options, bands, costs)
         if out is not None:
             write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     return capacities(content["deployments"])

@@ -226,6 +226,7 @@ def numbers(probed: Probed, option: Option) -> dict[str, Any]:
         "ttft_p99_s": after["ttft_s"]["p99"],
         "tbt_p99_s": after["tbt_s"]["p99"],
         "tokens_per_s_per_user": 1 / tpot if tpot else float("nan"),
+        "requests_per_s": summary["requests_per_s"],
         "output_tokens_per_s": summary["output_tokens_per_s"],
         "output_tokens_per_s_per_gpu": summary["output_tokens_per_s"] / option.gpus,
     }

@@ -12,6 +12,7 @@ from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
 from experiments.capacity.options import Option, options_of
+from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, headroom
 from experiments.config.errors import ConfigError
@@ -44,12 +45,17 @@ def read_question(
     return draft, section, options_of(draft, section)
 
 
-def answered(lab: Laboratory, draft: Draft, options: list[Option], bands: bool) -> dict[str, Any]:
-    """The question and the answer, as ``summary.json`` has it."""
+def answered(
+    lab: Laboratory, draft: Draft, options: list[Option], bands: bool, prices: Prices
+) -> dict[str, Any]:
+    """The question and the answer, as ``summary.json`` has it: with costs of GPUs with a price."""
     section = lab.section
     found = answers(lab, options, draft.source.file, bands)
     lab.write_tables()
     deployments = [as_json(each) for each in found]
+    for one in deployments:
+        if (gpu_hour := prices.gpu_hour.get(one["device"])) is not None:
+            add_costs(one, gpu_hour * one["gpus"], section.load)
     return {
         "format": CAPACITY_FORMAT,
         "name": draft.header.name,
@@ -59,6 +65,7 @@ def answered(lab: Laboratory, draft: Draft, options: list[Option], bands: bool) 
         "tolerance": section.tolerance,
         "deployments": deployments,
         "warnings": warnings(deployments, section),
+        "prices": prices.stated,
         "probes": lab.report.finished,
         "provenance": "predicted",
     }

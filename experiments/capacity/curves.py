@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.written import UNITS
 from experiments.figures.style import BLACK, line_styles, save
 from experiments.sweeps.figures.pareto import pareto_front
+from simulator.loop.records import Floats
 from simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
@@ -59,10 +61,11 @@ def figure_files(figures: Mapping[str, Figure]) -> dict[str, bytes]:
 # Pareto fronts ---------------------------------------------------------------------------------
 
 SCREENED = "screened only"
+STRESS, COST = "stress", "per_million_output_tokens"
 PAIRS = {
     "throughput_interactivity": ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu"),
     "ttft_tbt": ("ttft_p99_s", "tbt_p99_s"),
-    "cost_slo": ("stress", "per_million_output_tokens"),
+    "cost_slo": (STRESS, COST),
 }
 """Figures by name: what is along, and what is up."""
 NAMES = {
@@ -70,12 +73,12 @@ NAMES = {
     "output_tokens_per_s_per_gpu": "output tokens/s a GPU",
     "ttft_p99_s": "time to first token, p99 (s)",
     "tbt_p99_s": "time between tokens, p99 (s)",
-    "stress": "part of the SLO's limit (most used clause)",
-    "per_million_output_tokens": "cost of a million output tokens",
+    STRESS: "all limits of the SLO, times what is asked (1: the SLO)",
+    COST: "cost of a million output tokens",
 }
 _MORE = ("tokens_per_s_per_user", "output_tokens_per_s_per_gpu")
 """What is better the more there is; of all else less is better."""
-_GAINS = (*_MORE, "per_million_output_tokens")
+_GAINS = (*_MORE, COST)
 """What a deployment is worth under a load; the others are latencies."""
 _OF_PROBE = (*_MORE, "ttft_p99_s", "tbt_p99_s", "load", "holds", "run")
 
@@ -86,20 +89,21 @@ def points(
     """Every deployment under every load of its curve; ``full``: the load is its capacity.
 
     They are grouped by deployment and labelled with their load; those that were only ``screened``
-    are one group, labelled with their name.
+    are one group, labelled with their name. ``stress`` is by how much all limits may be multiplied
+    so that the load just keeps them: less than 1 where the SLO holds. No limit helps an overloaded
+    one (NaN).
     """
     rows = []
     grouped = [(one, one["name"]) for one in found] + [(one, SCREENED) for one in screened]
     for one, group in grouped:
         for probe in one.get("curve", ()):
             row = {key: probe[key] for key in _OF_PROBE}
-            row |= {"deployment": one["name"], "stress": max(probe["stress"].values())}
+            stress = np.nan if probe["overloaded"] else max(*probe["stress"].values(), 1e-2)
+            row |= {"deployment": one["name"], STRESS: stress}
             at = one.get("at_capacity") or {}
             row |= {"group": group, "full": group == SCREENED or probe["run"] == at.get("run")}
             row["label"] = one["name"] if group == SCREENED else number_text(probe["load"])
-            if one.get("per_hour") is not None:
-                tokens_per_hour = 3600 * probe["output_tokens_per_s"]
-                row["per_million_output_tokens"] = 1e6 * one["per_hour"] / tokens_per_hour
+            row |= {COST: probe[COST]} if COST in probe else {}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -111,6 +115,13 @@ def front(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
     along = table[x].to_numpy(np.float64) * (-1 if x in _MORE else 1)
     up = table[y].to_numpy(np.float64) * (1 if y in _MORE else -1)
     return table.iloc[pareto_front(along, up)].sort_values(x)
+
+
+def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    """The cost of a deployment as its SLO is relaxed: the limits, and the least cost of the loads
+    that keep them."""
+    rows = rows.sort_values(STRESS)
+    return rows[STRESS].to_numpy(np.float64), rows[COST].cummin().to_numpy(np.float64)
 
 
 def frontier_figures(
@@ -132,11 +143,20 @@ def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
     for (name, rows), style in zip(groups, line_styles(), strict=False):
         drawn = panel.scatter(rows[x], rows[y], s=36, color=style["color"], label=str(name))
         drawn.set_urls([f"../probes/runs/{run}/summary.json" for run in rows["run"]])
+        if x == STRESS and name != SCREENED:
+            panel.step(*cheapest(rows), where="post", color=style["color"], linewidth=1)
         for _, row in rows.iterrows():
             about: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
             panel.annotate(row["label"], (row[x], row[y]), (4, 4), **about)
     best = front(table, x, y)
-    panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front")
+    together: dict[str, Any] = {"drawstyle": "steps-post"} if x == STRESS else {}
+    panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front", **together)
+    if x == STRESS:
+        panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.axvline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
     panel.set(xlabel=NAMES[x], ylabel=NAMES[y])
     figure.legend(loc="outside lower center", ncols=2)
     return figure

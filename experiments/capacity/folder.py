@@ -26,6 +26,7 @@ from profiler.storage.manifest import (
     differences,
     held,
     read_manifest,
+    remove_files,
     replace_files,
 )
 
@@ -48,10 +49,12 @@ def probes_in(out: Path, kind: str) -> Iterator[Store]:
 
 
 def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
-    """Write the files of the answer, each whole or as it was."""
+    """Write the files of the answer, each whole or as it was; an earlier one's others go."""
     for name in files:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
     replace_files(out, kind, files)
+    written = read_manifest(out) or Manifest(kind)
+    remove_files(out, kind, written.files.keys() - files.keys())
 
 
 def _open(out: Path, kind: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +26,11 @@ class Prices:
     gpu_hour: dict[str, Annotated[float, Field(ge=0, le=1e6)]]
     currency: str = "USD"
     mark: Literal["assumed", "given"] = "given"
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Where they are from, as results have it."""
+        return {"date": self.date, "currency": self.currency, "mark": self.mark}
 
     def of(self, device: str) -> float:
         """An hour of one GPU. Raises ConfigError where the price is not known."""
@@ -47,3 +53,20 @@ def per_million_tokens(gpu_hour: float, gpus: int, output_tokens_per_s: float) -
     if not output_tokens_per_s:
         return float("inf")
     return gpu_hour * gpus / 3600 / output_tokens_per_s * 1e6
+
+
+def add_costs(row: dict[str, Any], per_hour: float, load: str) -> None:
+    """Add to a deployment what an hour of it costs, and to it and each of its probes what a million
+    output tokens do. Its own are those at its capacity; None where it has none."""
+    row["per_hour"], at = per_hour, row.get("at_capacity")
+    for probe in (*row.get("curve", ()), *([at] if at else [])):
+        tokens = sustained_tokens_per_s(probe, load)
+        probe["per_million_output_tokens"] = per_million_tokens(per_hour, 1, tokens)
+    row["per_million_output_tokens"] = at["per_million_output_tokens"] if at else None
+
+
+def sustained_tokens_per_s(probe: Mapping[str, Any], load: str) -> float:
+    """The output tokens a second if all requests at the probe's rate are served: a run takes longer
+    than its requests take to arrive. Of a closed loop, those of the run itself."""
+    tokens = float(probe["output_tokens_per_s"])
+    return tokens * float(probe["load"] / probe["requests_per_s"]) if load == "rate" else tokens

@@ -15,11 +15,12 @@ from experiments.capacity.curves import figure_files, frontier_figures, headroom
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
-from experiments.capacity.prices import Prices, per_million_tokens
+from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened
-from experiments.capacity.written import headroom
+from experiments.capacity.written import headroom, prices_line
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
+from experiments.run.report import number_or_dash
 from experiments.run.rich_table import rich_table
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
@@ -45,9 +46,9 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "command": command,
         "replicas": replicas,
         "deployments": rows,
-        "screened": [_only_screened(one) for one in found.screened],
+        "screened": [_only_screened(one, wanted) for one in found.screened],
         "dropped": found.dropped,
-        "prices": {"date": prices.date, "currency": prices.currency, "mark": prices.mark},
+        "prices": prices.stated,
         "provenance": "predicted",
     }
     content["lines"] = _lines(content, rows, wanted)
@@ -59,15 +60,10 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
     rows = []
     for answer in found.finalists:
         row = as_json(answer)
-        at = answer.found.at.summary if answer.found and answer.found.at else None
-        # Not by the load: a run takes longer than its requests take to arrive.
-        per_request = at["output_tokens_per_s"] / at["requests_per_s"] if at else 0.0
-        load = answer.load if wanted.rate is None else min(wanted.rate, answer.load)
-        paid = wanted.gpus if wanted.rate is None else answer.option.gpus
-        price = prices.of(row["device"])
-        row["gpus_paid"] = paid
-        row["per_hour"] = price * paid
-        row["per_million_output_tokens"] = per_million_tokens(price, paid, load * per_request)
+        row["gpus_paid"] = paid = wanted.gpus if wanted.rate is None else answer.option.gpus
+        add_costs(row, prices.of(row["device"]) * paid, wanted.section.load)
+        if answer.load and wanted.rate is not None:  # what it has to spare earns nothing
+            row["per_million_output_tokens"] *= max(answer.load / wanted.rate, 1.0)
         rows.append(row)
     best = rows[0]
     for row in rows:
@@ -76,6 +72,8 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 
 
 def _why(best: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
+    if not best["capacity"]:
+        return _loses(best, best)
     binds = best["binds"]
     text = (
         f"carries {number_text(best['capacity'])} requests/s at "
@@ -104,16 +102,17 @@ def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}; {binds['slo']} breaks ({binds['because']})"
 
 
-def _only_screened(one: Screened) -> dict[str, Any]:
+def _only_screened(one: Screened, wanted: Wanted) -> dict[str, Any]:
     """What all replicas carry, roughly, and the numbers of one at the largest load it was seen to
     carry."""
     curve = [] if one.kept is None else [numbers(one.kept, one.option)]
-    about = {"name": one.option.name, "replicas": one.replicas, "per_hour": one.per_hour}
-    return {**about, "about": one.load * one.replicas, "curve": curve}
+    row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas}
+    row |= {"about": one.load * one.replicas, "curve": curve}
+    add_costs(row, one.per_hour, wanted.section.load)
+    return row
 
 
 def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wanted) -> list[str]:
-    prices = content["prices"]
     looked_at = len(rows) + len(content["screened"]) + len(content["dropped"])
     lines = [f"first: {rows[0]['name']} {rows[0]['why']}"]
     lines += [f"next: {row['name']}: {row['why']}" for row in rows[1:2]]
@@ -129,7 +128,7 @@ def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wante
         f"{looked_at} deployments: {len(rows)} searched, {len(content['screened'])} screened"
         + (f", {told}" if told else "")
     )
-    lines.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
+    lines.append(prices_line(content["prices"]))
     return lines
 
 
@@ -156,7 +155,7 @@ def recommend_table(content: Mapping[str, Any]) -> Table:
             number_text(float(row["capacity"] or 0)),
             "-" if interval is None else " to ".join(map(number_text, interval)),
             number_text(row["gpus"]),
-            number_text(float(row["per_million_output_tokens"])),
+            number_or_dash(row["per_million_output_tokens"]),
         ]
         rows.append([row["name"], row["why"], *numbers])
     for one in _of_layouts(content)[:8]:

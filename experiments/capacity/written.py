@@ -9,6 +9,7 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.capacity.capacity_section import CapacitySection
+from experiments.run.report import number_or_dash
 from experiments.run.rich_table import rich_table
 from simulator.views.metric_registry import number_text
 
@@ -21,20 +22,24 @@ _BECAUSE = {
 }
 
 
-def capacity_table(found: Sequence[Mapping[str, Any]], section: CapacitySection) -> Table:
-    """A row a deployment: its capacity, how sure it is, and what binds."""
-    unit = UNITS[section.load]
-    rows = []
+def capacity_table(
+    found: Sequence[Mapping[str, Any]], section: CapacitySection, currency: str
+) -> Table:
+    """A row a deployment: its capacity, how sure it is, what binds, and what its tokens cost."""
+    unit, rows = UNITS[section.load], []
     for one in found:
         binds = one.get("binds") or {}
         cells = [one["name"], binds.get("slo", one.get("error", "")), binds.get("because", "")]
-        numbers = [_number(one["capacity"]), _number(one.get("mean"))]
-        numbers += [_range(one.get("interval")), _range(one.get("band"))]
-        per_gpu = None if one["capacity"] is None else one["capacity"] / one["gpus"]
-        rows.append([*cells, *numbers, _number(per_gpu)])
+        numbers = [one["capacity"], one.get("mean"), one.get("interval"), one.get("band")]
+        numbers.append(None if one["capacity"] is None else one["capacity"] / one["gpus"])
+        numbers.append(one.get("per_million_output_tokens"))
+        rows.append([*cells, *map(number_or_dash, numbers)])
     return rich_table(
         ("deployment", "breaks first", "because of"),
-        (f"capacity ({unit})", "mean", "95 % interval", "with op errors, 90 %", f"{unit} a GPU"),
+        (
+            *(f"capacity ({unit})", "mean", "95 % interval", "with op errors, 90 %"),
+            *(f"{unit} a GPU", f"{currency} a million output tokens"),
+        ),
         rows,
         title=f"the SLO {section.slo!r} holds up to",
         caption="predicted; docs/capacity.md says what each number is",
@@ -84,13 +89,11 @@ def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         row = {key: one[key] for key in ("name", "device", "tp", "pp", "replicas", "gpus")}
         row |= {"policy": one["policy"], "capacity": one["capacity"], "mean": one.get("mean")}
         row |= {"interval_low": low, "interval_high": high, "band_low": slow, "band_high": fast}
+        row |= {key: one.get(key) for key in ("per_hour", "per_million_output_tokens")}
         rows.append({**row, "breaks_first": binds.get("slo"), "because": binds.get("because")})
     return pd.DataFrame(rows)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else number_text(float(value))
-
-
-def _range(ends: Sequence[float] | None) -> str:
-    return "-" if ends is None else " to ".join(map(_number, ends))
+def prices_line(prices: Mapping[str, str]) -> str:
+    """Where the prices are from."""
+    return f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}"

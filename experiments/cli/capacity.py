@@ -33,6 +33,9 @@ BackendOption = Annotated[Where, typer.Option(help="Local processes, or a Dask c
 AddressOption = Annotated[
     str | None, typer.Option(help="Address of the Dask scheduler, such as tcp://127.0.0.1:8786.")
 ]
+PricesOption = Annotated[
+    str | None, typer.Option(help="YAML of prices.  [default: shipped assumptions]")
+]
 BandsOption = Annotated[
     bool, typer.Option("--bands/--no-bands", help="Also search under errors of the op times.")
 ]
@@ -65,6 +68,7 @@ def capacity(
     backend: BackendOption = "local",
     address: AddressOption = None,
     bands: BandsOption = True,
+    prices: PricesOption = None,
 ) -> None:
     """Find the highest load that keeps an SLO.
 
@@ -79,14 +83,16 @@ def capacity(
     """
     from experiments.capacity.asked import answered, read_question, result_files
     from experiments.capacity.folder import CAPACITY_FORMAT, write_result
-    from experiments.capacity.written import capacity_table, reasons
+    from experiments.capacity.prices import load_prices
+    from experiments.capacity.written import capacity_table, prices_line, reasons
 
     check_backend(backend, address, workers)
     draft, section, options = read_question(config, assignments or [])
+    costs = load_prices(prices)
     folder = out or Path("runs") / draft.header.name
     where = backend_at(backend, address, workers)
     with _laboratory(folder, CAPACITY_FORMAT, section, where, quiet) as lab:
-        content = answered(lab, draft, options, bands)
+        content = answered(lab, draft, options, bands, costs)
     write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     if json:
         print_json(content)
@@ -94,8 +100,9 @@ def capacity(
         return
     print_notes(note for option in options for note in option.deployment.notes)
     console = consoles()[1] if json else consoles()[0]
-    console.print(capacity_table(content["deployments"], section))
-    for line in (*reasons(content["deployments"]), *content["warnings"]):
+    console.print(capacity_table(content["deployments"], section, costs.currency))
+    told = prices_line(content["prices"])
+    for line in (*reasons(content["deployments"]), *content["warnings"], told):
         typer.echo(line, err=json)
     print_written(folder, figures=True, err=json)
 
@@ -117,9 +124,7 @@ def recommend(
     dtype: Annotated[str, typer.Option(help="bf16, fp8, ..., separated by commas.")] = "bf16",
     budget: Annotated[str | None, typer.Option(help="Token budgets to try, with commas.")] = None,
     seqs: Annotated[str | None, typer.Option(help="Sequence limits to try, with commas.")] = None,
-    prices: Annotated[
-        str | None, typer.Option(help="YAML of prices.  [default: shipped assumptions]")
-    ] = None,
+    prices: PricesOption = None,
     tolerance: Annotated[float, typer.Option(min=0.01, max=0.5, help="Of the capacities.")] = 0.05,
     out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
     json: JsonOption = False,

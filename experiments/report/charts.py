@@ -208,7 +208,7 @@ def paired_bars(
 @dataclass(frozen=True)
 class Spots:
     """Points of one colour, each with words that appear over it, a label that stands beside it, and
-    the row of a table that a click leads to."""
+    the row of a table that a click leads to; and the ends of the ``steps`` between them, if any."""
 
     colour: str
     x: Floats
@@ -216,11 +216,14 @@ class Spots:
     words: Sequence[str]
     labels: Sequence[str]
     anchors: Sequence[str]
+    steps: tuple[Floats, Floats] | None = None
 
 
-def points(groups: Mapping[str, Spots], front: tuple[Floats, Floats], x: str, y: str) -> Any:
+def points(
+    groups: Mapping[str, Spots], front: tuple[Floats, Floats], x: str, y: str, **options: Any
+) -> Any:
     """Points by their group's name, and the line of the best ones."""
-    chart = canvas(x, y, height=420)
+    chart = canvas(x, y, height=420, **options)
     chart.line(*front, color=SEEN, line_dash="dashed", line_width=1.5)
     drawn, spots = {}, []
     labelled = sum(len(group.x) for group in groups.values()) <= _MOST_LABELS
@@ -231,6 +234,8 @@ def points(groups: Mapping[str, Spots], front: tuple[Floats, Floats], x: str, y:
         colour = visible(group.colour)
         spot = chart.scatter("x", "y", source=source, size=10, color=colour, name=name)
         drawn[name] = [spot]
+        if group.steps is not None:
+            drawn[name].append(chart.step(*group.steps, mode="after", color=colour))
         if labelled:
             look = {"text_font_size": "11px", "text_color": SEEN, "x_offset": 6, "y_offset": -4}
             drawn[name].append(chart.text("x", "y", text="label", source=source, **look))

@@ -22,6 +22,7 @@ from profiler.storage.strict import UserError
 from simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
+_RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked. "
 Deployments = Sequence[Mapping[str, Any]]
 
 
@@ -63,7 +64,7 @@ def frontier_charts(drawn: Deployments, unit: str, screened: Deployments = ()) -
         some = table.dropna(subset=[x, y]).reset_index(drop=True)
         some[[x, y]] = some[[x, y]].astype(float)
         best = curves.front(some, x, y)
-        parts = {}
+        parts, relaxed = {}, x == curves.STRESS
         groups = some.groupby("group", sort=False)
         for (name, rows), style in zip(groups, line_styles(), strict=False):
             said = [
@@ -73,9 +74,13 @@ def frontier_charts(drawn: Deployments, unit: str, screened: Deployments = ()) -
             ]
             spots = (rows[x].to_numpy(), rows[y].to_numpy(), said, rows["label"].tolist())
             anchors = [anchor(run) for run in rows["run"]]
-            parts[str(name)] = Spots(style["color"], *spots, anchors)
-        chart = points(parts, (best[x].to_numpy(), best[y].to_numpy()), _name(x), _name(y))
-        caption = (
+            steps = curves.cheapest(rows) if relaxed and name != curves.SCREENED else None
+            parts[str(name)] = Spots(style["color"], *spots, anchors, steps)
+        line = (best[x].to_numpy(), best[y].to_numpy())
+        options = {"x_axis_type": "log"} if relaxed else {}
+        chart = points(parts, line, _name(x), _name(y), **options)
+        caption = _RELAXED if relaxed else ""
+        caption += (
             f"Each point is labelled with its load ({unit}), or with what was only screened, one "
             "replica of it. The dashed line joins those that no other one beats in both (of two "
             "latencies: where each deployment carries all it can). A click on a point leads to its "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.capacity.written import UNITS
+from experiments.capacity.written import UNITS, prices_line
 from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
@@ -27,13 +27,15 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     drawn = [one for one in deployments if one.get("curve")][:MOST_LINES]
     op_times, problems = op_times_of_probes(folder)
     said = [re.sub("^(warning|note): ", "", line) for line in found["warnings"]]
+    prices = found.get("prices")  # results of before have none
+    said += [prices_line(prices)] if prices else []
     what = "rate of requests" if found["load"] == "rate" else "number of clients"
     return Section(
         kind="capacity",
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment hold the SLO {found['slo']}?",
         answer=_answer(deployments, unit),
-        table=_table(deployments, unit),
+        table=_table(deployments, unit, prices["currency"] if prices else "cost of"),
         charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit)],
         details=[points_table(drawn, unit), *op_times],
         about=str(found["description"] or ""),
@@ -61,7 +63,7 @@ def _answer(deployments: Deployments, unit: str) -> str:
     return f"{said}."
 
 
-def _table(deployments: Deployments, unit: str) -> SortableTable:
+def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
     rows = []
     for one in deployments:
         binds, capacity = one.get("binds") or {}, one["capacity"]
@@ -69,11 +71,13 @@ def _table(deployments: Deployments, unit: str) -> SortableTable:
         numbers = (
             *(capacity, one.get("mean"), one.get("interval"), one.get("band")),
             *(one["gpus"], None if capacity is None else capacity / one["gpus"]),
+            one.get("per_million_output_tokens"),
         )
         rows.append([*map(str, cells), *map(number_or_dash, numbers)])
     headings = (
         *("deployment", "breaks first", "because of", f"capacity ({unit})", "mean"),
         *("95 % interval", "with op errors, 90 %", "GPUs", f"{unit} a GPU"),
+        f"{currency} a million output tokens",
     )
     note = "Predicted. docs/capacity.md says what each number is."
     return SortableTable("Capacity", headings, rows, note, text=3)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.capacity.written import UNITS
+from experiments.capacity.written import UNITS, prices_line
 from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
@@ -29,11 +29,10 @@ def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
     screened = [one for one in found["screened"] if one.get("curve")]
     op_times, problems = op_times_of_probes(folder)
     others = [grid for grid in (_screened(found, unit), _dropped(found)) if grid.rows]
-    prices = found["prices"]
     said = [
         line[len(mark) :] for line in found["lines"] for mark in _MARKS if line.startswith(mark)
     ]
-    said.append(f"Prices, in {prices['currency']} of {prices['date']}: {prices['mark']}.")
+    said.append(prices_line(found["prices"]))
     return Section(
         kind="recommendation",
         name=str(found["model"]),

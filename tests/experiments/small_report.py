@@ -7,10 +7,12 @@ from typing import Any
 
 from experiments import find_sensitivity
 from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT
+from experiments.capacity.prices import add_costs
 from experiments.results import SCORE_FORMAT, result_folder, write_summary
 from experiments.run.compare import compare
 from experiments.run.compare_figure import write_comparison
 
+PRICES = {"date": "2026-01-01", "currency": "USD", "mark": "assumed"}
 ALL_KINDS = (
     *("run", "sweep", "comparison", "score", "recorded", "capacity", "recommend"),
     "sensitivity",
@@ -58,13 +60,16 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
         speeds = {"tokens_per_s_per_user": 50 / load, "output_tokens_per_s_per_gpu": 100 * load}
         latencies = {"ttft_p99_s": stress, "tbt_p99_s": 0.05, "output_tokens_per_s": 100 * load}
         about = {"run": f"{gpus}{load:g}", "holds": stress <= 1, "stress": {"p99 ttft 1s": stress}}
-        return {"load": load, **about, **speeds, **latencies}
+        kept = {"overloaded": False, "requests_per_s": load}
+        return {"load": load, **about, **kept, **speeds, **latencies}
 
     numbers = {"capacity": capacity, "mean": capacity, "interval": None, "band": [1.0, 9.0]}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
     binds = {"slo": "p99 ttft 1s", "because": "queueing"}
     found = {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
-    return {**found, "at_capacity": curve[1]}
+    found["at_capacity"] = curve[1]
+    add_costs(found, 2.5 * gpus, "rate")
+    return found
 
 
 def write_capacities(folder: Path) -> Path:
@@ -77,6 +82,7 @@ def write_capacities(folder: Path) -> Path:
         "load": "rate",
         "deployments": [searched("TP 2", 2, 3.0), searched("TP 8", 8, 8.0), none],
         "warnings": ["warning: TP 1: does not fit"],
+        "prices": PRICES,
     }
     with result_folder(folder, CAPACITY_FORMAT) as scratch:
         write_summary(scratch, CAPACITY_FORMAT, content)
@@ -86,10 +92,9 @@ def write_capacities(folder: Path) -> Path:
 
 def write_recommendation(folder: Path) -> Path:
     """What ``recommend`` writes of two finalists, one that was screened, and one dropped."""
-    costs = {"per_hour": 20.0, "per_million_output_tokens": 4.0}
     rows = [
-        {**searched("TP 8", 8, 8.0), **costs, "why": "carries 8.00 requests/s"},
-        {**searched("TP 2 x 4", 8, 6.0), **costs, "why": "-25.0 % requests/s"},
+        {**searched("TP 8", 8, 8.0), "why": "carries 8.00 requests/s"},
+        {**searched("TP 2 x 4", 8, 6.0), "why": "-25.0 % requests/s"},
     ]
     content = {
         "model": "llama-13b",
@@ -99,9 +104,9 @@ def write_recommendation(folder: Path) -> Path:
         "slo": "p99 ttft 1s",
         "load": "rate",
         "deployments": rows,
-        "screened": [{**searched("TP 4", 4, 2.5), "replicas": 2, "about": 5.0, "per_hour": 10.0}],
+        "screened": [{**searched("TP 4", 4, 2.5), "replicas": 2, "about": 5.0}],
         "dropped": {"TP 1": "does not fit"},
-        "prices": {"date": "2026-01-01", "currency": "USD", "mark": "assumed"},
+        "prices": PRICES,
         "lines": ["first: TP 8 carries 8.00 requests/s", "warning: none carries the rate"],
     }
     with result_folder(folder, RECOMMEND_FORMAT) as scratch:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 from experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
 from experiments.capacity.asked import read_question, warnings
 from experiments.capacity.capacity_section import CapacitySection, Objective, parse_slo
+from experiments.capacity.curves import cheapest, points
 from experiments.capacity.judgement import Verdict, attainment, judge
 from experiments.capacity.options import options_of, plan_of
+from experiments.capacity.prices import add_costs, load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import (
     Capacity,
@@ -342,6 +344,11 @@ def test_the_command(tmp_path: Path) -> None:
         less, more = (bound / one["capacity"] for bound in one["band"])
         assert less < 0.97 < 1.03 < more, "ops are known to about 5 %"
         assert one["binds"]["slo"] in ("p90 ttft 500ms", "mean tbt 100ms", "overload")
+        cost = per_million_tokens(load_prices(None).of("a6000"), 1, 8 * one["capacity"])
+        assert one["per_million_output_tokens"] == pytest.approx(cost, rel=1e-4)
+    assert content["prices"]["mark"] == "assumed"
+    assert "prices in USD" in done.stderr
+    assert (out / "figures" / "pareto_cost_slo.svg").is_file()
     table = pd.read_csv(out / "headroom.csv")
     assert set(table["deployment"]) == {"batch 2", "batch 6"}
     assert table["p90 ttft 500ms, part of the limit"].max() > 1
@@ -354,10 +361,41 @@ def test_the_command(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, [*words, "--quiet"])
     assert again.exit_code == 0, again.stderr
     assert (out / "summary.json").read_bytes() == before
+    (tmp_path / "mine.yaml").write_text("date: 2026-01-01\ngpu_hour: {h100: 2.5}\n")
+    mine = CliRunner().invoke(app, [*words, "--no-bands", "--prices", str(tmp_path / "mine.yaml")])
+    assert mine.exit_code == 0, mine.stderr
+    assert "per_million_output_tokens" not in json.loads(mine.stdout)["deployments"][0]
+    assert not (out / "figures" / "pareto_cost_slo.svg").exists()
     assert len(list((out / "probes" / "runs").iterdir())) == len(probes)
     (out / "mine.txt").write_text("mine")
     refused = CliRunner().invoke(app, words)
     assert (refused.exit_code, "mine.txt" in refused.stderr) == (2, True)
+
+
+def test_a_relaxed_slo_costs_less() -> None:
+    """Each load by what its limits would have to be; none helps a queue that grows."""
+
+    def probe(load: float, stress: float, overloaded: bool = False) -> dict[str, Any]:
+        about = {"run": "r", "holds": stress <= 1, "overloaded": overloaded, "load": load}
+        numbers = {"requests_per_s": 0.9 * load, "output_tokens_per_s": 9.0 * load}
+        drawn = dict.fromkeys(("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user"), 1.0)
+        gpu = {"output_tokens_per_s_per_gpu": load}
+        return {**about, **numbers, **drawn, **gpu, "stress": {"a": stress, "b": 0.1}}
+
+    curve = [probe(1.0, 0.5), probe(2.0, 0.4), probe(4.0, 2.0), probe(9.0, 0.6, overloaded=True)]
+    row: dict[str, Any] = {"name": "one", "curve": curve, "at_capacity": probe(2.0, 0.4)}
+    add_costs(row, 3.6, "rate")
+    assert row["per_million_output_tokens"] == pytest.approx(50.0)  # 20 tokens/s, not 18
+    table = points([row])
+    assert table["stress"].isna().tolist() == [False, False, False, True]
+    limits, costs = cheapest(table.dropna())
+    assert limits.tolist() == [0.4, 0.5, 2.0]
+    assert costs == pytest.approx([50.0, 50.0, 25.0])
+    add_costs(row, 3.6, "clients")
+    assert row["per_million_output_tokens"] == pytest.approx(1e3 / 18)
+    none: dict[str, Any] = {"name": "none", "at_capacity": None}
+    add_costs(none, 3.6, "rate")
+    assert none["per_million_output_tokens"] is None
 
 
 def test_a_queue_that_grows_at_the_capacity_is_said() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from bokeh.models import GlyphRenderer, TapTool, Text
+from bokeh.models import GlyphRenderer, Step, TapTool, Text
 from typer.testing import CliRunner
 
 from experiments.cli.app import app
@@ -120,12 +120,24 @@ def test_capacities(sections: dict[str, Section]) -> None:
         "TP 8 carries the most, 8.00 requests/s on 8 GPUs; p99 ttft 1s breaks first, because of "
         "queueing; TP 2 carries the most a GPU, 1.50 requests/s."
     )
-    assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50"]
+    assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50", "4.63"]
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
     assert section.warnings[0] == "TP 1: does not fit"
-    assert section.warnings[1].startswith("no errors of op times: ")
+    assert section.warnings[1] == "prices in USD of 2026-01-01: assumed"
+    assert section.warnings[2].startswith("no errors of op times: ")
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
     assert section.charts[0].model.y_range.end == 210  # a probe at three times the limit is cut
+
+
+def test_what_a_relaxed_slo_saves(sections: dict[str, Section]) -> None:
+    """A step at each load that the next limits allow, at 1 / load of the cost."""
+    chart = sections["capacity"].charts[-1]
+    assert chart.title.startswith("cost of a million output tokens against all limits of the SLO")
+    renderers = chart.model.select({"type": GlyphRenderer})
+    steps = [drawn.data_source.data for drawn in renderers if isinstance(drawn.glyph, Step)]
+    assert [data["x"].tolist() for data in steps] == [[0.4, 1.0, 3.0]] * 2
+    costs = min(data["y"].tolist() for data in steps)
+    assert costs == pytest.approx([2 * 4.6296, 4.6296, 4.6296 / 1.1], rel=1e-4)
 
 
 def test_recommendations(sections: dict[str, Section]) -> None:
@@ -136,7 +148,7 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     )
     assert section.answer == "TP 8: it carries 8.00 requests/s."
     assert section.table.rows[1] == [
-        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "-", "8", "20.00", "4.00")
+        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "-", "8", "20.00", "9.26")
     ]
     titles = [chart.title for chart in section.charts]
     assert titles[0] == "Headroom: p99 ttft 1s"
@@ -153,7 +165,7 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     }
     assert section.warnings[:2] == [
         "none carries the rate",
-        "Prices, in USD of 2026-01-01: assumed.",
+        "prices in USD of 2026-01-01: assumed",
     ]
 
 
