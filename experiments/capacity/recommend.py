@@ -91,7 +91,7 @@ class Worth:
         return wanted.rate / replicas if replicas else math.inf
 
     def _price(self, option: Option) -> float:
-        return max(self.prices.of(option.deployment.device.name), 1e-9)
+        return _per_hour(option, self.prices) / option.gpus
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,39 @@ def recommend(
         raise ConfigError(_nothing(wanted, dropped))
     chosen = finalists(screened, most)
     say(f"searching {len(chosen)} of them exactly")
-    found = answers(lab, [_whole(one) for one in chosen], "recommend", bands=False)
-    # What falls a little short of a rate has one replica more.
-    more = [
-        replace(one, replicas=one.replicas + 1)
-        for one, answer in zip(chosen, found, strict=True)
-        if wanted.rate is not None and answer.load < wanted.rate
-    ]
-    more = [one for one in more if one.replicas * one.option.gpus <= wanted.gpus]
-    if more:
-        found += answers(lab, [_whole(one) for one in more], "recommend", bands=False)
+    options = [_whole(one.option, one.replicas) for one in chosen]
+    found = answers(lab, options, "recommend", bands=False)
+    if wanted.rate is not None:
+        found = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices))
     return Recommendation(ranked, [one for one in screened if one not in chosen], dropped)
+
+
+def _least_replicas(
+    lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
+) -> list[Answer]:
+    """The answers, and those with other numbers of replicas: one more of what falls short of the
+    rate; then one fewer of whatever carries it and would be the cheapest with one fewer, until that
+    does not carry it any more."""
+    assert wanted.rate is not None
+    tried = list(found)
+    more = (_changed(one.option, 1) for one in found if one.load < wanted.rate)
+    wave = [option for option in more if option.gpus <= wanted.gpus]
+    while True:
+        if wave:
+            tried += answers(lab, wave, "recommend", bands=False)
+        carry = [one for one in tried if one.load >= wanted.rate]
+        names = {one.option.name for one in tried}
+        least = min((_per_hour(one.option, prices) for one in carry), default=0.0)
+        wave = [
+            fewer
+            for one in carry
+            if one.option.scenario.cluster.replicas > 1
+            and (fewer := _changed(one.option, -1)).name not in names
+            and _per_hour(fewer, prices) < least
+        ]
+        if not wave:
+            return tried
 
 
 def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
@@ -146,18 +167,28 @@ def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
     )
 
 
-def _whole(one: Screened) -> Option:
-    """The deployment with all its replicas."""
-    scenario = one.option.scenario
-    cluster = scenario.cluster.model_copy(update={"replicas": one.replicas})
+def _whole(option: Option, replicas: int) -> Option:
+    """The deployment with so many replicas; it may have some number of them already."""
+    scenario = option.scenario
+    cluster = scenario.cluster.model_copy(update={"replicas": replicas})
     whole = scenario.model_copy(update={"cluster": cluster})
-    deployment = replace(one.option.deployment, scenario=whole)
-    return Option(f"{one.option.name} x {one.replicas}", one.option.point, deployment)
+    deployment = replace(option.deployment, scenario=whole)
+    return Option(f"{option.name.partition(' x ')[0]} x {replicas}", option.point, deployment)
+
+
+def _changed(option: Option, by: int) -> Option:
+    """The deployment with so many replicas more than it has."""
+    return _whole(option, option.scenario.cluster.replicas + by)
+
+
+def _per_hour(option: Option, prices: Prices) -> float:
+    """What the GPUs of all replicas cost an hour."""
+    return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
 def _value(answer: Answer, wanted: Wanted, prices: Prices) -> float:
-    paid = wanted.gpus if wanted.rate is None else answer.option.gpus
-    price = max(prices.of(answer.option.deployment.device.name) * paid, 1e-9)
+    idle = 1.0 if wanted.rate is not None else wanted.gpus / answer.option.gpus
+    price = _per_hour(answer.option, prices) * idle
     if wanted.rate is None:
         return answer.load / price
     # Of those that carry the rate the cheapest, and then the one with most to spare.

@@ -65,9 +65,10 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
         if answer.load and wanted.rate is not None:  # what it has to spare earns nothing
             row["per_million_output_tokens"] *= max(answer.load / wanted.rate, 1.0)
         rows.append(row)
-    best = rows[0]
+    best, rate = rows[0], wanted.rate or 0.0
+    others = [row for row in rows[1:] if (row["capacity"] or 0.0) >= rate]
     for row in rows:
-        row["why"] = _why(best, rows[1:]) if row is best else _loses(row, best)
+        row["why"] = _why(best, others) if row is best else _loses(row, best)
     return rows
 
 
@@ -116,9 +117,8 @@ def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wante
     looked_at = len(rows) + len(content["screened"]) + len(content["dropped"])
     lines = [f"first: {rows[0]['name']} {rows[0]['why']}"]
     lines += [f"next: {row['name']}: {row['why']}" for row in rows[1:2]]
-    rate = content["rate"]
-    if rate and (not rows[0]["capacity"] or rows[0]["capacity"] < rate):
-        lines.append(f"warning: none of them was seen to carry {rate:g} requests/s")
+    if content["rate"]:
+        lines += _about_replicas(rows, content["rate"])
     each = "" if content["replicas"] == 1 else f" ({content['replicas']} such servers)"
     lines += warnings(rows, wanted.section, "give `capacity` winner.yaml with capacity.requests")
     lines.append(f"start{each}: {content['command']}")
@@ -130,6 +130,20 @@ def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wante
     )
     lines.append(prices_line(content["prices"]))
     return lines
+
+
+def _about_replicas(rows: list[dict[str, Any]], rate: float) -> list[str]:
+    """Whether the first carries the rate, and by how much it misses it with one replica fewer."""
+    if not rows[0]["capacity"] or rows[0]["capacity"] < rate:
+        return [f"warning: none of them was seen to carry {rate:g} requests/s"]
+    name, _, replicas = rows[0]["name"].rpartition(" x ")
+    fewer = f"{name} x {int(replicas) - 1}"
+    return [
+        f"one replica fewer would not do: {fewer} carries {number_text(row['capacity'] or 0.0)} "
+        f"requests/s, {100 * (1 - (row['capacity'] or 0.0) / rate):.1f} % less than asked"
+        for row in rows
+        if row["name"] == fewer
+    ]
 
 
 _UNFIT = "that do not fit or have no op times"

@@ -64,7 +64,7 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert tolerance == 0.03
     found = recommend(laboratory(tmp_path / "a", asked), asked, prices, said.append)
     options, _ = deployable(asked)
-    every = [_whole(worth.of(one, 1.0)) for one in options]
+    every = [_whole(one, worth.of(one, 1.0).replicas) for one in options]
     brute = answers(laboratory(tmp_path / "b", asked), every, "here", bands=False)
     loads = {one.name: answer.load for one, answer in zip(options, brute, strict=True)}
     best = max(loads.values())
@@ -97,18 +97,24 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert check_scenario(again, Source("", "x", {}, ())).cluster.replicas >= 1
 
 
-def test_what_falls_short_of_a_rate_gets_one_replica_more(
+def test_the_replicas_for_a_rate_are_the_fewest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two, whether screening saw too much (one of them) or too little (three)."""
     asked = wanted(gpus=None, rate=20.0, slo="p90 ttft 2s", budget="128", seqs="16")
     asked = regular(asked, requests=200, replications=Replications(least=2, most=2))
     worth = Worth(asked, load_prices(None))
     (option, *_), _ = deployable(asked)
-    monkeypatch.setattr(chosen_by, "screen", lambda *_: [worth.of(option, 20.0)])
-    found = recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
-    assert [one.option.scenario.cluster.replicas for one in found.finalists] == [2, 1]
-    enough, short = (one.load for one in found.finalists)
-    assert enough > 20 > short
+    for about, replicas in ((20.0, [2, 1]), (7.0, [2, 3, 1])):
+        seen = worth.of(option, about)
+        monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: [seen])
+        found = recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+        assert [one.option.scenario.cluster.replicas for one in found.finalists] == replicas
+        enough, short = found.finalists[0].load, found.finalists[-1].load
+        assert enough > 20 > short
+        lines = answer_of(found, asked, load_prices(None))["lines"]
+        (told,) = [line for line in lines if line.startswith("one replica fewer would not do: ")]
+        assert f"x 1 carries {short:.2f} requests/s, {100 - 5 * short:.1f} % less" in told
 
 
 @pytest.mark.parametrize("given", [{"gpus": 8}, {"gpus": None, "rate": 7.0}])
