@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pandas as pd
 import pytest
@@ -71,7 +72,19 @@ def measured() -> Bundle:
     return Bundle(bundle.meta, **tables)
 
 
-@pytest.mark.parametrize("bundle", [make(), measured()], ids=["plain", "measured"])
+KINDS = {"plain": make, "measured": measured}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one of each kind, written once: tests that spoil one spoil a copy."""
+    folder = tmp_path_factory.mktemp("bundles")
+    for kind, of in KINDS.items():
+        write_bundle(of(), folder / kind)
+    return folder
+
+
+@pytest.mark.parametrize("bundle", [make(), measured()], ids=KINDS)
 def test_round_trip_keeps_every_value(tmp_path: Path, bundle: Bundle) -> None:
     meta = write_bundle(bundle, tmp_path / "b")
     read = load_bundle(tmp_path / "b")
@@ -238,9 +251,11 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_malformed_bundle_is_refused_with_its_own_message(tmp_path: Path, case: str) -> None:
+def test_malformed_bundle_is_refused_with_its_own_message(
+    tmp_path: Path, bundles: Path, case: str
+) -> None:
     spoil, message = MALFORMED[case]
-    write_bundle(make(), tmp_path / "b")
+    copytree(bundles / "plain", tmp_path / "b")
     spoil(tmp_path / "b")
     with pytest.raises(UserError, match=message) as caught:
         load_bundle(tmp_path / "b")
@@ -281,11 +296,11 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("bundle", [make(), measured()], ids=["plain", "measured"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_table_with_every_fault_is_refused_by_file_and_row(
-    tmp_path: Path, bundle: Bundle, table: str, fault: str
+    tmp_path: Path, bundles: Path, kind: str, table: str, fault: str
 ) -> None:
-    write_bundle(bundle, tmp_path / "b")
+    copytree(bundles / kind, tmp_path / "b")
     path = tmp_path / "b" / f"{table}.csv"
     change, message = FAULTS[fault]
     last = path.read_text().count("\n")
@@ -319,9 +334,9 @@ CELLS += [
 
 @pytest.mark.parametrize(("table", "column", "value", "message"), CELLS)
 def test_what_a_measurement_adds_is_checked_like_the_times(
-    tmp_path: Path, table: str, column: str, value: str, message: str
+    tmp_path: Path, bundles: Path, table: str, column: str, value: str, message: str
 ) -> None:
-    write_bundle(measured(), tmp_path / "b")
+    copytree(bundles / "measured", tmp_path / "b")
     path = tmp_path / "b" / f"{table}.csv"
     last = path.read_text().count("\n")
     path.write_text(in_last_row(column, value)(path.read_text()))

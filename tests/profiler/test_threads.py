@@ -20,7 +20,7 @@ VARIABLES = (
     "MKL_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-IMPORTS = "import json, numpy, scipy.linalg, sklearn.ensemble, threadpoolctl\n"
+IMPORTS = "import json, numpy, scipy.linalg, sklearn.utils._openmp_helpers, threadpoolctl\n"
 COUNT = "print(json.dumps([i['num_threads'] for i in threadpoolctl.threadpool_info()]))\n"
 BEFORE = "from profiler.storage.threads import default_to_one_thread; default_to_one_thread()\n"
 FIT = (

@@ -87,7 +87,7 @@ TIMES = [
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("stages", [1, 2, 8])
+@pytest.mark.parametrize("stages", [1, 2, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant(variant: str, stages: int, caching: bool) -> None:
     lost = 0
@@ -99,7 +99,7 @@ def test_every_variant(variant: str, stages: int, caching: bool) -> None:
             caching=caching,
             lazy=lazy,
             blocking_send=blocking,
-            requests=pool_requests(36, seed=stages, rate=rate),
+            requests=pool_requests(30, seed=stages, rate=rate),
         )
         pool = compare(system).replicas[0].pool
         assert pool is not None
@@ -139,11 +139,11 @@ def test_any_system(system: PoolSystem) -> None:
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("stages", [1, 2, 8])
+@pytest.mark.parametrize("stages", [1, 2, 5])
 @pytest.mark.parametrize("policy", OTHERS)
 def test_other_engines(policy: str, stages: int, caching: bool) -> None:
     for rate in (None, 40.0):
-        requests = pool_requests(36, seed=stages, rate=rate)
+        requests = pool_requests(30, seed=stages, rate=rate)
         compare(PoolSystem(OTHERS[policy], (2,) * stages, 75, caching=caching, requests=requests))
 
 
