@@ -174,7 +174,7 @@ def test_every_time_is_a_positive_whole_quantum(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     ("device", "model", "tp", "longest"),
-    [(*each, 4096) for each in SHIPPED] + [(*each, 65536) for each in SHIPPED[::3]],
+    [(*each, 4096) for each in SHIPPED] + [(*each, 65536) for each in SHIPPED[:1]],
 )
 def test_tables_agree_with_the_regressions(device: str, model: str, tp: int, longest: int) -> None:
     """The sum of the ops, whose attention is that of the two contexts of the row around it."""
