@@ -201,7 +201,7 @@ def score_runs(cases: Sequence[Case], progress: Progress) -> list[Scored]:
             together[case.server] = fitted_to(alike)
         variants = {"zero": Overheads(), "configured": case.configured}
         variants["fitted"] = together[case.server]
-        if not case.configured.host:
+        if case.configured.host == NO_HOST:
             del variants["configured"]
         if others := [each for each in alike if each is not case]:
             variants["left_out"] = fitted_to(others)

@@ -107,7 +107,7 @@ class TextbookBlocks:
                 held.setdefault(block, []).append(sequence)
         assert not held.keys() & self.queue.keys()
         assert len(held) + len(self.queue) == self.capacity
-        assert not any([block.holders for block in self.queue])
+        assert not any(block.holders for block in self.queue)
         for block, holders in held.items():
             # Most blocks have one holder.
             if len(holders) > 1 or holders != block.holders:

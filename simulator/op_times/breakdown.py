@@ -31,8 +31,9 @@ def breakdown(log: ReplicaLog, predict: BundlePredictor) -> dict[str, OpUse]:
 
     Linear ops and all-reduces follow from the token rows, decode attention from the decodes and
     their mean context. If there are chunks, the rest of a layer is prefill attention with the extra
-    time of mixing; its sizes are the *mean* chunk and its mean context. Else the rest is decode
-    attention (unequal contexts). The time of a whole layer beyond its ops is in the op ``others``.
+    time of mixing, and what launching the kernels takes longer than they do; its sizes are the
+    *mean* chunk and its mean context. Else the rest is decode attention (unequal contexts). The
+    time of a whole layer beyond its ops is in the op ``others``.
     """
     cost, columns = predict.cost, log.iterations
     decodes, chunks = columns["decodes"], columns["chunks"]

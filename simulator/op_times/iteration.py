@@ -70,9 +70,6 @@ class HostTime:
     sequence_s: float = 0.0
     launch_layer_s: float = 0.0
 
-    def __bool__(self) -> bool:
-        return bool(self.iteration_s or self.sequence_s)
-
 
 NO_HOST = HostTime()
 

@@ -113,7 +113,7 @@ class BundlePredictor:
         self.cost = IterationCost(ops, layer, scope if num_stages > 1 else None, include_head, host)
         self._skew = ops.skew
         self._mixes = layer.mixes
-        self._has_host = bool(host)
+        self._has_host = bool(host.iteration_s or host.sequence_s)
         self._launch_s = host.launch_layer_s
         self._max_length = max_length
         size = TableSizes(max_tokens, max_length, max_batch, max_prompt)
@@ -151,8 +151,8 @@ class BundlePredictor:
                 layer_s += self._whole[chunk]
             if chunk + context == sequence.target:
                 rows += 1  # the last token of a prompt yields a token too
-        if self._once and len(batch.chunks) > 1:
-            once = [self._once[chunk] for _, chunk, _ in batch.chunks]
+        if self._once and len(chunks) > 1:
+            once = [self._once[chunk] for _, chunk, _ in chunks]
             layer_s -= sum(once) - max(once)
         if decodes:
             row = self._decode_rows[decodes]
@@ -166,7 +166,7 @@ class BundlePredictor:
             layer_s += decode_s
             if chunks and self._mixes:
                 layer_s += self.layer.mixing_s(layer_s - self._beside_ops[tokens], decode_s)
-        if layer_s < self._launch_s and batch.chunks:
+        if layer_s < self._launch_s and chunks:
             layer_s = self._launch_s
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
