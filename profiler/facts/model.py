@@ -196,8 +196,10 @@ class ModelSpec:
         """Raises ValueError where the model cannot be split over ``tp`` ranks."""
         if tp < 1:
             raise ValueError(f"tp must be at least 1, got {tp}")
-        for key in ("num_heads", "ffn_hidden_size"):
-            value = getattr(self, key)
+        mix = self.experts
+        divided = {"num_heads": self.num_heads, "ffn_hidden_size": self.ffn_hidden_size}
+        divided |= {"shared_intermediate_size": mix.shared_intermediate_size} if mix else {}
+        for key, value in divided.items():
             if value % tp:
                 raise ValueError(f"{self.name}: tp {tp} does not divide {key} ({value})")
         kv_heads = self.num_kv_heads
@@ -206,18 +208,11 @@ class ModelSpec:
                 f"{self.name}: tp {tp} neither divides num_kv_heads ({kv_heads}) "
                 "nor is a multiple of it"
             )
-        if self.experts is not None:
-            mix = self.experts
-            if mix.shared_intermediate_size % tp:
-                raise ValueError(
-                    f"{self.name}: tp {tp} does not divide shared_intermediate_size "
-                    f"({mix.shared_intermediate_size})"
-                )
-            if mix.intermediate_size % tp and mix.num_experts % tp:
-                raise ValueError(
-                    f"{self.name}: tp {tp} divides neither the experts' intermediate_size "
-                    f"({mix.intermediate_size}) nor num_experts ({mix.num_experts})"
-                )
+        if mix is not None and mix.intermediate_size % tp and mix.num_experts % tp:
+            raise ValueError(
+                f"{self.name}: tp {tp} divides neither the experts' intermediate_size "
+                f"({mix.intermediate_size}) nor num_experts ({mix.num_experts})"
+            )
 
     def check_plain(self, what: str) -> None:
         """Raises ValueError for a model whose parts only the tables of serving stacks know."""
