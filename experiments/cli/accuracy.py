@@ -19,7 +19,7 @@ from experiments.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from experiments.figures.accuracy import Score
+    from experiments.figures.accuracy import Aim, Score, ScoreClass
     from profiler.bundle.schema import Bundle
 
 
@@ -100,58 +100,87 @@ def accuracy(
     json: JsonOption = False,
     kernels: Annotated[
         list[str] | None,
-        typer.Option(help="Score the stacks' kernels on this device, too (again for more)."),
+        typer.Option(help="Fit the kernels of this device again (one option a device)."),
     ] = None,
 ) -> None:
     """Score the regressions on public measurements (needs them).
 
-    Only rows that were not fitted count. The table has the aims, too.
+    Only rows that were not fitted count: a row a score, with its aims and why it misses one; then
+    a row a class of scores. The errors of the stacks' kernels are those of the shipped surfaces,
+    recorded when these were fitted, but for the devices named with --kernels.
 
     data/README.md lists the files and their sources.
 
     \b
     Examples:
       sarathi-sim accuracy --datasets measurements
-      SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json | jq .scores
+      SARATHI_SIM_DATASETS=measurements sarathi-sim accuracy --json | jq .classes
       sarathi-sim accuracy --datasets measurements --kernels h100-80g-sxm --kernels b200-sxm
     """
     from dataclasses import asdict
 
     from experiments.figures import accuracy as studies
+    from experiments.figures import kernel_errors
     from experiments.results import ACCURACY_FORMAT, maybe_result
     from experiments.run.report import ProgressBar
-    from profiler.facts.formats import STACKS
-    from profiler.kernels.stack_fit import check_fitted
+    from profiler.kernels.stack_fit import check_fitted, fitted_devices
     from profiler.storage.paths import public_datasets
 
     folder = public_datasets(datasets)
+    stack = "vllm"  # of which every device has kernels
+    again = [name for device in kernels or [] for name in check_fitted(device, stack)]
+    wanted: list[studies.Study] = [*studies.STUDIES.values()]
+    for device in fitted_devices(stack):
+        kind = kernel_errors.kernels if device in again else kernel_errors.shipped
+        wanted.append(partial(kind, device=device))
     scores = []
-    wanted = [*studies.STUDIES.values()]
-    for device in kernels or []:
-        check_fitted(device, STACKS[0])
-        wanted.append(partial(studies.kernels, device=device))
     bar = ProgressBar(consoles()[1], enabled=True)
     with bar as progress, maybe_result(out, ACCURACY_FORMAT) as write:
         for done, study in enumerate(wanted):
             progress("studies", done, len(wanted))
             scores += list(study(folder))
-        content = {"scores": [{**asdict(score), "met": score.met} for score in scores]}
+        classes = studies.by_class(scores)
+        content = {
+            "scores": [{**asdict(s), "met": s.met, "missed": s.missed} for s in scores],
+            "classes": [asdict(one) for one in classes],
+        }
         write(content)
     if json:
         print_json(content)
     else:
         print_scores(scores)
+        _print_classes(classes)
     print_written(out, err=json)
 
 
 def print_scores(scores: Sequence[Score]) -> None:
-    """A row a score, with its aim beside it."""
+    """A row a score, with its aim beside it, and why it misses one."""
     rows = []
     for score in scores:
-        aim = f"{score.aim[0]:g} / {score.aim[1]:g}" if score.aim else ""
-        met = {True: "met", False: "missed", None: ""}[score.met]
+        said = "" if score.aim is None else "met"
+        if score.missed:
+            said = f"missed {', '.join(score.missed)}: {'; '.join(score.causes)}"
         covered = "" if score.covered is None else f"{score.covered:.0f} %"
         numbers = (f"{score.rows:,}", f"{score.median:.2f}", f"{score.p95:.2f}")
-        rows.append((score.what, score.source, score.fitted, *numbers, aim, met, covered))
-    headings = ("rows", "median %", "p95 %", "aim", "", "in band")
+        text = (score.what, score.source, score.fitted)
+        rows.append((*text, *numbers, _aim(score.aim), covered, said))
+    headings = ("rows", "median %", "p95 %", "aim", "in band", "")
     print_table(("what", "measured on", "fitted to"), headings, rows)
+
+
+def _print_classes(classes: Sequence[ScoreClass]) -> None:
+    rows = []
+    for one in classes:
+        covered = "" if one.covered is None else f"{one.covered:.0f} %"
+        if one.covered_range and one.scores > 1:
+            covered += " ({:.0f} to {:.0f})".format(*one.covered_range)
+        met = "" if one.met is None else f"{one.met} of {one.scores}"
+        numbers = (f"{one.median:.1f}", f"{one.p95:.1f}", _aim(one.aim), met, covered)
+        rows.append((one.group, str(one.scores), *numbers, "; ".join(one.causes)))
+    headings = ("scores", "median %", "p95 %", "aim", "met by", "in band", "")
+    about = "by class: medians of the scores, and why some miss"
+    print_table(("what",), headings, rows, title=about)
+
+
+def _aim(aim: Aim | None) -> str:
+    return "" if aim is None else f"{aim[0]:g} / {aim[1]:g}"

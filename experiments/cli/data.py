@@ -208,7 +208,7 @@ def calibrate(
 def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, write: bool) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
     from experiments.cli.accuracy import print_scores
-    from experiments.figures.accuracy import scores_of
+    from experiments.figures.kernel_errors import scores_of
     from profiler.kernels.stack_file import load_stack, write_stack
     from profiler.kernels.stack_fit import check_fitted, fit_stack
     from profiler.storage.paths import data_dir

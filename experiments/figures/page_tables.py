@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 
 def update(page: str, tables: str) -> str:
@@ -14,3 +15,10 @@ def update(page: str, tables: str) -> str:
         return f"{match[1]}\n\n{parts[match[2]]}\n<!-- end -->"
 
     return re.sub(r"(<!-- table: (.+?) -->).*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A titled table; the first column is left-aligned."""
+    ruler = ["---", *["---:"] * (len(header) - 1)]
+    lines = [f"## {title}", "", *(f"| {' | '.join(r)} |" for r in (header, ruler, *rows)), ""]
+    return "\n".join(lines)

@@ -185,26 +185,31 @@ def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:
         np.unique(rows[size].to_numpy(np.float64)) for size in ("batch", "context")
     )
     whole = pd.MultiIndex.from_product([batches.astype(int), contexts.astype(int)])
-    times = table.reindex(columns=whole).to_numpy(np.float64)
-    times = cleaned_decode(times.reshape(len(table), len(batches), len(contexts)))
-    # What did not fit the memory: as much KV, as much time.
-    for sizes, along in ((batches, np.moveaxis(times, 1, 0)), (contexts, np.moveaxis(times, 2, 0))):
+    flat = table.reindex(columns=whole).to_numpy(np.float64)
+    known = flat.reshape(len(table), len(batches), len(contexts))
+    most = most_decode(known)
+    times = np.where(np.isnan(known), np.nan, most)
+    along = (np.moveaxis(times, 1, 0), batches), (np.moveaxis(times, 2, 0), contexts)
+    for rows_of, sizes in along:  # what did not fit the memory: as much KV, as much time
         for at in range(1, len(sizes)):
-            missing = np.isnan(along[at])
-            grown = along[at - 1] * sizes[at] / sizes[at - 1]
-            along[at][missing] = grown[missing]
-        for at in range(len(sizes) - 2, -1, -1):  # not measured at the smallest: as at the next
-            missing = np.isnan(along[at])
-            along[at][missing] = along[at + 1][missing]
+            missing = np.isnan(rows_of[at])
+            rows_of[at][missing] = rows_of[at - 1][missing] * sizes[at] / sizes[at - 1]
+    for rows_of, sizes in along:  # not measured at the smallest: as at the next
+        for at in range(len(sizes) - 2, -1, -1):
+            missing = np.isnan(rows_of[at])
+            rows_of[at][missing] = rows_of[at + 1][missing]
+    times = np.minimum(times, most)  # a hole amid the measured
     return HeadGrid(_heads(table), (batches, contexts), np.log(times), by_group)
 
 
-def cleaned_decode(times: Array) -> Array:
-    """No decode takes longer than one of more sequences or longer contexts."""
+def most_decode(times: Array) -> Array:
+    """What a decode takes at most: as long as any measured one of no fewer sequences and no shorter
+    contexts (infinite without one). ``times`` are by heads, batch and context, NaN where unknown.
+    """
     found = np.where(np.isnan(times), np.inf, times)
     for axis in (1, 2):
         found = np.flip(np.minimum.accumulate(np.flip(found, axis), axis=axis), axis)
-    return np.where(np.isnan(times), np.nan, found)
+    return found
 
 
 def _heads(table: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from experiments.figures.accuracy import STUDIES, Score, adaptive_grid, spread_points
-from profiler.storage.paths import public_datasets
+from experiments.cli.app import app
+from experiments.figures import accuracy, kernel_errors
+from experiments.figures.accuracy import STUDIES, Score, adaptive_grid, by_class, spread_points
+from experiments.figures.kernel_page import shipped_stacks, tables
+from experiments.figures.page_tables import update
+from profiler.kernels.stack_fit import fitted_devices
+from profiler.storage.paths import data_dir, public_datasets
 from tests.experiments.test_uncertainty import DATASETS
 
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")
@@ -66,3 +73,46 @@ def test_gemms_beyond_the_range() -> None:
     for score in found.values():
         assert score.median <= 5.0 and score.p95 <= 16
         assert score.covered is not None and score.covered >= 90
+
+
+def test_a_score_says_which_aims_it_misses_and_a_class_sums_up() -> None:
+    aim = (3.0, 12.0)
+    met = Score("a", "x", "y", 300, 1.0, 11.0, aim, 90.0, "class")
+    far = Score("b", "x", "y", 100, 2.0, 13.0, aim, 80.0, "class").because("waves", "few rows")
+    open_ended = Score("c", "x", "y", 10, 40.0, 90.0, None, None, "other")
+    assert (met.met, met.missed, met.because("waves", "few rows").causes) == (True, [], ())
+    assert (far.met, far.missed) == (False, ["p95", "band"])
+    assert far.causes == ("waves", "few rows")
+    assert (open_ended.met, open_ended.missed) == (None, [])
+    first, second = by_class([met, open_ended, far])
+    assert (first.group, first.scores, first.met, first.median, first.p95) == (
+        "class",
+        2,
+        1,
+        1.5,
+        12,
+    )
+    assert (first.covered, first.covered_range) == (87.5, (80.0, 90.0))
+    assert first.causes == ["waves", "few rows"]
+    assert (second.met, second.covered, second.causes) == (None, None, [])
+
+
+def test_accuracy_has_every_shipped_kernel_and_names_what_misses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "STUDIES", {})
+    found = CliRunner().invoke(app, ["accuracy", "--datasets", str(tmp_path), "--json"])
+    content = json.loads(found.stdout)
+    scores = content["scores"]
+    assert {s["source"].partition(",")[0] for s in scores} == {*fitted_devices("vllm")}
+    assert all(bool(s["missed"]) == bool(all(s["causes"]) and s["causes"]) for s in scores)
+    assert sum(one["scores"] for one in content["classes"]) == len(scores)
+    assert {family for family, _ in kernel_errors.LEFT_OUT} == {
+        s["what"].split()[0] for s in scores
+    }
+
+
+def test_the_page_has_the_errors_of_the_shipped_kernels() -> None:
+    """Made by ``python -m experiments.figures.kernel_page data/README.md``."""
+    page = (data_dir() / "README.md").read_text(encoding="utf-8")
+    assert update(page, tables(shipped_stacks())) == page

@@ -163,6 +163,17 @@ def test_decodes_that_did_not_fit_the_memory_go_on_with_the_cache() -> None:
     assert (kept.log_us[1, 0] == kept.log_us[1, 1]).all() and kept.heads[1].tolist() == [8, 1]
 
 
+def test_decodes_amid_measured_ones_take_no_longer_than_larger_ones() -> None:
+    rows = decode_rows([(8, 1)]).set_index(["batch", "context"])
+    whole = fit_decode(rows.reset_index())
+    # Not measured at the smallest batch from a context on: one sequence is no batch of eight.
+    long = fit_decode(rows.drop([(1, 256), (2, 256), (4, 256)]).reset_index())
+    np.testing.assert_allclose(long.log_us[0, 0, -1], whole.log_us[0, 0, -2] + np.log(2))
+    # A hole: growing with the context from 2 to 64 tokens would be 32 times the time.
+    hole = fit_decode(rows.drop([(1, 64)]).reset_index())
+    np.testing.assert_allclose(hole.log_us[0, 0, 1], whole.log_us[0, 1, 1])
+
+
 def test_head_counts_lie_between_others_of_their_kind_or_beyond() -> None:
     pairs = [(1, 1), (2, 2), (4, 4), (4, 1), (8, 1), (16, 1), (8, 2)]
     grid = HeadGrid(np.array(pairs), (np.array([1.0]),), np.zeros((len(pairs), 1)))

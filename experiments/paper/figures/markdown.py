@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
+from experiments.figures.page_tables import markdown
 from experiments.paper.ablation import end_to_end
 from experiments.paper.claims import ClaimResult, load_claims
 from experiments.paper.costs import SCHEMES
@@ -17,13 +18,6 @@ from experiments.paper.throughput import table_4_gain
 from experiments.paper.variants import Lab
 
 _BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
-
-
-def markdown(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A titled table; the first column is left-aligned."""
-    ruler = ["---", *["---:"] * (len(header) - 1)]
-    lines = [f"## {title}", "", *(f"| {' | '.join(r)} |" for r in (header, ruler, *rows)), ""]
-    return "\n".join(lines)
 
 
 def claims_table(results: Sequence[ClaimResult]) -> str:

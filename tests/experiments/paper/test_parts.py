@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.figures.page_tables import markdown
 from experiments.paper.costs import saturation
 from experiments.paper.decode_speedup import decode_speedup
-from experiments.paper.figures.markdown import markdown
 from experiments.paper.page import update
 from experiments.paper.readings import CHANGES, SCENARIO_READINGS, spread
 from experiments.paper.scenarios import (

@@ -1,0 +1,135 @@
+"""Errors of the stacks' kernels on rows left out of their fits; why some miss the aims."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.figures.accuracy import Aim, Score
+from profiler.facts.formats import STACKS
+from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE
+from profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
+from profiler.kernels.stack_fit import check_fitted, fit_stack, fitted_devices
+
+
+class Hold(NamedTuple):
+    """What was left out of the fit of a family's tables, the aim, and why tables miss it.
+
+    ``apart`` are the causes of some tables: those whose device and name match a pattern.
+    """
+
+    called: str
+    aim: Aim | None = None
+    cause: str = ""
+    apart: tuple[tuple[str, str], ...] = ()
+
+
+_GEMM, _ATTENTION, _MESSAGES, _EXPERTS = (2.0, 8.0), (3.0, 12.0), (5.0, 15.0), (5.0, 20.0)
+_HEADS = "each pair of head counts between others"
+_WAVES = "kernels change with the chunk up to 4,096 tokens; beyond, neighbouring rows differ by 4 %"
+_L2 = "times double where a layer's cache outgrows L2; neighbours a factor of 4 apart (in use 2)"
+_PROTOCOLS = "the library changes its protocol; neighbours a factor of 4 apart (in use 2)"
+_HEADS_WAVES = "from 128 to 4,096 tokens blocks fill the GPU in waves; long prompts scatter by 4 %"
+_MLA = r"\.mla$"
+
+#: By a table's family and the kind of the errors.
+LEFT_OUT: dict[tuple[str, str], Hold] = {
+    ("gemm", "between"): Hold("token counts that are no knots", _GEMM),
+    ("gemm", "token pairs"): Hold("each pair of token counts"),
+    ("gemm", "shapes"): Hold(
+        "every other n or k (of few, each shape)", (5.0, 15.0),
+        "the library chooses its kernel by n: the errors lie along n",
+    ),
+    ("gemm", "beyond"): Hold("the largest n, k and m"),
+    ("prefill", "sizes"): Hold(
+        "each chunk size", _ATTENTION, _WAVES,
+        (("^rtx-4090", "six rows, of one pair of head counts"),),
+    ),
+    ("prefill", "heads"): Hold(
+        _HEADS, _ATTENTION,
+        _HEADS_WAVES,
+        ((_MLA, f"{_HEADS_WAVES}; neighbours a factor of 4 apart (in use all are measured)"),),
+    ),
+    ("prefill", "beyond"): Hold("the fewest and the most heads"),
+    ("prefix", "sizes"): Hold(
+        "each chunk and context", _ATTENTION,
+        "the kernel splits the keys of short chunks; neighbours a factor of 4 apart",
+    ),
+    ("added", "batches"): Hold(
+        "batches between one prompt and the most", _ATTENTION,
+        "one number a chunk: GPUs that are half full do better or worse",
+        (("^l40s", "the kernel changes with the batch"),),
+    ),
+    ("decode", "sizes"): Hold(
+        "every other batch or context", _ATTENTION, _L2,
+        ((r"w\d+$", f"{_L2}; and times bend at the window"),),
+    ),
+    ("decode", "heads"): Hold(
+        _HEADS, _ATTENTION,
+        "the largest groups of heads use other kernels",
+        ((_MLA, "kernels change from 16 to 64 heads (in use all are measured)"),),
+    ),
+    ("decode", "beyond"): Hold("the smallest and the largest groups of heads"),
+    ("elementwise", "sizes"): Hold("each token count"),
+    (MOE, "between"): Hold(
+        "token counts that are no knots", _EXPERTS,
+        "the few shapes of two to four models, half of which chose the knots",
+    ),
+    (MOE, "shapes"): Hold(
+        "each model's shapes", _EXPERTS,
+        "few other models are alike: kernels differ from shape to shape",
+        (("mxfp4", "two to four models in all: one says little about another"),),
+    ),
+    (MOE, "beyond"): Hold("models that choose another number of experts"),
+    (ALL_REDUCE, "sizes"): Hold("each message size", _MESSAGES, _PROTOCOLS),
+    (ALL_TO_ALL, "sizes"): Hold("each message size", _MESSAGES, _PROTOCOLS),
+}  # fmt: skip
+
+_FEW_ROWS = 250
+_BAND = "band of few rows: the half-width of every second one, tried on the others"
+_VARIANTS = {r"\.\d+w\d+$": ", windows", _MLA: ", latent"}
+
+
+def kernels(datasets: Path, device: str) -> Iterator[Score]:
+    """The surfaces of every stack's kernels on a device, fitted again, on what was left out.
+
+    Raises SpecError for a device without published kernels.
+    """
+    check_fitted(device, STACKS[0])
+    for stack in STACKS:
+        if device in fitted_devices(stack):
+            yield from scores_of(fit_stack(datasets, device, stack)[0])
+
+
+def shipped(datasets: Path, device: str) -> Iterator[Score]:
+    """The same as recorded when the shipped surfaces were fitted: reads no ``datasets``."""
+    for stack in STACKS:
+        if device in fitted_devices(stack):
+            yield from scores_of(load_stack(device, stack)[0])
+
+
+def scores_of(spec: StackSpec) -> Iterator[Score]:
+    """A stack's surfaces on what was left out of their fits."""
+    for table, fit in spec.kernels.items():
+        source = f"{spec.device}, {spec.stack} {fit.version}"
+        for kind, left in fit.left_out.items():
+            yield _score(spec.device, table, kind, source, left)
+
+
+def variant(table: str) -> str:
+    """Of a table of attention: whether it is of layers within windows, or of latent attention."""
+    return next((called for pattern, called in _VARIANTS.items() if re.search(pattern, table)), "")
+
+
+def _score(device: str, table: str, kind: str, source: str, left: LeftOut) -> Score:
+    family, _, which = table.partition(".")
+    hold = LEFT_OUT[family, kind]
+    of = f"{device} {table}"
+    cause = next((why for pattern, why in hold.apart if re.search(pattern, of)), hold.cause)
+    score = Score(
+        f"{family} {which}", source, f"all but {hold.called}", left.rows, left.median_pct,
+        left.p95_pct, hold.aim, left.covered_pct, f"{family}{variant(table)}: {hold.called}",
+    )  # fmt: skip
+    return score.because(cause, _BAND if left.rows < _FEW_ROWS else "")

@@ -1,0 +1,147 @@
+"""Put the tables of the shipped kernels' errors into data/README.md:
+``python -m experiments.figures.kernel_page data/README.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from experiments.figures.accuracy import by_class
+from experiments.figures.kernel_errors import scores_of
+from experiments.figures.page_tables import markdown, update
+from profiler.facts.formats import STACKS
+from profiler.facts.ops import ALL_REDUCE, MOE
+from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
+from profiler.kernels.stack_fit import fitted_devices
+from profiler.storage.files import write_whole
+
+Rows = Iterator[Sequence[str]]
+
+
+def shipped_stacks() -> list[StackSpec]:
+    """Every shipped stack, in the order of the devices."""
+    return [
+        load_stack(device, stack)[0]
+        for device in fitted_devices("vllm")
+        for stack in STACKS
+        if device in fitted_devices(stack)
+    ]
+
+
+def tables(specs: Sequence[StackSpec]) -> str:
+    """All tables, as Markdown with a title each."""
+    where = "device, stack"
+    fit = ("rows", "repaired > 5 %, > 50 %", "token counts")
+    return "\n".join(
+        markdown(title, header, rows)
+        for title, header, rows in (
+            ("classes", ("left out", "tables", "aim", "tables that meet it",
+                         "median of their medians, of their p95", "covered by the band"),
+             _classes(specs)),
+            ("gemm", (where, "weights", *fit, "shapes", "shapes, raw", "beyond"), _gemms(specs)),
+            ("experts", (where, "experts", *fit, "shapes", "alone"), _experts(specs)),
+            ("attention", (where, "chunk sizes", "heads, prefill", "several prompts",
+                           "batch or context", "heads, decode", "messages, most GPUs"),
+             _attention(specs)),
+            ("latent", (where, "version", "rows", "prompts: chunk sizes", "head counts",
+                        "decodes: batches, contexts", "head counts"), _latent(specs)),
+            ("windows", ("", "numbers a head", "window", "tables", "sizes", "head counts"),
+             _windows(specs)),
+        )
+    )  # fmt: skip
+
+
+def _classes(specs: Sequence[StackSpec]) -> Rows:
+    for one in by_class([score for spec in specs for score in scores_of(spec)]):
+        aim = f"{one.aim[0]:g} / {one.aim[1]:g}" if one.aim else ""
+        met = "" if one.met is None else str(one.met)
+        least, most = one.covered_range or (0.0, 0.0)
+        covered = f"{one.covered:.0f} % ({least:.0f} to {most:.0f})"
+        yield one.group, str(one.scores), aim, met, f"{one.median:.1f} / {one.p95:.1f}", covered
+
+
+def _gemms(specs: Sequence[StackSpec]) -> Rows:
+    for spec in specs:
+        for dtype in _measured(spec, "gemm"):
+            fit = spec.kernels[f"gemm.{dtype}"]
+            cells = [_error(fit, kind) for kind in ("between", "shapes")]
+            yield (_source(spec, fit), dtype, *_rows(fit), *cells,
+                   _error(fit, "shapes", raw=True), _error(fit, "beyond"))  # fmt: skip
+
+
+def _experts(specs: Sequence[StackSpec]) -> Rows:
+    for spec in specs:
+        for name in _measured(spec, MOE):
+            fit, (dtype, _, spread) = spec.kernels[f"{MOE}.{name}"], name.partition(".")
+            if spread == "power_law_1.2":
+                cells = (_error(fit, kind) for kind in ("between", "shapes", "beyond"))
+                yield _source(spec, fit), dtype, *_rows(fit), *cells
+
+
+def _attention(specs: Sequence[StackSpec]) -> Rows:
+    wanted = (("prefill", "sizes"), ("prefill", "heads"), ("added", "batches"),
+              ("decode", "sizes"), ("decode", "heads"))  # fmt: skip
+    for spec in specs:
+        cells = [_error(spec.kernels.get(f"{f}.bf16.128"), kind) for f, kind in wanted]
+        reduces = sorted(
+            (int(name.partition(".")[2]), name)
+            for name in spec.having(ALL_REDUCE)
+            if name.startswith("graph.")
+        )
+        last = spec.kernels.get(f"{ALL_REDUCE}.{reduces[-1][1]}") if reduces else None
+        source = _source(spec, spec.kernels["decode.bf16.128"])
+        yield source, *cells, _error(last, "sizes")
+
+
+def _latent(specs: Sequence[StackSpec]) -> Rows:
+    for spec in specs:
+        prompts, decodes = (spec.kernels.get(f"{f}.bf16.mla") for f in ("prefill", "decode"))
+        if prompts is not None and decodes is not None:
+            version, _, of_block = decodes.version.partition(" ")
+            errors = (_error(fit, k, 0) for fit in (prompts, decodes) for k in ("sizes", "heads"))
+            yield (f"{spec.device}, {spec.stack}", version + (" (block)" if of_block else ""),
+                   f"{prompts.rows + decodes.rows:,}", *errors)  # fmt: skip
+
+
+def _windows(specs: Sequence[StackSpec]) -> Rows:
+    for called, family in (("prompts", "prefill"), ("decodes", "decode")):
+        for head_dim, window in ((64, 128), (256, 1024), (128, 8192)):
+            table = f"{family}.bf16.{head_dim}w{window}"
+            fits = [spec.kernels[table].left_out for spec in specs if table in spec.kernels]
+            cells = []
+            for kind in ("sizes", "heads"):
+                found = [left[kind] for left in fits if kind in left]
+                middle = median(left.median_pct for left in found)
+                cells.append(f"{middle:.1f} / {median(left.p95_pct for left in found):.0f}")
+            yield called, str(head_dim), f"{window:,}", str(len(fits)), *cells
+
+
+def _measured(spec: StackSpec, family: str) -> list[str]:
+    start = f"{family}."
+    return [name.removeprefix(start) for name in spec.kernels if name.startswith(start)]
+
+
+def _source(spec: StackSpec, fit: KernelFit) -> str:
+    return f"{spec.device}, {spec.stack} {fit.version}"
+
+
+def _rows(fit: KernelFit) -> tuple[str, str]:
+    return f"{fit.rows:,}", f"{fit.repaired_pct:.0f}, {fit.repaired_far_pct:.1f}"
+
+
+def _error(fit: KernelFit | None, kind: str, digits: int = 1, raw: bool = False) -> str:
+    """Median / 95th percentile, the latter with so many digits."""
+    if fit is None or (left := fit.left_out.get(kind)) is None:
+        return "-"
+    middle, far = left.median_pct, left.p95_pct
+    if raw:
+        middle, far = left.measured_median_pct, left.measured_p95_pct
+    return f"{middle:.1f} / {far:.{digits}f}"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    write_whole(page, update(page.read_text(encoding="utf-8"), tables(shipped_stacks())))
