@@ -31,6 +31,8 @@ Model = Callable[[Floats], Floats]
 Fit = Callable[[Floats, Floats], Model]
 
 FOLDS = 5
+FOREST = 50
+"""Trees of the random forest."""
 TOKEN_OPS = tuple(op for op in LOCAL if BATCH not in OPS[op].sizes)
 """Ops by tokens, whose times step at the edges of a tile."""
 _SURFACES = {"prefill": prefill_surface, "decode": decode_surface}
@@ -231,7 +233,7 @@ def surface_fit(make: Callable[[Floats, Floats, Floats], Callable[..., Floats]])
 def _forest(points: Floats, time: Floats) -> Model:
     from sklearn.ensemble import RandomForestRegressor
 
-    model = RandomForestRegressor(n_estimators=50, random_state=0).fit(points, time)
+    model = RandomForestRegressor(n_estimators=FOREST, random_state=0).fit(points, time)
     return lambda wanted: np.asarray(model.predict(wanted), np.float64)
 
 

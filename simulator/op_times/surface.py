@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from profiler.facts.roofline import attended, attended_within
-from profiler.physics.residual import fit_trees
+from profiler.physics.residual import Trees, fit_trees
 from simulator.loop.records import Floats
 
 Columns = Callable[[Floats, Floats], Floats]
@@ -56,7 +57,7 @@ class PhysicalSurface:
         self.coefficients = nnls(scaled / unit, np.ones(len(time_s)))[0] / unit
         left = np.log(time_s / (kind.terms(a, b) @ self.coefficients))
         features = kind.features(a, b)
-        self._trees = fit_trees(features, left, TREES, LEAVES)
+        self._trees = _fitted(features.shape, features.tobytes(), left.tobytes(), TREES, LEAVES)
         left -= self._trees.predict(features)
         points = coordinates(a, b)
         self._nearest = NearestNDInterpolator(points, left, rescale=True)
@@ -75,6 +76,13 @@ class PhysicalSurface:
             left = np.where(np.isnan(inside), left, inside)
         left += self._trees.predict(self._kind.features(x, y))
         return np.reshape((self._kind.terms(x, y) @ self.coefficients) * np.exp(left), shape)
+
+
+@lru_cache(maxsize=64)
+def _fitted(shape: tuple[int, int], features: bytes, left: bytes, trees: int, leaves: int) -> Trees:
+    """Runs and hold-outs of one process often fit the same points, which takes 0.2 s."""
+    x, y = (np.frombuffer(array).copy() for array in (features, left))
+    return fit_trees(x.reshape(shape), y, trees, leaves)
 
 
 def _prefill_terms(chunk: Floats, context: Floats) -> Floats:

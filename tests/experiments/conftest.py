@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 
+from experiments.config import inputs
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import run_experiment
+from experiments.run.second_process import SecondProcess
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
@@ -21,6 +25,44 @@ from tests.experiments.small_report import (
     write_sensitivity,
 )
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
+
+
+class DoneHere(SecondProcess):
+    """Starts no process: its work is done in this one, as when a second process was killed."""
+
+    def __init__(self) -> None:
+        self._left = deque()
+        self._channel, theirs = Pipe()
+        self._channel.close()
+        theirs.close()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's figures are drawn by the process of the tests: another one takes seconds to start.
+
+    ``result`` is that of two processes. test_second_process.py and test_terminal.py have more.
+    """
+    for module in ("second_process", "experiment"):
+        monkeypatch.setattr(f"experiments.run.{module}.SecondProcess", DoneHere)
+
+
+@pytest.fixture
+def few_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Op times of fewer trees: less exact, and a bundle is fitted in a tenth of the time."""
+    for module in ("surface", "regression"):  # in the fits, and in the key of what is kept of them
+        monkeypatch.setattr(f"simulator.op_times.{module}.TREES", 20)
+    _forget_op_times()
+    yield
+    _forget_op_times()
+
+
+def _forget_op_times() -> None:
+    inputs._load.cache_clear()
+    inputs._made.cache_clear()
 
 
 @pytest.fixture

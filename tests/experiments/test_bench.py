@@ -25,7 +25,7 @@ SWITCHES = (
 
 
 @pytest.fixture(autouse=True)
-def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_sizes(few_trees: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of 512, or 4,096 tokens a sequence, take seconds."""
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8, 128))
     monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)

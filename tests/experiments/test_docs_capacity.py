@@ -24,6 +24,7 @@ from experiments.report.sections import sections_of
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    sarathi-sim (.*)$", PAGE, re.M)]
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+pytestmark = pytest.mark.usefixtures("few_trees")
 
 
 def test_the_commands_about_70b_models() -> None:

@@ -13,6 +13,7 @@ from experiments.cli.app import app
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+pytestmark = pytest.mark.usefixtures("few_trees")
 #: What makes each command short.
 QUICK = {
     "run": ["--set", "workload.requests=8", "--no-figures"],

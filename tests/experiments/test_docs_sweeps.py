@@ -21,6 +21,9 @@ from experiments.cli.app import app
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
 
+#: What makes each command short. Sweeps in processes of their own: test_sweep_workers.py.
+QUICK = {"run": ["--set", "workload.requests=10"], "sweep": ["--workers", "1"]}
+
 
 @pytest.fixture
 def background() -> Iterator[list[subprocess.Popen[bytes]]]:
@@ -55,7 +58,7 @@ def test_the_commands_work(
             else:
                 invoke(words)
         else:
-            invoke(words + (["--set", "workload.requests=10"] if words[0] == "run" else []))
+            invoke(words + QUICK.get(words[0], []))
     assert {"sarathi-sim plan", "sarathi-sim compare", "dask scheduler", "dask worker"} <= set(ran)
     local, remote = (
         {path.name for path in Path("runs", name, "runs").iterdir()}

@@ -17,6 +17,7 @@ from experiments.run.experiment import deploy_all
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+pytestmark = pytest.mark.usefixtures("few_trees")
 
 
 def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

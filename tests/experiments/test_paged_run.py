@@ -31,6 +31,7 @@ scenarios:
 """
 
 Write = Callable[[str], Path]
+pytestmark = pytest.mark.usefixtures("few_trees")
 
 
 def test_preemption_is_in_tables_figures_and_summary(write_config: Write, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from experiments.cli.app import app
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DATASETS = os.environ.get("SARATHI_SIM_DATASETS")
-# Fewer requests than the reader has.
+pytestmark = pytest.mark.usefixtures("few_trees")
+# Fewer requests than the reader has. Figures are drawn by the first run, which has no --out.
 QUICK = {
     "run": ["--set", "workload.requests=20"],
     "bench": ["--set", "workload.requests=40", "--repeats", "1"],
@@ -88,7 +89,8 @@ class Reader:
             shutil.copy(ROOT / words[0], self.folder / words[1])
             return
         words = [name for word in words for name in _expanded(word)]
-        done = CliRunner().invoke(app, words + QUICK.get(words[0], []))
+        no_figures = ["--no-figures"] if words[0] == "run" and "--out" in words else []
+        done = CliRunner().invoke(app, [*words, *QUICK.get(words[0], []), *no_figures])
         assert done.exit_code == 0, f"{command.text}: {done.output}"
 
 
@@ -116,6 +118,7 @@ def test_a_command(command: Command, reader: Reader, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
     for module in ("held_out", "bands"):  # so do five folds for `fit`
         monkeypatch.setattr(f"simulator.confidence.{module}.FOLDS", 2)
+    monkeypatch.setattr("simulator.confidence.held_out.FOREST", 5)
     if "torch" in command.needs:
         pytest.skip(f"needs {command.needs}: see tests/profiler_torch")
     if command.needs and not DATASETS:

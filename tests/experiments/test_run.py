@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -140,10 +141,11 @@ def test_a_run_that_fails_leaves_nothing(
     assert (out / "summary.json").read_bytes() == before
 
 
-def test_an_earlier_result_is_replaced_whole(write_config: Write, tmp_path: Path) -> None:
-    config, out = write_config(SMALL), tmp_path / "run"
-    run_experiment(load_experiment(config), out)
-    run_experiment(load_experiment(config), out, figures=False)
+def test_an_earlier_result_is_replaced_whole(
+    write_config: Write, result: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(result, tmp_path / "run"))
+    run_experiment(load_experiment(write_config(SMALL)), out, figures=False)
     assert not (out / "figures").exists()
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]
 

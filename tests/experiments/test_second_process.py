@@ -16,6 +16,11 @@ from experiments.run.experiment import run_experiment, simulate_all, tables_of
 from experiments.run.second_process import SecondProcess
 
 
+@pytest.fixture(autouse=True)
+def one_process() -> None:
+    """Not here."""
+
+
 @pytest.fixture(scope="module")
 def drawing() -> Drawing:
     outcome = simulate_all(load_experiment("first_experiment", ["workload.requests=20"]))
