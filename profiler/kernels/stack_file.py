@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -92,6 +92,26 @@ class StackSpec:
             )
 
 
+class _Unpacked(Arrays):
+    """The arrays of an ``.npz`` file, each unpacked once, when it is first asked for."""
+
+    def __init__(self, content: bytes) -> None:
+        self._file = np.load(BytesIO(content), allow_pickle=False)
+        self._found: dict[str, npt.NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._found:
+            self._found[name] = self._file[name]
+            self._found[name].setflags(write=False)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.files)
+
+    def __len__(self) -> int:
+        return len(self._file.files)
+
+
 def stored(arrays: Arrays, table: str) -> Arrays:
     """The arrays of one table."""
     start = f"{table}."
@@ -128,7 +148,7 @@ def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
             f"no kernels of stack {stack} were fitted on device {device}; there: {there}"
         )
     spec = parse(StackSpec, read_mapping(files[0]), files[0])
-    return spec, np.load(BytesIO(files[1].read_bytes()), allow_pickle=False)
+    return spec, _Unpacked(files[1].read_bytes())
 
 
 def stack_sha256(device: str, stack: str) -> str:

@@ -59,6 +59,8 @@ def test_what_ships_is_plain_numbers_with_its_origin(device: str) -> None:
         assert (spec.device, spec.stack) == (device, stack)
         assert "aiconfigurator @" in spec.origin and spec.licence == "Apache-2.0"
         assert all(array.dtype.kind == "i" for array in arrays.values())
+        assert all(arrays[name] is arrays[name] for name in arrays), "unpacked once"
+        assert not any(array.flags.writeable for array in arrays.values())
         assert {name.rpartition(".")[0] for name in arrays} == set(spec.kernels)
         assert all(fit.version and fit.rows and fit.left_out for fit in spec.kernels.values())
 

@@ -16,13 +16,15 @@ from policies.batch import Batch
 from policies.request import Sequence
 from profiler.bundle.schema import Bundle, BundleMeta, find_bundle, list_bundles, load_bundle
 from profiler.facts.model import load_model
+from profiler.physics.residual import Trees, fit_trees
 from profiler.storage.paths import data_dir
 from simulator.loop.quantum import QUANTUM_S
+from simulator.op_times import surface
 from simulator.op_times.iteration import HostTime, WholeLayer, counted_context
 from simulator.op_times.linear import PiecewiseLinear
 from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes
-from simulator.op_times.surface import Kind, PhysicalSurface
+from simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
 
 GPT3 = load_model("gpt3-175b")
 SHIPPED = list_bundles(data_dir() / "profiles")
@@ -234,12 +236,28 @@ def test_a_surface_recovers_what_it_is_made_of() -> None:
     kind = Kind(terms, features)
 
     a, b = (x.ravel() for x in np.meshgrid(np.arange(1.0, 6), np.arange(1.0, 6)))
-    surface = PhysicalSurface(a, b, 2 + 0.5 * a + 0.25 * a * b, kind)
-    assert surface.coefficients == pytest.approx([2, 0.5, 0.25])
-    assert surface([2.5, 20.0], [3.5, 30.0]) == pytest.approx([3.25 + 2.1875, 12 + 150])
+    found = PhysicalSurface(a, b, 2 + 0.5 * a + 0.25 * a * b, kind)
+    assert found.coefficients == pytest.approx([2, 0.5, 0.25])
+    assert found([2.5, 20.0], [3.5, 30.0]) == pytest.approx([3.25 + 2.1875, 12 + 150])
     # All points on one line: no triangulation, and still the fitted terms.
     line = PhysicalSurface(a[:5], b[:5], 2 + 0.5 * a[:5], kind)
     assert line([3.0], [1.0]) == pytest.approx([3.5])
+
+
+def test_the_same_points_are_fitted_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And other points, other trees."""
+    fitted: list[int] = []
+
+    def fit(features: np.ndarray, left: np.ndarray, trees: int, leaves: int) -> Trees:
+        fitted.append(trees)
+        return fit_trees(features, left, trees, leaves)
+
+    monkeypatch.setattr(surface, "fit_trees", fit)
+    size = np.arange(1.0, 41)
+    for time, trees in ((size + 0.5, 3), (size + 0.5, 3), (size + 0.25, 3), (size + 0.5, 4)):
+        monkeypatch.setattr(surface, "TREES", trees)
+        decode_surface(size, 8 * size, time)
+    assert fitted == [3, 3, 4]
 
 
 @pytest.mark.parametrize("layer_time", ["measured", "sum"])
