@@ -18,7 +18,7 @@ from experiments.config.workload import AtOnce, Closed
 from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
 from profiler.storage.strict import did_you_mean
 
-HOST = ("turnaround_s", "host_iteration_s", "host_sequence_s", "frontend_s")
+HOST = ("turnaround_s", "host_iteration_s", "host_sequence_s", "frontend_s", "launch_layer_s")
 LENGTHS = {"prompt lengths": "prompt", "output lengths": "output"}
 BURSTINESS = "burstiness"
 KINDS = ("ops", "op", "link", "host", "workload")

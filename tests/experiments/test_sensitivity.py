@@ -100,7 +100,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
 def test_every_factor_changes_its_own_keys() -> None:
     experiment = load_experiment(
         "gpt3_pp",
-        {"workload.requests": 8, "engine.host_iteration_s": 1e-3,
+        {"workload.requests": 8, "engine.host_iteration_s": 1e-3, "engine.launch_layer_s": 1e-4,
          "workload.arrivals": {"kind": "poisson", "rate": 1}},
     )  # fmt: skip
     name = next(iter(experiment.scenarios))
@@ -111,7 +111,8 @@ def test_every_factor_changes_its_own_keys() -> None:
     assert {"op", "ops", "link", "host", "workload"} == set(kinds)
     scale = found["link speed"].of(option, 2.0).scenario.engine.op_scale
     assert scale == {"all_reduce": 0.5, "send_recv": 0.5}
-    assert found["host time"].of(option, 2.0).scenario.engine.host_iteration_s == 2e-3
+    engine = found["host time"].of(option, 2.0).scenario.engine
+    assert (engine.host_iteration_s, engine.launch_layer_s) == (2e-3, 2e-4)
     shift = found["burstiness"].of(option, 1.1).scenario.workload.shift
     assert (shift.burstiness, shift.prompt) == (1.1, 1.0)
     really = found["prompt lengths"].realised(option, 1.1)
