@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from experiments.config.loading import Source
 from experiments.run.uncertainty import QUANTILES, uncertainty
 from simulator.views.metrics import Analysis
 
+FINE = 0.005
+"""The tolerance of searches for a band, which is a few percent wide."""
 FULL, MANY_BUBBLES, MOSTLY = 0.97, 0.1, 0.5
 """Shares from which on something is said to bind: of the KV cache, of the stages' time, of a
 latency."""
@@ -106,12 +108,15 @@ def _scaled_pilots(
     plan: SearchPlan, rough: Crossing, factors: list[float]
 ) -> Search[tuple[float, float]]:
     """A search for the ratios of the capacity with slower op times, and with faster ones."""
-    ratios = []
-    for slower in reversed(factors):
+    if not factors:
+        return 1.0, 1.0
+    loads, plan = [], replace(plan, tolerance=min(plan.tolerance, FINE))
+    for slower in (1.0, *reversed(factors)):
         like = Probe(0, plan.seed, plan.pilot_requests, slower)
         there = yield from crossing(like, rough.load / slower, rough.slope, plan)
-        ratios.append(there.load / rough.load if isinstance(there, Crossing) else 0.0)
-    return (ratios[0], ratios[-1]) if ratios else (1.0, 1.0)
+        loads.append(there.load if isinstance(there, Crossing) else 0.0)
+    base = loads[0] or rough.load
+    return loads[1] / base, loads[-1] / base
 
 
 # What binds ----------------------------------------------------------------------------------
