@@ -29,8 +29,8 @@ class Hold(NamedTuple):
 _GEMM, _ATTENTION, _MESSAGES, _EXPERTS = (2.0, 8.0), (3.0, 12.0), (5.0, 15.0), (5.0, 20.0)
 _HEADS = "each pair of head counts between others"
 _WAVES = "kernels change with the chunk up to 4,096 tokens; beyond, neighbouring rows differ by 4 %"
-_L2 = "times double where a layer's cache outgrows L2; neighbours a factor of 4 apart (in use 2)"
-_PROTOCOLS = "the library changes its protocol; neighbours a factor of 4 apart (in use 2)"
+_L2 = "times double as a layer's cache outgrows L2 (half of what is far off); neighbours 4 x apart"
+_PROTOCOLS = "times jump as the protocol changes (0.1 to 8 MB); neighbours 4 x apart (in use 2 x)"
 _HEADS_WAVES = "from 128 to 4,096 tokens blocks fill the GPU in waves; long prompts scatter by 4 %"
 _MLA = r"\.mla$"
 
@@ -50,12 +50,12 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     ("prefill", "heads"): Hold(
         _HEADS, _ATTENTION,
         _HEADS_WAVES,
-        ((_MLA, f"{_HEADS_WAVES}; neighbours a factor of 4 apart (in use all are measured)"),),
+        ((_MLA, f"{_HEADS_WAVES}; neighbours 4 x apart (in use all are measured)"),),
     ),
     ("prefill", "beyond"): Hold("the fewest and the most heads"),
     ("prefix", "sizes"): Hold(
         "each chunk and context", _ATTENTION,
-        "the kernel splits the keys of short chunks; neighbours a factor of 4 apart",
+        "the kernel splits the keys of short chunks; neighbours 4 x apart (in use 2 x)",
     ),
     ("added", "batches"): Hold(
         "batches between one prompt and the most", _ATTENTION,
@@ -68,7 +68,7 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     ),
     ("decode", "heads"): Hold(
         _HEADS, _ATTENTION,
-        "the largest groups of heads use other kernels",
+        "groups above 16 heads and MHA use other kernels (70 % of what is far off)",
         ((_MLA, "kernels change from 16 to 64 heads (in use all are measured)"),),
     ),
     ("decode", "beyond"): Hold("the smallest and the largest groups of heads"),
