@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +169,9 @@ def parquet_bytes(table: Table) -> bytes:
         pa.array(values, type=field.type, from_pandas=True)
         for values, field in zip(table.values(), schema, strict=True)
     ]
-    file = BytesIO()
+    file = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), file, compression="snappy")
-    return file.getvalue()
+    return bytes(file.getvalue())
 
 
 @lru_cache(maxsize=16)

@@ -110,19 +110,18 @@ class Pool(Books):
 
     def form(self) -> Batch:
         """Form an iteration, with any number of them in flight."""
-        if self._settled and (again := self._again()) is not None:
-            return again
         self.step += 1
         ready = self._ready = self._gather()
-        self.num_decodes = len(ready.members)
-        blocks = self.decode_blocks = len(ready.at_block_end())
+        full = ready.at_block_end()
+        if self._settled and not self.partials and len(full) <= self.blocks.free:
+            if full:
+                self.blocks.grow(full)
+            return self._formed(ready)
+        self.num_decodes, self.decode_blocks = len(ready.members), len(full)
         self._chunks, self._decodes = {}, {}
-        if self._settled and not self.partials and blocks <= self.blocks.free:
-            self.decodes_all()
-        else:
-            # (A waiting request might find what these decodes generate.)
-            self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
-            ready = self._split() if self._decodes is not None else ready
+        # (A waiting request might find what these decodes generate.)
+        self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
+        ready = self._split() if self._decodes is not None else ready
         return self._close_chunks(ready) if self._chunks else self._formed(ready)
 
     def complete(self, batch: Batch) -> list[Sequence]:

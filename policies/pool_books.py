@@ -85,22 +85,6 @@ class Books(Decodes):
             return 1
         return 0
 
-    def _again(self) -> Batch | None:
-        """The next iteration, if all running sequences decode in the cohort of the last one."""
-        home, blocks = self._ready, self.blocks
-        full = home.at_block_end()
-        if (
-            not 0 < len(self.running) == len(home.members)
-            or len(full) > blocks.free
-            or (home.opens > self.step + 1 if self.policy.ahead else home.outstanding)
-            or home.iteration in home.stops
-        ):
-            return None
-        self.step += 1
-        if full:
-            blocks.grow(full)
-        return self._formed(home)
-
     def _formed(
         self,
         home: Cohort,

@@ -146,6 +146,8 @@ class Scheduler:
             if pooled:
                 self._gather(group)
             decodes = group.num_decodes
+            if not (decodes or self.waiting or group.prefilling):
+                continue  # a policy could do nothing
             view = group.view
             view.num_decodes = decodes
             view.free_slots = self.max_batch - len(group.prefilling) - decodes

@@ -111,7 +111,7 @@ class Deployment:
             for _ in range(cluster.replicas)
         ]
 
-    @property
+    @cached_property
     def table_sizes(self) -> TableSizes:
         """The sizes of the predictor's tables: the largest that this workload can need.
 

@@ -75,7 +75,7 @@ class Replica:
     ) -> None:
         self.env = env
         self.scheduler = scheduler
-        self.predict = predict
+        self.predict = predict.__call__  # found here, not for every batch: that takes longer
         self.pipeline = Pipeline(layers, switches.blocking_send)
         self.switches = replace(switches, turnaround_s=float(quantize(switches.turnaround_s)))
         self.service = service
@@ -95,7 +95,7 @@ class Replica:
     def submit(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
         reason = self.scheduler.add(request)
-        if reason is None:
+        if reason is None and self.scheduler.idle:  # else whatever returns next forms batches
             self._wake(self.env.now)
         return reason
 

@@ -124,8 +124,7 @@ class BundlePredictor:
         self._whole, self._chunk_rows = _prefill_rows(
             ops, max_length, size.whole_prompts, layer.scale
         )
-        tokens, alone = np.arange(len(self._whole)), np.array(self._whole)
-        self._once = self.cost.once_s(tokens, alone).tolist() if ops.added else []
+        self._once = _once_rows(self.cost, max_length, size.whole_prompts) if ops.added else []
         self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -252,3 +251,11 @@ def _prefill_rows(
     """Times of prompts processed whole (context 0), by tokens; and the chunk rows so far."""
     whole = scale * ops.prefill_table(np.arange(1.0, whole_prompts + 1), np.zeros(1))
     return [0.0, *whole[:, 0].tolist()], {}
+
+
+@lru_cache(maxsize=16)
+def _once_rows(cost: IterationCost, max_length: int, whole_prompts: int) -> list[float]:
+    """By tokens of a prompt, what several prompts in one batch take once."""
+    whole, _ = _prefill_rows(cost.ops, max_length, whole_prompts, cost.layer.scale)
+    found: list[float] = cost.once_s(np.arange(len(whole)), np.array(whole)).tolist()
+    return found

@@ -99,16 +99,18 @@ class StarvedTime:
         order = np.argsort(when, kind="stable")
         starved = np.cumsum(np.concatenate(changes)[order], dtype=np.int32) < enough
         turns = np.flatnonzero(np.diff(starved, prepend=~starved[:1]))  # when it begins or ends
-        self._when, self._starved = when[order[turns]], starved[turns]
-        self._until = np.zeros(len(turns))
-        np.cumsum(np.diff(self._when) * self._starved[:-1], out=self._until[1:])
+        self._when = when[order[turns]]
+        # After each turn, and before the first: starved seconds are slope * t + until (whole
+        # quanta, so exact).
+        self._slope = np.append(0.0, starved[turns])
+        until = np.zeros(len(turns))
+        np.cumsum(np.diff(self._when) * self._slope[1:-1], out=until[1:])
+        self._until = np.append(0.0, until - self._slope[1:] * self._when)
 
     def __call__(self, t: Floats) -> Floats:
         """Starved seconds before each ``t``, counted from the first batch on."""
-        index = np.searchsorted(self._when, t, side="right") - 1
-        inside = np.maximum(index, 0)
-        since = self._until[inside] + self._starved[inside] * (t - self._when[inside])
-        return np.where(index < 0, 0.0, since)
+        index = np.searchsorted(self._when, t, side="right")
+        return np.asarray(self._slope[index] * t + self._until[index])
 
 
 def gaps(log: ReplicaLog) -> Gaps:
@@ -194,7 +196,8 @@ def _accounts(log: ReplicaLog, split: Gaps, end: float) -> dict[str, Floats | fl
     occupied = (times.release - times.start).sum(axis=0)
     sending = times.finish is not times.release
     busy = (times.finish - times.start).sum(axis=0) if sending else occupied
-    bubbles = [np.bincount(split.kind, waits, len(BUBBLES)) for waits in split.bubble.T]
+    kind = split.kind.astype(np.intp)
+    bubbles = [np.bincount(kind, waits, len(BUBBLES)) for waits in split.bubble.T]
     return {
         "busy": busy,
         "sending": occupied - busy,

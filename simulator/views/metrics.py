@@ -287,7 +287,7 @@ def _weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[flo
     """The smallest value such that at least that share of all is no larger. NaN without any."""
     if not len(values):
         return [float("nan")] * len(quantiles)
-    order = np.argsort(values, kind="stable")
+    order = np.argsort(values)
     until = np.cumsum(weights[order], dtype=np.int64)
     indices = np.searchsorted(until, (np.asarray(quantiles) - 1e-12) * until[-1])
     return [float(values[i]) for i in order[np.minimum(indices, len(values) - 1)]]
