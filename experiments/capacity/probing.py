@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.judgement import judge
 from experiments.capacity.options import Option
-from experiments.capacity.search import Probe, Probed, Search
+from experiments.capacity.search import Probe, Probed, Search, UnbreakableError
 from experiments.sweeps.backends import Backend, Bundles, Outcomes
 from experiments.sweeps.execute import Report, execute, write_tables
 from experiments.sweeps.identity import run_key
@@ -102,6 +102,9 @@ class _Chase(Generic[T]):
             wanted = self.searches[option].send([self._probed(*one) for one in asked])
         except StopIteration as done:
             self._end(option, done.value)
+            return []
+        except UnbreakableError as error:
+            self._end(option, str(error))
             return []
         runs = self._ask(option, wanted)
         return runs or self._answered(option)

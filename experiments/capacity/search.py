@@ -29,6 +29,8 @@ SLOPE = 6.0
 """Of the stress, before any is known."""
 SMALLEST = 1e-3
 """Of the throughput: where the SLO breaks even under this load, the capacity is 0."""
+LARGEST = 1e3
+"""Of the load where a search begins: where the SLO holds even under this one, it always does."""
 FRACTIONS = (0.5, 0.7, 0.85, 0.95, 1.05)
 """The loads of the headroom curve, in parts of the capacity."""
 
@@ -55,6 +57,10 @@ class Probed:
 
 
 Search = Generator[list[Probe], list[Probed], T]
+
+
+class UnbreakableError(ValueError):
+    """No load breaks the SLO."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,8 @@ def crossing(
     From the first probe on, the stress and its ``slope`` say where it would be 1, and a load a
     little further brackets it. Then bisection, until the two loads are the tolerance apart: the
     middle is where the stress, linear in both logarithms, would be 1. Returns the probe of the
-    smallest load where the SLO breaks even there.
+    smallest load where the SLO breaks even there. Raises UnbreakableError where it holds when all
+    requests come at once.
     """
     margin, smallest = 1 + plan.tolerance / 3, SMALLEST * start
     (first,) = yield [_at(like, _rounded(start, plan))]
@@ -184,6 +191,8 @@ def crossing(
         load, up = known.probe.load, kept is not None
         if not up and load <= max(smallest, 1.0 if plan.whole else 0.0):
             return known
+        if up and load >= (like.requests if plan.whole else LARGEST * start):
+            raise UnbreakableError("the SLO holds under any load: limit ttft or latency, too")
         factor = margin if up else 1 / margin
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
         (further,) = yield [_at(like, _rounded(guess, plan, up))]

@@ -291,6 +291,9 @@ def _row(
     """Effects of both sides in percent, and the elasticity with its 95 % interval."""
     option, name = low.option, low.factor
     sides = [values.get((option, each, s)) for each, s in (("", 0), (name, -1), (name, 1))]
+    if isinstance(sides[0], str):
+        notes.append(f"{option.name}: {sides[0]}")
+        return {"elasticity": None}
     said = next((side for side in sides if isinstance(side, str)), None)
     base, down, up = (
         np.array(side[measure] if isinstance(side, dict) else [], np.float64) for side in sides

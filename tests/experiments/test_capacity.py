@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from experiments.capacity.search import (
     Probed,
     Search,
     SearchPlan,
+    UnbreakableError,
     capacity,
     mean_and_interval,
     pilot,
@@ -205,6 +207,17 @@ def test_what_no_load_keeps_has_no_capacity() -> None:
     )
     assert (found.load, found.crossings) == (0.0, ())
     assert probes < 40
+
+
+def test_an_slo_that_no_load_breaks_ends_the_search(laboratory: Laboratory, tmp_path: Path) -> None:
+    for plan in (SearchPlan(0.03, 2, 2, 1000, 100, 0, whole=whole) for whole in (False, True)):
+        with pytest.raises(UnbreakableError, match="holds under any load"):
+            answer(capacity(plan), {0: 1e30, 1: 1e30}, 1.0)
+    text = REGULAR.replace("p90 ttft 500ms, mean tbt 100ms", "mean tbt 100s, p50 ttft 300s")
+    text = text.replace("requests: 300", "requests: 40\n  load: clients")
+    _, section, options = read_question(asked(tmp_path, text), [])
+    (found,) = answers(replace(laboratory, section=section), options[:1], "here", bands=False)
+    assert found.error == "the SLO holds under any load: limit ttft or latency, too"
 
 
 def test_a_band_compares_searches_that_are_alike() -> None:
