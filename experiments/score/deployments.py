@@ -14,10 +14,8 @@ from typing import Any
 
 from experiments.config.errors import ConfigError
 from experiments.config.host_time import HostConstants
+from experiments.score import mixtures
 from experiments.score.measured import Measured
-from profiler.facts.model import load_model
-from profiler.facts.ops import MOE, OPS
-from profiler.facts.rank_shapes import elementwise
 
 #: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
 MODELS = {
@@ -29,27 +27,7 @@ MODELS = {
     "Qwen/Qwen3-32B": "qwen3-32b",
     "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
 }
-DEEPSEEK = ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1")
-GPT_OSS, MINIMAX = "openai/gpt-oss-120b", "MiniMaxAI/MiniMax-M2.5"
-_IN_BLOCKS = {"fp8": ("fp8_block", "fp8_block"), "fp4": ("nvfp4", "nvfp4")}
-#: The shipped model, and the formats of a layer's weights and of its experts by the row's
-#: precision. Their fp8 is in blocks; gpt-oss's fp4 is MXFP4.
-MIXTURES = {
-    "Qwen/Qwen3-235B-A22B-FP8": ("qwen3-235b-a22b", {"fp8": ("fp8_block", "fp8_block")}),
-    MINIMAX: ("minimax-m2", _IN_BLOCKS),
-    DEEPSEEK[0]: ("deepseek-v3", _IN_BLOCKS),
-    DEEPSEEK[1]: ("deepseek-r1", _IN_BLOCKS),
-    GPT_OSS: ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),
-}
-#: Calls of a layer beside its GEMMs, norms and activations (additions are fused with norms, rotary
-#: with attention): routing, permutation and the experts; attention and what writes the cache; two
-#: all-reduces. Assumed.
-_EXPERT_CALLS, _OTHER_CALLS = 3, 4
-_FUSED = ("add", "rope")
-#: From this day on InferenceX warms servers up before it measures.
-_WARM = "2026-01-21"
-_BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
-MODELS |= {name: model for name, (model, _) in MIXTURES.items()}
+MODELS |= {name: model for name, (model, _) in mixtures.MIXTURES.items()}
 #: AIConfigurator's system -> shipped device.
 DEVICES = {
     "a100_sxm": "a100-80g-sxm",
@@ -91,7 +69,7 @@ def stack_of(row: Measured) -> str:
 
 def server_of(row: Measured) -> str:
     """The row's server without its load. Rows of one are fitted to, or left out, together."""
-    layout = f"tp{row.tp} pp{row.pp} dp{row.dp}"
+    layout = f"tp{row.tp} pp{row.pp} dp{mixtures.attention_ranks(row)}"
     return f"{stack_of(row)}, {row.model}, {row.system}, {row.precision}, {layout}"
 
 
@@ -115,11 +93,11 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
         raise ConfigError(f"prefill and decode on GPUs of their own: not modelled; mode {row.mode}")
     if row.tp is None:
         raise ConfigError("tp: this key is missing")
-    if row.dp > 1:
-        raise ConfigError(f"data-parallel attention: not modelled; dp {row.dp}")
-    mixture = row.model in MIXTURES
+    if (dp := mixtures.attention_ranks(row)) > 1:
+        raise ConfigError(f"data-parallel attention: not modelled; dp {dp}")
+    mixture = row.model in mixtures.MIXTURES
     if mixture:
-        _refuse_mixture(row)
+        mixtures.refuse(row)
     return {
         "model": MODELS[row.model],
         "device": DEVICES[row.system],
@@ -142,12 +120,12 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
             },
             "declared": "exact",
         },
-        "policy": _policy(row) | (_mixture_policy(row) if mixture else {}),
+        "policy": _policy(row) | (mixtures.policy(row) if mixture else {}),
         "engine": _engine(row, host),
         "kv_cache": {
             "prefix_caching": False,
             **_MEMORY.get(stack_of(row), {}),
-            **(_mixture_memory(row) if mixture else {}),
+            **(mixtures.memory(row) if mixture else {}),
         },
     }
 
@@ -159,22 +137,24 @@ def _engine(row: Measured, host: HostConstants) -> dict[str, float]:
         "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
     }
     if host.launch_s:
-        found["launch_layer_s"] = host.launch_s * calls_of_layer(row)
+        found["launch_layer_s"] = host.launch_s * mixtures.calls_of_layer(row)
     return found
 
 
 def _weights(row: Measured) -> dict[str, str]:
     """Qwen3's published fp8 checkpoints (``Qwen/Qwen3-32B-FP8``) are quantised in blocks."""
-    if row.model in MIXTURES:
-        return _mixture_formats(row)
+    if row.model in mixtures.MIXTURES:
+        return mixtures.formats(row)
     dtype = DTYPES[row.precision]
     in_blocks = dtype == "fp8" and row.model.startswith("Qwen/Qwen3-")
     return {"dtype": "fp8_block" if in_blocks else dtype}
 
 
 def _cluster(row: Measured) -> dict[str, Any]:
-    spread = {"expert_parallel": row.moe_ep > 1} if row.model in MIXTURES else {}
-    return {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl, **spread}
+    found: dict[str, Any] = {"tp": row.tp, "pp": row.pp, "max_length": row.isl + row.osl}
+    if row.model in mixtures.MIXTURES:
+        found["expert_parallel"] = mixtures.expert_parallel(row)
+    return found
 
 
 def _kv_cache_dtype(row: Measured) -> str:
@@ -208,121 +188,3 @@ def _policy(row: Measured) -> dict[str, Any]:
         "max_batch_size": max(row.concurrency, 16),
         **(wait if waits else {}),
     }
-
-
-# Mixtures of experts
-
-
-def _mixture_formats(row: Measured) -> dict[str, str]:
-    """``dtype`` and ``moe_dtype``. gpt-oss computes with fp8 activations on Blackwell."""
-    known = MIXTURES[row.model][1]
-    if row.precision not in known:
-        raise ConfigError(
-            f"precision {row.precision} of {row.model}: not modelled; modelled: {', '.join(known)}"
-        )
-    dtype, experts = known[row.precision]
-    if experts == "w4a16_mxfp4" and row.system in _BLACKWELL:
-        experts = "w4a8_mxfp4_mxfp8"
-    return {"dtype": dtype, "moe_dtype": experts}
-
-
-def _refuse_mixture(row: Measured) -> None:
-    """Raises ConfigError for servers whose rows are known to hold what is not modelled, though no
-    column says so."""
-    if row.source != "inferencex":
-        return
-    if row.backend == "sglang" and row.measured_date < _WARM:
-        raise ConfigError("measured cold: kernels were compiled while the first requests waited")
-    if _speculates(row):
-        raise ConfigError("speculative decoding (MTP): not modelled")
-    if row.model == GPT_OSS and row.system == "h100_sxm" and row.concurrency == 512:
-        raise ConfigError(
-            "all requests were sent at once to a server whose max_num_seqs is not recorded"
-        )
-
-
-def _speculates(row: Measured) -> bool:
-    """DeepSeek R1 with multi-token prediction has launch scripts of its own: TensorRT-LLM's image
-    1.2.0rc6.post3 and, from 2026 on, 1.1.0rc2.post2 served nothing else. Under SGLang they served
-    fp8 on eight B200 (inferred: more than the plain script's 128 requests run at a time)."""
-    if row.model != DEEPSEEK[1]:
-        return False
-    if row.backend == "sglang":
-        return (row.system, row.precision, row.tp) == ("b200_sxm", "fp8", 8)
-    if row.backend_version == "1.1.0rc2.post2":
-        return row.measured_date >= "2026"
-    return row.backend_version == "1.2.0rc6.post3"
-
-
-def _mixture_policy(row: Measured) -> dict[str, Any]:
-    """What differs from the settings of dense models. Under Dynamo, TensorRT-LLM takes a prompt and
-    1,500 tokens, as AIConfigurator's generator sets it (inferred: with a prompt alone, many decodes
-    would leave short prompts no room)."""
-    if row.source != "inferencex":
-        return {"max_num_tokens": row.isl + 1500} if row.backend == "trtllm" else {}
-    of = {"sglang": _mixture_sglang, "trtllm": _mixture_trtllm, "vllm": _mixture_vllm}
-    return of[row.backend](row)
-
-
-def _mixture_sglang(row: Measured) -> dict[str, Any]:
-    """New requests are looked for every 10 decodes, mostly every 30 with 16 clients or more."""
-    fp4, eight = row.precision == "fp4", row.tp == 8
-    tokens, running = (16384, 256) if fp4 else (32768, 128) if eight else (8192, 32)
-    return {
-        "chunked_prefill_size": tokens,
-        "max_prefill_tokens": 16384 if fp4 else tokens,
-        "max_running_requests": running,
-        "scheduler_recv_interval": 30 if row.concurrency >= 16 and (fp4 or eight) else 10,
-    }
-
-
-def _mixture_trtllm(row: Measured) -> dict[str, Any]:
-    """DeepSeek: one prompt beside the decodes, from 1.2 on at least 8,192 tokens. Only its fp8
-    waits to fill batches, with many short requests."""
-    no_wait = {"batch_wait_timeout_iters": None, "batch_wait_max_tokens_ratio": 0.0}
-    if row.model == GPT_OSS:
-        return {"max_num_tokens": 20000, "max_batch_size": 512, **no_wait}
-    if row.model not in DEEPSEEK:
-        return no_wait
-    one = -(-(row.concurrency + row.isl + 64) // 64) * 64
-    later = row.backend_version.startswith("1.2")
-    found = {"max_num_tokens": max(one, 8192) if later else one, **no_wait}
-    if later and row.precision == "fp8" and row.isl == row.osl == 1024 and row.concurrency >= 64:
-        found |= {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}
-    return found
-
-
-def _mixture_vllm(row: Measured) -> dict[str, Any]:
-    """MiniMax in fp8 keeps vLLM's own limit of sequences on Blackwell."""
-    if row.model != MINIMAX or row.precision != "fp8":
-        return {}
-    return {"max_num_seqs": 1024 if row.system in _BLACKWELL else 256}
-
-
-def _mixture_memory(row: Measured) -> dict[str, float]:
-    """The engine's share of the memory."""
-    if row.source != "inferencex":
-        return {}
-    if row.backend == "sglang" and row.model in DEEPSEEK:
-        fp8 = 0.82 if row.tp == 8 else 0.95
-        return {"mem_fraction_static": 0.85 if row.precision == "fp4" else fp8}
-    if row.backend == "trtllm":
-        return {"free_gpu_memory_fraction": 0.85 if row.model == GPT_OSS else 0.8}
-    if row.backend == "vllm" and row.model == MINIMAX and row.system in _BLACKWELL:
-        return {"gpu_memory_utilization": 0.95}
-    return {}
-
-
-def calls_of_layer(row: Measured) -> float:
-    """How many calls a layer of prompts launches, about: a quantised GEMM quantises its input
-    first."""
-    model = load_model(MIXTURES[row.model][0])
-    quantised = _mixture_formats(row)["dtype"] != "bf16"
-    gemms = sum(
-        model.share(op) * (2 if quantised and OPS[op].split else 1)
-        for op in model.row_ops
-        if OPS[op].shape is not None and OPS[op].part == "layer"
-    )
-    streams = [one for one in elementwise(model.shard(1)) if one.kernel not in _FUSED]
-    beside = sum(one.times for one in streams) + model.share(MOE) * _EXPERT_CALLS
-    return gemms + beside + _OTHER_CALLS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from experiments.score.measured import SCORED, Measured
+from experiments.score.mixtures import measured_cold
 
 
 @dataclass(frozen=True)
@@ -58,20 +59,24 @@ GROUPS: Mapping[str, Callable[[Measured], str]] = {
 }
 
 MEMORY = "memory"
+COLD = "measured cold"
 
 
 def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, list[Measured]]:
     """Rows by group. ``all`` holds those without flags, and so do the groups of :data:`GROUPS`;
     those with flags are in ``flagged``, and nowhere else. ``full`` are the ids of those whose KV
-    cache was full: where requests wait for memory, TTFT is a matter of its size."""
+    cache was full: where requests wait for memory, TTFT is a matter of its size. Those that were
+    ``measured cold`` are such a group, too."""
     found: dict[str, list[Measured]] = {"all": []}
     for row in rows:
         names = ["all", *(f"{word} {of(row)}" for word, of in GROUPS.items())]
         if full:
             names.append(f"{MEMORY} {'full' if row.id in full else 'not full'}")
+        if measured_cold(row):
+            names.append(COLD)
         for name in ["flagged"] if row.flags else names:
             found.setdefault(name, []).append(row)
-    order = ["all", *GROUPS, MEMORY, "flagged"]
+    order = ["all", *GROUPS, MEMORY, COLD.split()[0], "flagged"]
 
     def place(name: str) -> tuple[int, int, str]:
         word, _, which = name.partition(" ")

@@ -18,6 +18,7 @@ from experiments.config.host_time import HostConstants, HostTimes, StackErrors
 from experiments.score.deployments import mean_prompt, server_of, stack_of
 from experiments.score.errors import ServerTimes
 from experiments.score.measured import METRICS, Measured
+from experiments.score.mixtures import measured_cold
 from experiments.score.server_bands import Draws, stack_sigma, with_bands
 from simulator.loop.records import Floats, Ints
 
@@ -56,9 +57,10 @@ def launching(measured: HostConstants) -> dict[str, HostConstants]:
 
 def fitting(row: Measured, mixtures: bool = False) -> bool:
     """Whether a row is fitted to, with the dense models or with the ``mixtures``; none with
-    flags."""
+    flags, none that was measured cold."""
     short = row.concurrency in CLIENTS and row.osl <= MOST_TOKENS
-    return row.dense != mixtures and not row.flags and (row.dense or short)
+    kept = not row.flags and not measured_cold(row)
+    return row.dense != mixtures and kept and (row.dense or short)
 
 
 @dataclass(frozen=True, eq=False)

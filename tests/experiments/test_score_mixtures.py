@@ -10,10 +10,11 @@ import pytest
 
 from experiments.config.errors import ConfigError
 from experiments.config.host_time import NONE, HostConstants, host_times
-from experiments.score.deployments import calls_of_layer, mean_prompt, scenario_of
-from experiments.score.errors import ServerTimes
+from experiments.score.deployments import mean_prompt, scenario_of, server_of
+from experiments.score.errors import ServerTimes, grouped
 from experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
 from experiments.score.measured import Measured
+from experiments.score.mixtures import calls_of_layer
 from experiments.score.server_bands import OpShares
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
@@ -44,7 +45,19 @@ def policy(**given: object) -> dict[str, Any]:
         ),
         ({**DEEPSEEK, "backend": "sglang", "precision": "fp8"}, "speculative decoding"),
         ({**GPT_OSS, "backend": "vllm", "concurrency": 512}, "sent at once"),
-        ({**DEEPSEEK, "backend": "sglang", "measured_date": "2025-11-10"}, "measured cold"),
+        (
+            {
+                **MINIMAX,
+                "precision": "fp4",
+                "tp": 2,
+                "dp": 2,
+                "moe_ep": 4,
+                "concurrency": 512,
+                "backend": "vllm",
+                "measured_date": "2026-04-22",
+            },
+            "data-parallel attention: not modelled; dp 2",
+        ),
     ],
 )
 def test_servers_that_are_known_to_do_what_is_not_modelled(
@@ -52,13 +65,45 @@ def test_servers_that_are_known_to_do_what_is_not_modelled(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         scenario_of(row(**server), NONE)
-    assert scenario_of(row(**{**server, "source": "elsewhere"}), NONE)["policy"]
+    given = {"source": "elsewhere", "dp": 1}
+    assert scenario_of(row(**{**server, **given}), NONE)["policy"]
 
 
 def test_plain_deepseek_is_answered() -> None:
     plain = {"backend_version": "1.1.0rc2.post2", "measured_date": "2025-12-15"}
     for server in (plain, {"backend_version": "1.2.0rc6.post2"}, {"backend": "sglang"}):
         assert scenario_of(row(**DEEPSEEK, **server), NONE)["model"] == "deepseek-r1"
+
+
+def test_minimax_has_its_tp_in_dp_where_its_experts_are_spread() -> None:
+    """One server under two names: it is left out of a fit with both."""
+    vllm = {**MINIMAX, "backend": "vllm"}
+    twice, once = row(**vllm, dp=4, moe_ep=16), row(**vllm, moe_ep=4)
+    assert scenario_of(twice, NONE) == scenario_of(once, NONE)
+    assert scenario_of(twice, NONE)["cluster"]["expert_parallel"] is True
+    assert server_of(twice) == server_of(once)
+    for change in ({"moe_ep": 4}, {"tp": 2}, {"model": "openai/gpt-oss-120b", "precision": "fp4"}):
+        with pytest.raises(ConfigError, match="data-parallel attention: not modelled; dp 4"):
+            scenario_of(row(**{**vllm, "dp": 4, "moe_ep": 16, **change}), NONE)
+
+
+def test_an_early_script_always_spread_the_experts() -> None:
+    vllm = {**MINIMAX, "backend": "vllm"}
+    found = [
+        scenario_of(row(**vllm, backend_version=version), NONE)["cluster"]["expert_parallel"]
+        for version in ("0.17.0", "0.19.0")
+    ]
+    assert found == [True, False]
+
+
+def test_a_server_measured_cold_is_answered_and_not_fitted_to() -> None:
+    early, later = (
+        row(**DEEPSEEK, backend="sglang", measured_date=date) for date in ("2025-11-10", "2026-02")
+    )
+    assert scenario_of(early, NONE) == scenario_of(later, NONE)
+    assert [fitting(one, mixtures=True) for one in (early, later)] == [False, True]
+    found = grouped([early, later])
+    assert found["measured cold"] == [early] and found["all"] == [early, later]
 
 
 def test_tensorrt_llm_takes_one_prompt_beside_the_decodes() -> None:
