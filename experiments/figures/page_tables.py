@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 
-def update(page: str, tables: str) -> str:
+def update(page: str, tables: str, some: bool = False) -> str:
     """The page with what stands between ``<!-- table: TITLE -->`` and ``<!-- end -->`` replaced by
-    the table of that title. Raises KeyError without."""
+    the table of that title. Raises KeyError without one, unless ``some`` may stay as they are."""
     parts = dict(re.findall(r"^## (.+?)\n\n((?:\|.*\n)+)", tables, re.MULTILINE))
 
     def table(match: re.Match[str]) -> str:
+        if some and match[2] not in parts:
+            return match[0]
         return f"{match[1]}\n\n{parts[match[2]]}\n<!-- end -->"
 
     return re.sub(r"(<!-- table: (.+?) -->).*?<!-- end -->", table, page, flags=re.DOTALL)

@@ -1,5 +1,6 @@
 """Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
-docs/accuracy.md: ``python -m experiments.score.accuracy_page DIR DOCS``.
+docs/accuracy.md: ``python -m experiments.score.accuracy_page DIR DOCS``. FILE has rows of dense
+models alone, or of mixtures of experts alone; the tables of the others stay.
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ from experiments.score.host_fit import BASE
 from experiments.score.measured import METRICS
 from profiler.storage.files import write_whole
 
-ALL = "class dense"
-"""The rows of the league: dense models, no flags."""
+ALL, MIXTURES = "class dense", "class mixture of experts"
+"""The rows of the league (dense models, no flags), and those of mixtures."""
+FITTED = ("host_iteration_s", "host_sequence_s", "frontend_s")
+_COLUMNS = {
+    "host_iteration_s": (1e3, ".2f", "ms an iteration"),
+    "host_sequence_s": (1e3, ".4f", "ms a sequence"),
+    "frontend_s": (1e3, ".1f", "ms a request"),
+    "frontend_token_s": (1e6, ".1f", "us a prompt's token"),
+    "launch_s": (1e6, ".0f", "us a launch"),
+}
+"""A constant's factor, digits and heading."""
 OTHERS = (
     ("AISimulate (its own mixtures of experts)", "76.7", "28.4"),
     ("LLMServingSim (its own runs)", "not found", "not found"),
@@ -30,42 +40,54 @@ Groups = Mapping[str, Mapping[str, Any]]
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """All tables of the page, as Markdown with a title each."""
-    variants: Mapping[str, Groups] = content["variants"]
-    return "\n".join(
-        f"## {title}\n\n{text}\n"
-        for title, text in {
-            "league": _league(content),
-            "groups": _groups(content["groups"], variants[BASE]),
-            "transfer": _transfer({n: v for n, v in variants.items() if n != BASE}),
-            "constants": _constants(content["host_time"]),
-            "refused": _table(
-                ("reason", "rows"), [(k, str(n)) for k, n in content["refused"].items()]
-            ),
-        }.items()
-    )
+    """All tables of the page that follow from these rows, as Markdown with a title each."""
+    groups, variants = content["groups"], content["variants"]
+    fits = {name: of for name, of in variants.items() if name != BASE}
+    if groups.get(ALL, {"n": 0})["n"]:
+        found = {
+            "league": _league(content, ALL, OTHERS),
+            "groups": _groups(groups, variants[BASE], ("class", "mode")),
+            "transfer": _transfer(fits, ALL),
+            "constants": _constants(content["host_time"], FITTED),
+            "refused": _refused(content),
+        }
+    else:
+        found = {
+            "league of mixtures": _league(content, MIXTURES),
+            "groups of mixtures": _groups(groups, variants[BASE], ("class", "mode ")),
+            "transfer of mixtures": _transfer(fits, MIXTURES),
+            "constants of mixtures": _constants(content["host_time_of_mixtures"], [*_COLUMNS]),
+            "refused mixtures": _refused(content),
+        }
+    return "\n".join(f"## {title}\n\n{text}\n" for title, text in found.items())
 
 
-def _league(content: Mapping[str, Any]) -> str:
-    zero = content["variants"][BASE][ALL]
+def _refused(content: Mapping[str, Any]) -> str:
+    return _table(("reason", "rows"), [(k, str(n)) for k, n in content["refused"].items()])
+
+
+def _league(
+    content: Mapping[str, Any], which: str, others: Iterable[tuple[str, str, str]] = ()
+) -> str:
+    zero = content["variants"][BASE][which]
     rows = [
         ("ours, nothing fitted to such rows", *_both(zero)),
-        ("ours, fitted to other servers (cross-validated)", *_both(content["groups"][ALL])),
+        ("ours, fitted to other servers (cross-validated)", *_both(content["groups"][which])),
     ]
     for peer in content.get("peers", {}).values():
-        both = peer["groups"][ALL]
+        both = peer["groups"][which]
         rows += [
             ("AIConfigurator 0.12.0, on the rows that it answers", *_both(both, "theirs")),
             ("ours on those, cross-validated", *_both(both, "ours")),
         ]
-    rows += [(name, "other rows", ttft, tpot) for name, ttft, tpot in OTHERS]
+    rows += [(name, "other rows", ttft, tpot) for name, ttft, tpot in others]
     return _table(("", "rows", "TTFT", "TPOT"), rows)
 
 
-def _groups(best: Groups, zero: Groups) -> str:
+def _groups(best: Groups, zero: Groups, apart: tuple[str, ...]) -> str:
     rows = []
     for name, one in best.items():
-        if one["n"] and not name.startswith(("class", "mode")):
+        if one["n"] and not name.startswith(apart):
             cells = [f"{one[m]['mape']:.1f} / {one[m]['median']:.1f}" for m in METRICS]
             bias = [f"{one[m]['bias']:+.1f}" for m in METRICS]
             inside = [f"{one[m]['coverage']:.0f} %" for m in METRICS]
@@ -80,27 +102,27 @@ def _groups(best: Groups, zero: Groups) -> str:
     return _table(("", "rows", *names), rows)
 
 
-def _transfer(variants: Mapping[str, Groups]) -> str:
+def _transfer(variants: Mapping[str, Groups], which: str) -> str:
     rows = [
         (
             name.replace("_", " "),
-            *_both(groups[ALL], of=(*METRICS, "latency")),
-            *(f"{groups[ALL][m]['coverage']:.0f} %" for m in (*METRICS, "latency")),
+            *_both(groups[which], of=(*METRICS, "latency")),
+            *(f"{groups[which][m]['coverage']:.0f} %" for m in (*METRICS, "latency")),
         )
         for name, groups in variants.items()
-        if groups.get(ALL, {"n": 0})["n"]
+        if groups.get(which, {"n": 0})["n"]
     ]
     names = ("TTFT", "TPOT", "latency")
     return _table(("left out", "rows", *names, *(f"{name} in band" for name in names)), rows)
 
 
-def _constants(hosts: Mapping[str, Mapping[str, float]]) -> str:
+def _constants(hosts: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
+    columns = {name: _COLUMNS[name] for name in names}
     rows = [
-        (stack, f"{1e3 * h['host_iteration_s']:.2f}", f"{1e3 * h['host_sequence_s']:.4f}",
-         f"{1e3 * h['frontend_s']:.1f}")
-        for stack, h in hosts.items()
-    ]  # fmt: skip
-    return _table(("stack", "ms an iteration", "ms a sequence", "ms a request"), rows)
+        (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in columns.items()))
+        for stack, host in hosts.items()
+    ]
+    return _table(("stack", *(heading for _, _, heading in columns.values())), rows)
 
 
 def _both(
@@ -119,6 +141,7 @@ if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])
     page = docs / "accuracy.md"
     content = json.loads((result / SUMMARY).read_text("utf-8"))
-    text = update(page.read_text(encoding="utf-8"), tables(content))
-    shutil.copy(result / "figures" / "measured_predicted.png", docs / "images" / "score.png")
+    text = update(page.read_text(encoding="utf-8"), tables(content), some=True)
+    if ALL in content["groups"]:
+        shutil.copy(result / "figures" / "measured_predicted.png", docs / "images" / "score.png")
     write_whole(page, text)

@@ -37,9 +37,9 @@ _BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
 
 def attention_ranks(row: Measured) -> int:
     """How many ranks have attention of their own. MiniMax's rows have ``tp`` in ``dp`` where its
-    experts are spread, but the launch scripts of their days know no data-parallel attention, and
-    17 loads measured under both names have the same TPOT within 1 %. In fp4 a
-    second server of that name took the loads with more clients: data-parallel (inferred)."""
+    experts are spread, but the launch scripts know no data-parallel attention, and 17 loads that
+    were measured under both names have the same TPOT within 1 %. In fp4 a second server of that
+    name took the loads with more clients: data-parallel (inferred)."""
     if row.model != MINIMAX or row.tp != row.dp or row.moe_ep != row.dp**2:
         return row.dp
     second = row.precision == "fp4" and row.isl == 1024 and row.measured_date >= "2026-04-22"

@@ -75,6 +75,9 @@ class ScoredRows:
         found["bands"] = {"draws": DRAWS, "redrawn": {"rows": self.redrawn, "draws": REDRAWS}}
         if self.shipped is not None:
             found["host_time"] = {n: asdict(host) for n, host in self.shipped.stacks.items()}
+        if self.mixtures is not None:
+            of_mixtures = {n: asdict(host) for n, host in self.mixtures.stacks.items()}
+            found["host_time_of_mixtures"] = of_mixtures
         return found
 
 
@@ -125,7 +128,8 @@ def score_rows(
     of_mixtures = {scheme: left_out(mixed, scheme) for scheme in SCHEMES}
     mixtures = to_ship(mixed, of_mixtures, file, mixed.limits) if mixed.rows else None
     best = best | fits[CROSS_VALIDATED]
-    return replace(scored, best=best, fits=fits, shipped=shipped, mixtures=mixtures)
+    both = {scheme: fits[scheme] | of_mixtures[scheme] for scheme in SCHEMES}
+    return replace(scored, best=best, fits=both, shipped=shipped, mixtures=mixtures)
 
 
 Host = Callable[[Measured], HostConstants | None]

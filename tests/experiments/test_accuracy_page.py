@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.figures.page_tables import update
-from experiments.score.accuracy_page import ALL, tables
+from experiments.score.accuracy_page import ALL, MIXTURES, tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -31,7 +31,7 @@ CONTENT = {
 
 def test_every_table_of_the_page_is_made() -> None:
     page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
-    made = update(page, tables(CONTENT))
+    made = update(page, tables(CONTENT), some=True)
     for row in (
         "| ours, nothing fitted to such rows | 3 | 6.0 / 3.0 | 6.0 / 3.0 |",
         "| AIConfigurator 0.12.0, on the rows that it answers | 2 | 40.0 / 20.0 | 40.0 / 20.0 |",
@@ -47,3 +47,28 @@ def test_every_table_of_the_page_is_made() -> None:
 def test_the_page_has_its_numbers() -> None:
     page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
     assert "| ours, fitted to other servers (cross-validated) | 423 |" in page
+
+
+def test_a_score_of_mixtures_alone_leaves_the_other_tables() -> None:
+    content = {
+        "groups": {MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
+        "variants": {
+            "zero_fit": {MIXTURES: of(30.0), "model gpt": of(31.0)},
+            "cross_validated": {MIXTURES: of(8.5)},
+        },
+        "host_time_of_mixtures": {
+            "trtllm": {"host_iteration_s": 0.0, "host_sequence_s": 0.0, "frontend_s": 0.0,
+                       "frontend_token_s": 4.8e-6, "launch_s": 7.5e-5},
+        },
+        "refused": {},
+    }  # fmt: skip
+    page = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    made = update(page, tables(content), some=True)
+    for row in (
+        "| ours, nothing fitted to such rows | 3 | 30.0 / 15.0 | 30.0 / 15.0 |",
+        "| model gpt | 3 | 9.0 / 4.5 | -1.0 | 88 % | 31.0 / 15.5 |",
+        "| cross validated | 3 | 8.5 / 4.2 | 8.5 / 4.2 | 8.5 / 4.2 |",
+        "| trtllm | 0.00 | 0.0000 | 0.0 | 4.8 | 75 |",
+    ):
+        assert row in made, row
+    assert "mode agg" not in made and page.partition("## What is simulated")[0] in made
