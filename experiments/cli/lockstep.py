@@ -84,9 +84,8 @@ def replay(
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
     from experiments.config.loading import load_experiment
-    from experiments.score.server_files import read_server_run
+    from experiments.score.server_files import TICK_LABELS, read_server_run, read_ticks
     from experiments.score.server_run import COUNTS, NUMBERS, replay_server
-    from experiments.score.server_ticks import TICK_LABELS, read_ticks
     from simulator.views.metric_registry import known
 
     log = read_ticks(ticks) if ticks is not None else None

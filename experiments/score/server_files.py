@@ -5,6 +5,10 @@ one clock, ``queued_ts`` (the engine has the request), ``first_token_ts`` and ``
 vLLM's ``benchmark_serving`` writes one JSON object: ``input_lens``, ``output_lens``, ``ttfts`` and
 ``itls`` (the gaps between a request's tokens, in seconds), ``request_rate`` and ``burstiness``. It
 does not write when it sent the requests. They follow from its seed. Other keys are ignored.
+
+LLMServingSim's ``timeseries.csv`` is the server's log of every second. ``t`` is in seconds after
+the run began. Tokens of prompts and generated ones count since the row before; requests that run
+and wait, and the share of the KV cache in use, at that time.
 """
 
 from __future__ import annotations
@@ -21,12 +25,21 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from policies.request import Request
+from profiler.bundle.csv_cells import numbers, read_cells
+from profiler.bundle.tables import BundleError
 from simulator.load.workload import make_requests
 from simulator.loop.records import Floats
 
 TOOL_SEED = 0
 """The seed that ``benchmark_serving`` takes unless another is given."""
 _MOST_BYTES = 1 << 28
+_TICK_COLUMNS = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
+TICK_LABELS = {
+    "running": "requests running, mean",
+    "waiting": "requests waiting, mean",
+    "kv_cache_pct": "KV cache in use, mean (%)",
+    "decode_ms": "iteration of decodes alone, nobody waiting (ms)",
+}
 
 _Count = Annotated[int, Field(ge=1, le=2**24)]
 _Time = Annotated[float, Field(ge=0, le=1e12)]
@@ -156,3 +169,43 @@ def _checked(kind: type[_Kind], content: bytes, where: str) -> _Kind:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"])) or "the line"
         raise ConfigError(f"{where}: {key}: {problem['msg']}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Ticks:
+    """A row a tick: ``t`` (s), ``prompt`` and ``generated`` tokens since the tick before, and
+    ``running``, ``waiting``, ``kv_cache_pct`` at it."""
+
+    t: Floats
+    prompt: Floats
+    generated: Floats
+    running: Floats
+    waiting: Floats
+    kv_cache_pct: Floats
+
+    def means(self) -> dict[str, float | None]:
+        """Means over ticks; ``decode_ms`` is the time of an iteration while only decodes run:
+        between ticks without prompts at which nobody waits."""
+        calm = (self.waiting[1:] == 0) & (self.waiting[:-1] == 0) & (self.prompt[1:] == 0)
+        calm &= self.generated[1:] > 0
+        decoding_s = ((self.running[1:] + self.running[:-1]) / 2 * np.diff(self.t))[calm].sum()
+        tokens = self.generated[1:][calm].sum()
+        found = {key: float(getattr(self, key).mean()) for key in TICK_LABELS if key != "decode_ms"}
+        return {**found, "decode_ms": float(1e3 * decoding_s / tokens) if tokens else None}
+
+
+def read_ticks(path: Path) -> Ticks:
+    """The ticks of a file. Raises ConfigError, naming file, row and column."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    try:
+        raw = read_cells(path)
+        missing = [name for name in _TICK_COLUMNS if name not in raw.columns]
+        if missing:
+            raise BundleError(f"{path}: column {missing[0]!r} is missing; has {list(raw.columns)}")
+        columns = [numbers(raw[name], path) for name in _TICK_COLUMNS]
+    except BundleError as error:
+        raise ConfigError(str(error)) from None
+    if len(raw) < 2 or (np.diff(columns[0]) <= 0).any():
+        raise ConfigError(f"{path}: t must grow from row to row, over two rows at least")
+    return Ticks(*columns)

@@ -11,8 +11,8 @@ import pandas as pd
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import Experiment
 from experiments.config.scenario import Scenario
-from experiments.score.server_files import ServerRun
-from experiments.score.server_ticks import Ticks, simulated_ticks
+from experiments.score.server_files import ServerRun, Ticks
+from simulator.loop.records import Floats
 from simulator.views.metrics import Analysis
 
 MEASURES = ("ttft_s", "tpot_s", "latency_s")
@@ -106,3 +106,31 @@ def _off(found: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any
 
 def _median_off(found: pd.Series[float], measured: pd.Series[float]) -> float:
     return float((100 * (found / measured - 1).abs()).median())
+
+
+def simulated_ticks(
+    t: Floats, iterations: pd.DataFrame, requests: pd.DataFrame, kv_capacity: int
+) -> Ticks:
+    """A server's log as a simulated run's would be: ``t`` are the times of its ticks, then the run's
+    tables, and the KV tokens that it has room for."""
+    size = (iterations["chunks"] + iterations["decodes"]).to_numpy(np.float64)
+    start, finish = (iterations[name].to_numpy() for name in ("start_s", "finish_s"))
+    running = _until(t, start, size) - _until(t, finish, size)
+    arrival, one = requests["arrival_s"].to_numpy(), np.ones(len(requests))
+    inside = _until(t, arrival, one) - _until(t, arrival + requests["latency_s"].to_numpy(), one)
+    formed = np.searchsorted(np.sort(start), t, "right") - 1
+    kv_tokens = iterations["kv_tokens"].to_numpy(np.float64)[np.argsort(start, kind="stable")]
+    in_use = np.where(running > 0, kv_tokens[np.maximum(formed, 0)], 0.0)
+    prompt, generated = (
+        np.diff(_until(t, finish, iterations[name].to_numpy(np.float64)), prepend=0.0)
+        for name in ("prefill_tokens", "decodes")
+    )
+    share = 100 * in_use / kv_capacity
+    return Ticks(t, prompt, generated, running, inside - running, share)
+
+
+def _until(t: Floats, when: Floats, amount: Floats) -> Floats:
+    """The amounts of everything that happened by each time."""
+    order = np.argsort(when, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(amount[order])])
+    return np.asarray(total[np.searchsorted(when[order], t, "right")])

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.score.server_files import read_server_run
-from experiments.score.server_run import replay_server
-from experiments.score.server_ticks import read_ticks, simulated_ticks
+from experiments.score.server_files import read_server_run, read_ticks
+from experiments.score.server_run import replay_server, simulated_ticks
 
 SMALL = """\
 name: server
