@@ -111,8 +111,8 @@ def _median_off(found: pd.Series[float], measured: pd.Series[float]) -> float:
 def simulated_ticks(
     t: Floats, iterations: pd.DataFrame, requests: pd.DataFrame, kv_capacity: int
 ) -> Ticks:
-    """A server's log as a simulated run's would be: ``t`` are the times of its ticks, then the run's
-    tables, and the KV tokens that it has room for."""
+    """What the server's log would be of a simulated run: at the times ``t``, from its tables and
+    the KV tokens that it has room for."""
     size = (iterations["chunks"] + iterations["decodes"]).to_numpy(np.float64)
     start, finish = (iterations[name].to_numpy() for name in ("start_s", "finish_s"))
     running = _until(t, start, size) - _until(t, finish, size)
