@@ -29,13 +29,14 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     said = [re.sub("^(warning|note): ", "", line) for line in found["warnings"]]
     prices = found.get("prices")  # results of before have none
     said += [prices_line(prices)] if prices else []
+    currency = prices["currency"] if prices else ""
     what = "rate of requests" if found["load"] == "rate" else "number of clients"
     return Section(
         kind="capacity",
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment hold the SLO {found['slo']}?",
-        answer=_answer(deployments, unit),
-        table=_table(deployments, unit, prices["currency"] if prices else "cost of"),
+        answer=_answer(deployments, unit, currency),
+        table=_table(deployments, unit, currency),
         charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit)],
         details=[points_table(drawn, unit), *op_times],
         about=str(found["description"] or ""),
@@ -44,7 +45,7 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     )
 
 
-def _answer(deployments: Deployments, unit: str) -> str:
+def _answer(deployments: Deployments, unit: str, currency: str) -> str:
     able = [one for one in deployments if one["capacity"]]
     if not able:
         return "No deployment holds the SLO, even under a small load."
@@ -56,6 +57,11 @@ def _answer(deployments: Deployments, unit: str) -> str:
     binds = best.get("binds") or {}
     if binds:
         said += f"; {binds['slo']} breaks first, because of {binds['because']}"
+    cheap = [one for one in able if one.get("per_million_output_tokens")]
+    if cheap:
+        one = min(cheap, key=lambda one: one["per_million_output_tokens"])
+        cost = number_text(one["per_million_output_tokens"])
+        said += f"; {one['name']} is the cheapest, {cost} {currency} a million output tokens"
     per_gpu = max(able, key=lambda one: one["capacity"] / one["gpus"])
     if per_gpu is not best:
         rate = number_text(per_gpu["capacity"] / per_gpu["gpus"])
