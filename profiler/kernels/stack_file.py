@@ -135,7 +135,7 @@ def stacks_on(device: str) -> list[Stack]:
     return sorted(stack for stack in STACKS if len(stack_files(device, stack)) == 2)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def load_stack(device: str, stack: str) -> tuple[StackSpec, Arrays]:
     """A shipped stack; its arrays are unpacked when asked for.
 
