@@ -12,6 +12,7 @@ import pytest
 from experiments.config import inputs
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import run_experiment
+from experiments.run.overlay import plot_results
 from experiments.run.second_process import SecondProcess
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.plan import SweepPlan, plan_sweep
@@ -83,6 +84,14 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config.write_text(SMALL, encoding="utf-8")
     run_experiment(load_experiment(config), folder / "run", trace=True)
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def plotted(result: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what ``plot`` draws of it. Tests only read it."""
+    out = tmp_path_factory.mktemp("plotted") / "figures"
+    plot_results([result], out)
+    return out
 
 
 @pytest.fixture(scope="session")

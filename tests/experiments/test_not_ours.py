@@ -157,9 +157,10 @@ def test_a_result_with_a_file_of_the_users_is_not_replaced(
     assert tree(copy) == before
 
 
-def test_figures_with_a_file_of_the_users_are_not_replaced(copy: Path, tmp_path: Path) -> None:
-    out = tmp_path / "plotted"
-    assert command("plot", copy, "--out", out).exit_code == 0
+def test_figures_with_a_file_of_the_users_are_not_replaced(
+    copy: Path, plotted: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(plotted, tmp_path / "plotted"))
     assert command("plot", copy, "--out", out).exit_code == 0, "ours is replaced"
     (out / "figures" / "mine.svg").write_text("mine")
     before = tree(out)

@@ -49,15 +49,14 @@ def test_the_folder_of_the_command_is_not_replaced(
 
 
 def test_a_run_does_not_replace_figures_nor_the_reverse(
-    write_config: Write, result: Path, copy: Path, tmp_path: Path
+    write_config: Write, result: Path, copy: Path, plotted: Path
 ) -> None:
-    plot_results([result], tmp_path / "figures")
     with pytest.raises(ConfigError, match=r"another kind \(figures\)"):
-        run_experiment(load_experiment(write_config(SMALL)), tmp_path / "figures")
+        run_experiment(load_experiment(write_config(SMALL)), plotted)
     with pytest.raises(ConfigError, match=r"another kind \(result\)"):
         plot_results([result], copy)
     with pytest.raises(ConfigError, match="name the runs' own folders"):
-        read_tables(tmp_path / "figures")
+        read_tables(plotted)
 
 
 def test_a_name_that_is_not_text(write_config: Write, tmp_path: Path) -> None:

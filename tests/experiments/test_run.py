@@ -221,8 +221,8 @@ def test_window() -> None:
     assert parse_window("120:1.5") == Window(120.0, 1.5)
 
 
-def test_plot_joins_runs(result: Path, tmp_path: Path) -> None:
-    plot_results([result], tmp_path / "one")
+def test_plot_joins_runs(result: Path, plotted: Path, tmp_path: Path) -> None:
+    shutil.copytree(plotted, tmp_path / "one")
     plot_results([result, result], tmp_path / "one")  # its own result may be replaced
     names = {path.name for path in (tmp_path / "one" / "figures").iterdir()}
     assert names == {f"{n}.{k}" for n in FIGURES[:-1] for k in ("png", "svg")}

@@ -69,13 +69,6 @@ def test_the_table_has_a_row_per_run_in_order(tiny_files: dict[str, bytes], tmp_
         assert summary["scenarios"][row["scenario"]]["tbt_s"]["p99"] == row["tbt_s.p99"]
 
 
-def test_two_processes_give_the_same_bytes(
-    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
-) -> None:
-    swept(tiny_plan, tmp_path / "sweep", LocalProcesses(2))
-    assert tree(tmp_path / "sweep") == tiny_files
-
-
 def test_a_killed_worker_costs_nothing(
     tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -162,8 +162,8 @@ def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
         assert not ours.poll()
 
 
-def test_a_closed_pool_leaves_neither_process_nor_thread(
-    tiny_plan: SweepPlan, tmp_path: Path
+def test_two_processes_give_the_same_bytes_and_leave_neither_process_nor_thread(
+    tiny_plan: SweepPlan, tiny_files: dict[str, bytes], tmp_path: Path
 ) -> None:
     before = set(threading.enumerate())
     backend = LocalProcesses(2)
@@ -171,6 +171,7 @@ def test_a_closed_pool_leaves_neither_process_nor_thread(
     store = Store(tmp_path / "sweep")
     store.open(False)
     execute(tiny_plan, store, backend, progress=lambda *_: pids.extend(backend.processes))
+    assert tree(tmp_path / "sweep") == tiny_files
     assert pids and backend.processes == []
     assert gone(pids, seconds=PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
