@@ -2,13 +2,14 @@
 
 The throughput is bounded by the GPU time that a request takes at least: all its tokens at the best
 rate that any batch allows, its prompt's attention in one piece, its decodes' attention in the
-batch that suits them best. A limit on the time between tokens bounds that batch, and how often a
-chunk may come that alone takes longer. Latencies are bounded by a request that is alone.
+batch that suits them best. Prompt tokens that a prefix cache may hold cost nothing. A limit on the
+time between tokens bounds that batch, and how often a chunk may come that alone takes longer.
+Latencies are bounded by a request that is alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -39,16 +40,20 @@ class Bounds:
     def __init__(self, option: Option) -> None:
         self.deployment = deployment = option.deployment
         self.cost, self.layers = _cost(deployment), deployment.layers
-        sample = deployment.requests[:: max(1, len(deployment.requests) // SAMPLE)]
-        self.prompt = np.array([request.prompt_tokens for request in sample], np.float64)
+        each = slice(None, None, max(1, len(deployment.requests) // SAMPLE))
+        sample = deployment.requests[each]
+        self.new_tokens = new_tokens(deployment)
+        self.prompt = self.new_tokens[each]
         self.output = np.array([request.output_tokens for request in sample], np.float64)
+        held = np.array([request.prompt_tokens for request in sample], np.float64)
         self.sequences = deployment.scenario.batching.max_batch or 1
         chunking = chunking_of(deployment.scenario.policy.build())
-        longest = int(self.prompt.max())
+        longest = int(held.max())
         self.chunk = chunking.tokens if chunking else longest
         rows = (chunking.rows if chunking else longest) + self.sequences
         self.sizes = np.unique(np.geomspace(1, rows, 160).astype(np.int64))
-        self.context = float((self.prompt + self.output / 2).mean())
+        self.context = float((held + self.output / 2).mean())
+        self.own_context = float((self.prompt + self.output / 2).mean())
         self.linear = _layer(self.cost, self.sizes)
         scale = self.cost.layer.scale
         self.decode = scale * _decodes(self.cost.ops, self.context)
@@ -66,7 +71,7 @@ class Bounds:
 
     def requests_per_s(self, most: float = np.inf) -> float:
         """A rate that one replica cannot exceed with at most ``most`` decodes in an iteration."""
-        most = max(1, min(self.sequences, self.deployment.kv_capacity // self.context, most))
+        most = max(1, min(self.sequences, self.deployment.kv_capacity // self.own_context, most))
         tried = slice(0, int(np.searchsorted(BATCHES, most)) + 1)
         batches = BATCHES[tried]
         decode = float((self.decode[tried] / batches).min())
@@ -121,6 +126,20 @@ class Bounds:
         return OFTEN * share / (chunks * apart_s) if chunks * apart_s > 0 else float("inf")
 
 
+def new_tokens(deployment: Deployment) -> Floats:
+    """Prompt tokens of each request that no prefix cache saves: those that no earlier one had."""
+    cache, found, seen = deployment.scenario.kv_cache, [], dict[Hashable, int]()
+    for request in deployment.requests:
+        known = 0
+        if cache is not None and cache.prefix_caching:
+            known = max((min(n, seen.get(name, 0)) for name, n in request.prefix), default=0)
+            known = request.prompt_tokens if cache.prompts_cached else known
+        found.append(request.prompt_tokens - min(known, request.prompt_tokens - 1))
+        for name, tokens in request.prefix:
+            seen[name] = max(seen.get(name, 0), tokens)
+    return np.array(found, np.float64)
+
+
 def _cost(deployment: Deployment) -> IterationCost:
     engine, cluster = deployment.scenario.engine, deployment.scenario.cluster
     return IterationCost(
@@ -156,8 +175,7 @@ def alone(option: Option, objectives: Sequence[Objective]) -> str:
     for one in objectives:
         for metric, limit in one.limits.items():
             if metric == "ttft_s" and one.statistic in _TAIL:
-                prompts = [request.prompt_tokens for request in option.deployment.requests]
-                tokens = float(np.quantile(prompts, _TAIL[one.statistic]))
+                tokens = float(np.quantile(bounds.new_tokens, _TAIL[one.statistic]))
                 least_s = _prompt_s(bounds, tokens)
                 what = f"a prompt of {tokens:,.0f} tokens ({one.statistic}) alone"
             elif metric in _TOKENS and one.statistic:

@@ -137,8 +137,15 @@ def test_one_replica_gets_its_share_of_the_arrivals() -> None:
     assert _a_replica(option, 1).scenario == option.scenario
 
 
-def test_nothing_exceeds_its_bound() -> None:
-    options, _ = deployable(wanted())
+@pytest.mark.parametrize("shared", [False, True])
+def test_nothing_exceeds_its_bound(shared: bool) -> None:
+    """Also where a cache holds most of every prompt."""
+    asked = wanted(max_length=2048)
+    if shared:
+        rules = {"rules": {"tokens": 1000, "share": 1.0}}
+        asked = replace(asked, workload={**asked.workload, "system_prompts": rules})
+    options, _ = deployable(asked)
+    assert options
     for option in options:
         full = option.at(Probe(AT_ONCE, 0, 400), "rate")
         deployment = deploy(full.scenario, Source("", "x", {}, ()))
