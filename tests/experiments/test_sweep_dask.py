@@ -34,7 +34,7 @@ DASK = Path(sys.executable).with_name("dask")
 
 
 class Cluster:
-    """A scheduler, started as docs/sweeps.md says, and workers to add."""
+    """A scheduler and workers to add; test_docs_sweeps.py starts them as the page says."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:
@@ -47,8 +47,9 @@ class Cluster:
         self._start(*words, path=without_package(folder / "scheduler"))  # needs none of ours
 
     def worker(self, path: Path = ROOT) -> int:
-        """Start one; returns its process group."""
-        return self._start("worker", self.address, "--nthreads", "1", "--no-dashboard", path=path)
+        """Start one, without the nanny that takes as long to start; returns its process group."""
+        quiet = ("--nthreads", "1", "--no-dashboard", "--no-nanny")
+        return self._start("worker", self.address, *quiet, path=path)
 
     def _start(self, *words: str, path: Path = ROOT) -> int:
         process = subprocess.Popen(
