@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.written import UNITS
@@ -43,6 +43,9 @@ def headroom_figure(found: Sequence[Mapping[str, Any]], section: CapacitySection
                     panel.plot(probe["load"], part, "o", color=style["color"], **ring)
         panel.axhline(1.0, color=BLACK, linewidth=1.2)
         panel.set(yscale="log", xlabel=f"load ({UNITS[section.load]})")
+        panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.yaxis.set_minor_formatter(PercentFormatter(1.0, decimals=0))
         panel.set_ylabel("part of the limit")
         panel.set_title(clause)
     if shown:

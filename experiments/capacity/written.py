@@ -46,6 +46,37 @@ def capacity_table(
     )
 
 
+def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str) -> str:
+    """The answer in a sentence: which deployment carries most, by how much, and what binds it."""
+    able = [one for one in deployments if one["capacity"]]
+    if not able:
+        return "No deployment holds the SLO, even under a small load."
+    best, *others = sorted(able, key=lambda one: -one["capacity"])
+    what = "carries the most," if others else "carries"
+    gpus = f"{best['gpus']} GPU{'s' if best['gpus'] > 1 else ''}"
+    said = f"{best['name']} {what} {number_text(best['capacity'])} {unit} on {gpus}"
+    if others:
+        second = others[0]
+        more = 100 * (best["capacity"] / second["capacity"] - 1)
+        lower, upper = best.get("interval"), second.get("interval")
+        unsure = lower and upper and upper[1] >= lower[0]
+        said += f" ({more:.0f} % more than {second['name']}"
+        said += ", whose interval overlaps)" if unsure else ")"
+    binds = best.get("binds") or {}
+    if binds:
+        said += f"; {binds['slo']} breaks first, because of {binds['because']}"
+    cheap = [one for one in able if one.get("per_million_output_tokens")]
+    if len(cheap) > 1:
+        one = min(cheap, key=lambda one: one["per_million_output_tokens"])
+        cost = number_text(one["per_million_output_tokens"])
+        said += f"; {one['name']} is the cheapest, {cost} {currency} a million output tokens"
+    per_gpu = max(able, key=lambda one: one["capacity"] / one["gpus"])
+    if per_gpu["gpus"] != best["gpus"]:
+        rate = number_text(per_gpu["capacity"] / per_gpu["gpus"])
+        said += f"; {per_gpu['name']} carries the most a GPU, {rate} {unit}"
+    return f"{said}."
+
+
 def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each deployment: what breaks first, and why."""
     lines = []

@@ -84,7 +84,7 @@ def capacity(
     from experiments.capacity.asked import answered, read_question, result_files
     from experiments.capacity.folder import CAPACITY_FORMAT, write_result
     from experiments.capacity.prices import load_prices
-    from experiments.capacity.written import capacity_table, prices_line, reasons
+    from experiments.capacity.written import UNITS, capacity_table, prices_line, reasons, sentence
 
     check_backend(backend, address, workers)
     draft, section, options = read_question(config, assignments or [])
@@ -101,8 +101,9 @@ def capacity(
     print_notes(note for option in options for note in option.deployment.notes)
     console = consoles()[1] if json else consoles()[0]
     console.print(capacity_table(content["deployments"], section, costs.currency))
+    said = sentence(content["deployments"], UNITS[section.load], costs.currency)
     told = prices_line(content["prices"])
-    for line in (*reasons(content["deployments"]), *content["warnings"], told):
+    for line in (said, *reasons(content["deployments"]), *content["warnings"], told):
         typer.echo(line, err=json)
     print_written(folder, figures=True, err=json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ FormatOption = Annotated[
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
-_LONGEST_LINE, _MOST_LINES = 4000, 50
+_LONGEST_LINE, _MOST_LINES, _MOST_ALIKE = 4000, 50, 3
 _INTERRUPTED = 130  # 128 and SIGINT, as shells have it
 
 
@@ -190,9 +191,16 @@ def consoles() -> tuple[Console, Console]:
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print each note of the deployments once, on stderr."""
+    """Print each note of the deployments once, on stderr; of many that differ in numbers, one."""
+    alike: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
-        typer.echo(f"note: {note}", err=True)
+        alike.setdefault(re.sub(r"[\d.,]+", "0", note), []).append(note)
+    for same in alike.values():
+        shown = same if len(same) <= _MOST_ALIKE else same[:1]
+        for note in shown:
+            typer.echo(f"note: {note}", err=True)
+        if len(same) > len(shown):
+            typer.echo(f"note: and {len(same) - 1} more like this, with other numbers", err=True)
 
 
 def finite(value: float | None) -> float | None:

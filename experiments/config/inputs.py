@@ -166,14 +166,16 @@ def _op_times(
 
 
 def provenance(bundle: Bundle) -> str:
-    """Where the times of every op come from, ops of one origin together."""
-    origins: dict[str, list[str]] = {}
+    """What kind of origin the times of every op have, ops of one kind together."""
+    kinds: dict[str, list[str]] = {}
     for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
         if op in bundle.meta.environment:
-            origins.setdefault(str(bundle.meta.environment[op]), []).append(op)
-    if not origins:  # a measured bundle, or one of a calibrated device
+            kind = str(bundle.meta.environment[op]).partition(":")[0]
+            kinds.setdefault(kind, []).append(op)
+    if not kinds:  # a measured bundle, or one of a calibrated device
         return f"all {bundle.meta.source} on {bundle.meta.device}"
-    return "; ".join(f"{', '.join(ops)}: {mark}" for mark, ops in origins.items())
+    told = "; ".join(f"{kind}: {', '.join(ops)}" for kind, ops in kinds.items())
+    return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim support)"
 
 
 def link_scope(scenario: Scenario, device: DeviceSpec) -> Literal["intra_node", "inter_node"]:

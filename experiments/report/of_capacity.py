@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.capacity.written import UNITS, prices_line
+from experiments.capacity.written import UNITS, prices_line, sentence
 from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
@@ -18,7 +18,6 @@ from experiments.report.frontiers import (
     points_table,
 )
 from experiments.run.report import number_or_dash
-from simulator.views.metric_registry import number_text
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
@@ -35,7 +34,7 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
         kind="capacity",
         name=str(found["name"]),
         question=f"Up to which {what} does each deployment hold the SLO {found['slo']}?",
-        answer=_answer(deployments, unit, currency),
+        answer=sentence(deployments, unit, currency),
         table=_table(deployments, unit, currency),
         charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit)],
         details=[points_table(drawn, unit), *op_times],
@@ -43,30 +42,6 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
         configuration={"config.yaml": (folder / "config.yaml").read_text("utf-8")},
         warnings=[*said, *problems],
     )
-
-
-def _answer(deployments: Deployments, unit: str, currency: str) -> str:
-    able = [one for one in deployments if one["capacity"]]
-    if not able:
-        return "No deployment holds the SLO, even under a small load."
-    best = max(able, key=lambda one: one["capacity"])
-    said = (
-        f"{best['name']} carries the most, {number_text(best['capacity'])} {unit} on "
-        f"{best['gpus']} GPU{'s' if best['gpus'] > 1 else ''}"
-    )
-    binds = best.get("binds") or {}
-    if binds:
-        said += f"; {binds['slo']} breaks first, because of {binds['because']}"
-    cheap = [one for one in able if one.get("per_million_output_tokens")]
-    if cheap:
-        one = min(cheap, key=lambda one: one["per_million_output_tokens"])
-        cost = number_text(one["per_million_output_tokens"])
-        said += f"; {one['name']} is the cheapest, {cost} {currency} a million output tokens"
-    per_gpu = max(able, key=lambda one: one["capacity"] / one["gpus"])
-    if per_gpu is not best:
-        rate = number_text(per_gpu["capacity"] / per_gpu["gpus"])
-        said += f"; {per_gpu['name']} carries the most a GPU, {rate} {unit}"
-    return f"{said}."
 
 
 def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:

@@ -78,7 +78,7 @@ def run_section(folders: Sequence[Path], progress: Progress = silent) -> Section
     heads = [read_summary(folder) for folder in folders]
     details = [
         _all_numbers(summaries),
-        *filter(None, [_ratios(head) for head in heads]),
+        *filter(None, map(_ratios, folders, heads)),
         *filter(None, [op_times_grid([each.deployment for each in again.values()])]),
     ]
     return Section(
@@ -187,14 +187,18 @@ def _all_numbers(summaries: Summaries) -> SortableTable:
     return SortableTable("All numbers", ["number", "unit", *summaries], rows, note, text=2)
 
 
-def _ratios(summary: Mapping[str, Any]) -> SortableTable | None:
+def _ratios(folder: Path, summary: Mapping[str, Any]) -> SortableTable | None:
+    from profiler.storage.plain_yaml import read_mapping
+
     ratios, bands, stated = (summary.get(k, {}) for k in ("ratios", "ratio_bands", "reference"))
     if not ratios:
         return None
-    rows = [
-        [name, *(number_or_dash(found.get(name)) for found in (ratios, bands, stated))]
-        for name in ratios
-    ]
+    asked = read_mapping(folder / "config.yaml").get("compare") or {}
+    rows = []
+    for name in ratios:
+        one = {"metric": name, "over": (), **asked.get(name, {})}
+        what = ": ".join(filter(None, [one.get("label") or one["metric"], " / ".join(one["over"])]))
+        rows.append([what, *(number_or_dash(f.get(name)) for f in (ratios, bands, stated))])
     return SortableTable("Ratios", ["ratio", "predicted", "90 % band", "stated elsewhere"], rows)
 
 

@@ -66,6 +66,9 @@ class ScenarioRun:
     summary: dict[str, Any]
     uncertainty: Uncertainty | None
 
+    def __repr__(self) -> str:
+        return f"<ScenarioRun of {self.summary['requests']} requests>"
+
     @property
     def requests(self) -> pd.DataFrame:
         """A row a request (:attr:`simulator.views.metrics.Analysis.request_columns`)."""
@@ -93,6 +96,9 @@ class ExperimentResult:
     runs: dict[str, ScenarioRun]
     ratios: dict[str, float]
     ratio_bands: dict[str, list[float]]
+
+    def __repr__(self) -> str:
+        return f"<ExperimentResult of {self.experiment.name}: {', '.join(self.runs)}>"
 
     def __getitem__(self, scenario: str) -> ScenarioRun:
         return self.runs[scenario]

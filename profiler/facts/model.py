@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -334,12 +335,18 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     elif str(name_or_path) not in list_models():
         raise SpecError(
             f"unknown model {str(name_or_path)!r}"
-            f"{did_you_mean(str(name_or_path), list_models())}; "
+            f"{did_you_mean(_as_shipped(str(name_or_path)), list_models())}; "
             f"shipped: {', '.join(list_models())}; or the path of a Hugging Face config.json"
         )
     if not shipped.is_file():
         raise SpecError(f"{shipped}: no such file")
     return parse(ModelSpec, read_mapping(shipped), shipped)
+
+
+def _as_shipped(name: str) -> str:
+    """A name of the Hugging Face hub, as shipped models are called."""
+    own = name.rpartition("/")[2].lower().removeprefix("meta-").replace("_", "-")
+    return re.sub(r"-(instruct|chat|it|hf|bf16|fp8)\b", "", own)
 
 
 def _from_hugging_face(path: Path) -> ModelSpec:

@@ -36,6 +36,7 @@ from experiments.capacity.search import (
     race,
     replications_needed,
 )
+from experiments.capacity.written import sentence
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
@@ -424,6 +425,21 @@ def test_a_relaxed_slo_costs_less() -> None:
     none: dict[str, Any] = {"name": "none", "at_capacity": None}
     add_costs(none, 3.6, "rate")
     assert none["per_million_output_tokens"] is None
+
+
+def found_at(name: str, load: float, low: float, high: float) -> dict[str, Any]:
+    return {"name": name, "capacity": load, "gpus": 1, "interval": [low, high]}
+
+
+def test_the_answer_is_a_sentence() -> None:
+    best, near = found_at("TP 2", 4.0, 3.9, 4.1), found_at("TP 1", 3.95, 3.8, 4.0)
+    far = found_at("TP 4", 2.0, 1.9, 2.1)
+    assert sentence([best], "requests/s", "USD") == "TP 2 carries 4.00 requests/s on 1 GPU."
+    assert sentence([near, far, best], "requests/s", "USD").endswith(
+        "(1 % more than TP 1, whose interval overlaps)."
+    )
+    assert sentence([far, best], "requests/s", "USD").endswith("(100 % more than TP 4).")
+    assert "No deployment" in sentence([found_at("TP 1", 0.0, 0.0, 0.0)], "requests/s", "USD")
 
 
 def test_a_queue_that_grows_at_the_capacity_is_said() -> None:

@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from experiments.cli.app import GROUPS, app
+from experiments.cli.common import print_notes
 from tests.experiments.small_config import SMALL
 
 COMMANDS = sorted(typer.main.get_command(app).commands)
@@ -108,6 +109,16 @@ def test_lists(command: str, expected: str) -> None:
 
 def test_policies_lists_what_a_key_may_be() -> None:
     assert "case=best (or worst, unconstrained)" in CliRunner().invoke(app, ["policies"]).stdout
+
+
+def test_many_notes_that_differ_in_numbers_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = [f"{count:,} KV blocks a replica" for count in range(28_000, 28_005)]
+    print_notes([*blocks, "op times: all modelled", *blocks])
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == f"note: {blocks[0]}" and told[1].startswith("note: and 4 more like this")
+    assert told[2:] == ["note: op times: all modelled"]
+    print_notes(blocks[:3])
+    assert capsys.readouterr().err.count("KV blocks") == 3
 
 
 def test_version() -> None:

@@ -186,6 +186,12 @@ def test_the_example_of_the_readme() -> None:
     assert 0 < said[0] < 1000
 
 
+def test_a_result_is_shown_in_a_line(told: dict[str, Any]) -> None:
+    outcome = told["outcome"]
+    assert repr(outcome) == f"<ExperimentResult of {outcome.experiment.name}: orca, sarathi>"
+    assert repr(outcome["sarathi"]) == "<ScenarioRun of 200 requests>"
+
+
 def test_an_unknown_metric_is_refused(told: dict[str, Any]) -> None:
     with pytest.raises(sim.ConfigError, match="metric: value 'speed': one of"):
         sim.plot_cdf(Figure().subplots(), told["outcome"], "speed")

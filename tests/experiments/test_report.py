@@ -74,6 +74,11 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
     assert "policy:" in section.configuration["run/config.yaml"]
 
 
+def test_ratios_say_of_what(sections: dict[str, Section]) -> None:
+    (grid,) = (grid for grid in sections["run"].details if grid.title == "Ratios")
+    assert [row[0] for row in grid.rows] == ["makespan_s: orca / sarathi"]
+
+
 def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section = sections["sweep"]
     table = pd.read_parquet(reported["sweep"] / "results.parquet")
@@ -117,9 +122,9 @@ def test_capacities(sections: dict[str, Section]) -> None:
     section = sections["capacity"]
     assert section.question.endswith("hold the SLO p99 ttft 1s?")
     assert section.answer == (
-        "TP 8 carries the most, 8.00 requests/s on 8 GPUs; p99 ttft 1s breaks first, because of "
-        "queueing; TP 2 is the cheapest, 4.63 USD a million output tokens; TP 2 carries the most a "
-        "GPU, 1.50 requests/s."
+        "TP 8 carries the most, 8.00 requests/s on 8 GPUs (167 % more than TP 2); p99 ttft 1s "
+        "breaks first, because of queueing; TP 2 is the cheapest, 4.63 USD a million output tokens; "
+        "TP 2 carries the most a GPU, 1.50 requests/s."
     )
     assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50", "4.63"]
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ from experiments.cli.app import app
 from experiments.config.parameter_names import PARAMETERS, value_name
 from experiments.config.scenario import Scenario
 from experiments.figures.style import policy_colour
-from experiments.sweeps.figures.drawing import groups, label
+from experiments.sweeps.figures.drawing import groups, label, ticks_at
 from experiments.sweeps.figures.pareto import pareto, seed_means
 from experiments.sweeps.printing import results_table
 from tests.experiments.small_sweep import SWEEP
@@ -80,6 +81,16 @@ def test_a_point_that_lacks_a_seed_is_left_out() -> None:
 
 def test_shares_are_in_percent() -> None:
     assert seed_means(_table(), ["mfu"], AXES)["mfu"].tolist() == [50.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "axis"), [([512, 1024, 2048, 4096, 8192], "log"), ([256, 512, 1024], "linear")]
+)
+def test_doubled_values_do_not_lie_on_each_other(values: list[int], axis: str) -> None:
+    axes = Figure().subplots()
+    ticks_at(axes, pd.Series(values, dtype=float))
+    assert axes.get_xscale() == axis
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(v) for v in values]
 
 
 def test_layouts_are_labelled() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,20 @@ PUBLISHED = {
     "mistral-small-24b": 23_572_403_200,
     "gpt3-175b": 96 * (12 * 12288**2 + 13 * 12288) + (50257 + 2048) * 12288 + 2 * 12288,
 }
+
+
+@pytest.mark.parametrize(
+    ("hub", "shipped"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+    ],
+)
+def test_a_name_of_the_hub_leads_to_the_shipped_model(hub: str, shipped: str) -> None:
+    with pytest.raises(SpecError, match=rf"did you mean {re.escape(shipped)}\?"):
+        load_model(hub)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -89,9 +89,11 @@ def scale(axes: Axes, which: str, values: pd.Series[float]) -> None:
 
 
 def ticks_at(axes: Axes, values: pd.Series[float]) -> None:
-    """Ticks where there are values, if those are few."""
+    """Ticks where there are values, if those are few; logarithmic where they would be too close."""
     few = sorted(values.dropna().unique())
     if len(few) <= _MOST_TICKS:
+        if few[0] > 0 and len(few) > 2 and np.diff(few).min() < 0.1 * (few[-1] - few[0]):
+            axes.set_xscale("log")
         axes.set_xticks(few, [f"{value:g}" for value in few])
         axes.minorticks_off()
 
