@@ -28,7 +28,7 @@ SWITCHES = (
 def few_sizes(few_trees: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of 512, or 4,096 tokens a sequence, take seconds."""
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8, 128))
-    monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
+    monkeypatch.setattr("experiments.run.bench.OUTPUT", 40)
 
 
 def test_both_sides_heed_every_switch() -> None:

@@ -188,7 +188,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_the_numbers_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the demo's two scenarios; those with paged memory are in test_bench.py."""
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8, 32))
-    monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
+    monkeypatch.setattr("experiments.run.bench.OUTPUT", 40)
     out = tmp_path / "bench"
     options = ["--config", "gpt3_pp", "--set", "workload.requests=60", "--repeats", "1"]
     options += ["--json", "--out", str(out)]

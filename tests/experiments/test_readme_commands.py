@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("few_trees")
 # Fewer requests than the reader has. Figures are drawn by the first run, which has no --out.
 QUICK = {
     "run": ["--set", "workload.requests=20"],
-    "bench": ["--set", "workload.requests=40", "--repeats", "1"],
+    "bench": ["--set", "workload.requests=20", "--repeats", "1"],
 }
 
 
@@ -115,7 +115,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 def test_a_command(command: Command, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader.folder)
     monkeypatch.setattr("experiments.run.bench.BATCHES", (8,))  # bench's other sizes take longer
-    monkeypatch.setattr("experiments.run.bench.OUTPUT", 200)
+    monkeypatch.setattr("experiments.run.bench.OUTPUT", 40)
     for module in ("held_out", "bands"):  # so do five folds for `fit`
         monkeypatch.setattr(f"simulator.confidence.{module}.FOLDS", 2)
     monkeypatch.setattr("simulator.confidence.held_out.FOREST", 5)
