@@ -227,9 +227,13 @@ def points(
     chart.line(*front, color=SEEN, line_dash="dashed", line_width=1.5)
     drawn, spots = {}, []
     labelled = sum(len(group.x) for group in groups.values()) <= _MOST_LABELS
+    middle = np.mean([end for g in groups.values() if len(g.x) for end in (g.x.min(), g.x.max())])
     for name, group in groups.items():
+        right = group.x > middle  # a label there goes to the left, so that it stays in the frame
         columns = {"x": group.x, "y": group.y, "words": list(group.words)}
         columns |= {"label": list(group.labels), "anchor": list(group.anchors)}
+        columns |= {"side": np.where(right, "right", "left").tolist()}
+        columns |= {"shift": np.where(right, -6, 6)}
         source = ColumnDataSource(columns)
         colour = visible(group.colour)
         spot = chart.scatter("x", "y", source=source, size=10, color=colour, name=name)
@@ -237,7 +241,8 @@ def points(
         if group.steps is not None:
             drawn[name].append(chart.step(*group.steps, mode="after", color=colour))
         if labelled:
-            look = {"text_font_size": "11px", "text_color": SEEN, "x_offset": 6, "y_offset": -4}
+            look = {"text_font_size": "11px", "text_color": SEEN, "y_offset": -4}
+            look |= {"text_align": {"field": "side"}, "x_offset": {"field": "shift"}}
             drawn[name].append(chart.text("x", "y", text="label", source=source, **look))
         spots.append(spot)
     tips = [("", "$name"), ("", "@words"), (x, "@x{0,0.[000]}"), (y, "@y{0,0.[000]}")]

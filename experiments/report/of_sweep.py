@@ -97,13 +97,19 @@ def _answer(table: pd.DataFrame, axes: Sequence[str], keys: Sequence[str]) -> st
         found = seed_means(table, [metric], axes)
         if found.empty:
             continue
+        low, high = found[metric].min(), found[metric].max()
+        if len(found) > 1 and 0 < high <= 1.01 * low:
+            number = f"{number_text(high)} {known(metric).metric.unit}"
+            said.append(f"every point has the same {known(metric).label} within 1 %, {number}")
+            continue
         most = better(metric) is Better.MORE
         best = found.iloc[int(found[metric].argmax() if most else found[metric].argmin())]
         (words,) = layouts(pd.DataFrame([best]), keys)
         what = f"{'highest' if most else 'lowest'} {known(metric).label}"
         number = f"{number_text(best[metric])} {known(metric).metric.unit}"
         said.append(f"{number} is the {what} ({words or 'the only point'})")
-    return f"{'; '.join(said)}." if said else "No point has a result that can be compared."
+    text = "; ".join(said) or "no point has a result that can be compared"
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _fronts(table: pd.DataFrame, axes: Sequence[str], contrast: str | None) -> list[Chart]:

@@ -13,6 +13,7 @@ from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import device_model, make_bundle
 from profiler.physics.op_times import DeviceModel
 from profiler.storage.paths import data_dir
+from profiler.storage.strict import SpecError
 
 
 def op_source(
@@ -32,6 +33,11 @@ def op_source(
     path = bundle_path(root, device.name, model.name, tp, kernels)
     if (path / "meta.yaml").is_file():
         return path
+    if kernels is not None and device.name not in list_devices():
+        raise SpecError(
+            f"no kernels of stack {kernels.stack} were fitted on {device.name}, a device of yours; "
+            "take the closest shipped one (engine.op_scale multiplies its op times), or profile it"
+        )
     if kernels is not None:
         return StackTimes(device.name, kernels, model, tp)
     if profiles is None and device.name in list_devices():

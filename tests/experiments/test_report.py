@@ -22,6 +22,7 @@ from experiments.config.errors import ConfigError
 from experiments.report.content import Section, enumerated
 from experiments.report.html_page import page, write_report
 from experiments.report.of_run import answer
+from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
 from experiments.report.stages_chart import boxes_window, busy_shares
 from experiments.results import read_summary
@@ -88,6 +89,14 @@ def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str,
     assert f"(batch {batch}, {scenario})" in section.answer
     assert any("against" in chart.title for chart in section.charts)
     assert any("over largest batch" in chart.title for chart in section.charts)
+
+
+def test_a_metric_that_nothing_moves_has_no_best_point() -> None:
+    table = pd.DataFrame({"batch": [1, 2], "output_tokens_per_s": [457.82, 457.84]})
+    table["tbt_s.p99"] = [0.1, 0.2]
+    said = _answer(table, ["batch"], ["batch"])
+    assert said.startswith("Every point has the same output token throughput within 1 %, 457.8")
+    assert "; 0.1 s is the lowest time between tokens, p99 (" in said
 
 
 def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[str, Path]) -> None:

@@ -16,6 +16,7 @@ from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
 from profiler.facts.formats import Kernels
 from profiler.facts.model import load_model
 from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.storage.paths import data_dir
 from tests.experiments.small_config import message
 from tests.profiler.hf_configs import LLAMA_3, MISTRAL_1
 
@@ -163,3 +164,10 @@ def test_windows_leave_room_for_more_sequences(config: Path, tmp_path: Path) -> 
     assert 4096 / 8000 < share < 4096 / 6800
     (note,) = (note for note in run.notes if note.startswith("windows: "))
     assert note == f"windows: the KV cache keeps {share:.0%} of this workload's tokens"
+
+
+def test_a_device_of_the_users_has_no_stack(config: Path, tmp_path: Path) -> None:
+    sheet = (data_dir() / "devices" / "h100-80g-sxm.yaml").read_text().partition("# --- below")[0]
+    (tmp_path / "own.yaml").write_text(sheet.replace("name: h100-80g-sxm", "name: own"))
+    said = "were fitted on own, a device of yours; take the closest shipped one"
+    assert said in message(config, f"device={tmp_path / 'own.yaml'}")
