@@ -85,9 +85,13 @@ def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
         if not binds:
             lines.append(f"{one['name']}: no capacity: {one.get('error', '')}")
             continue
-        zero = "even a small load breaks" if not one["capacity"] else "breaks first:"
+        zero, slo = "breaks first:", binds["slo"]
+        if not one["capacity"]:
+            zero = "even a small load breaks"
+            there = [p["stress"].get(slo) for p in one["curve"] if p["load"] == binds["at_load"]]
+            slo += f" ({number_text(there[0])} times the limit)" if any(there) else ""
         lines.append(
-            f"{one['name']}: {zero} {binds['slo']}, because {_BECAUSE[binds['because']]} "
+            f"{one['name']}: {zero} {slo}, because {_BECAUSE[binds['because']]} "
             f"(at {number_text(binds['at_load'])}: KV cache {100 * binds['kv_peak_share']:.0f} % "
             f"full, bubbles {100 * binds['bubble_share']:.0f} %, "
             f"{100 * binds['queueing_share_of_ttft']:.0f} % of TTFT is waiting, "

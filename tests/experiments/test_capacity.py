@@ -36,7 +36,7 @@ from experiments.capacity.search import (
     race,
     replications_needed,
 )
-from experiments.capacity.written import sentence
+from experiments.capacity.written import reasons, sentence
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
@@ -429,6 +429,14 @@ def test_a_relaxed_slo_costs_less() -> None:
 
 def found_at(name: str, load: float, low: float, high: float) -> dict[str, Any]:
     return {"name": name, "capacity": load, "gpus": 1, "interval": [low, high]}
+
+
+def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
+    why = {"slo": "p99 ttft 1ms", "because": "iterations", "at_load": 0.5, "mean_batch": 1}
+    why |= dict.fromkeys(("kv_peak_share", "bubble_share", "queueing_share_of_ttft"), 0.0)
+    probe = {"load": 0.5, "stress": {"p99 ttft 1ms": 32.0}}
+    (line,) = reasons([found_at("one", 0.0, 0.0, 0.0) | {"binds": why, "curve": [probe]}])
+    assert line.startswith("one: even a small load breaks p99 ttft 1ms (32.00 times the limit), ")
 
 
 def test_the_answer_is_a_sentence() -> None:
