@@ -155,11 +155,11 @@ def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
     together: dict[str, Any] = {"drawstyle": "steps-post"} if x == STRESS else {}
     panel.plot(best[x], best[y], color=BLACK, linewidth=1.2, label="front", **together)
     if x == STRESS:
+        panel.axvline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
         panel.set_xscale("log")
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.axvline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
     panel.set(xlabel=NAMES[x], ylabel=NAMES[y])
     figure.legend(loc="outside lower center", ncols=2)
     return figure

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.capacity.capacity_section import CapacitySection, parse_slo
-from experiments.capacity.options import Option
+from experiments.capacity.options import Option, serving
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario, read_draft
@@ -122,7 +122,8 @@ def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
         name = f"{point['layout']} seqs {point['seqs']}"
         source = Source("recommend", name, {}, ())
         try:
-            deployment = deploy(check_scenario(tree, source), source, requests_of)
+            scenario = check_scenario(tree, source)
+            deployment = serving(deploy(scenario, source, requests_of), source)
         except ConfigError as error:
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
             continue

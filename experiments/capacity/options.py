@@ -16,7 +16,7 @@ from experiments.capacity.search import AT_ONCE, Probe, SearchPlan
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, merge
-from experiments.config.loading import Draft, check_scenario
+from experiments.config.loading import Draft, Source, check_scenario
 from experiments.config.parameter_names import parameter
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
@@ -31,6 +31,7 @@ from experiments.config.workload import (
 from experiments.sweeps.plan import SharedRequests, describe
 from experiments.sweeps.points import Point, expand
 from experiments.sweeps.section import SweepSpec
+from policies.request import too_long
 from profiler.facts.ops import OPS
 from profiler.storage.strict import mistakes
 
@@ -93,6 +94,15 @@ def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> A
     return Poisson(kind="poisson", rate=load)
 
 
+def serving(deployment: Deployment, source: Source) -> Deployment:
+    """The same deployment. Raises ConfigError where it rejects every request."""
+    longest = deployment.scenario.cluster.max_length
+    assert longest
+    if all(too_long(request, longest) for request in deployment.requests):
+        raise source.error("cluster.max_length", longest, "every request is longer, and rejected")
+    return deployment
+
+
 def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
     """The deployments that a file describes. Raises ConfigError, a line per mistake."""
     points = _points(draft, section)
@@ -110,7 +120,8 @@ def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
             source = replace(draft.source, scenario=name, override=override)
             try:
                 scenario = check_scenario(tree, source)
-                deployment = deploy(_pilot_of(scenario, section), source, requests_of)
+                pilots = deploy(_pilot_of(scenario, section), source, requests_of)
+                deployment = serving(pilots, source)
             except ConfigError as error:
                 found |= dict.fromkeys(str(error).splitlines())
                 continue

@@ -81,6 +81,13 @@ class Worth:
         per_hour = self._price(option) * paid
         return Screened(option, load, replicas, carried / per_hour, per_hour / replicas)
 
+    def too_many(self, option: Option, load: float) -> str:
+        """Why replicas that carry ``load`` each cannot carry the rate; empty if they can."""
+        most = self.of(option, load)
+        if self.wanted.rate is None or most.value:
+            return ""
+        return f"{self.wanted.rate:g} requests/s take {most.replicas * option.gpus} GPUs at least"
+
     def load_for(self, option: Option, value: float) -> float:
         """The load that a replica must carry for the deployment to be worth ``value``."""
         wanted, price = self.wanted, self._price(option)
@@ -107,18 +114,25 @@ class Recommendation:
 def recommend(
     lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, most: int = FINALISTS
 ) -> Recommendation:
-    """The best deployments. Raises ConfigError where none keeps the SLO under any load."""
+    """The best deployments. Raises ConfigError where none keeps the SLO, under the rate if any."""
     options, dropped = deployable(wanted)
-    bounded: dict[Option, float] = {}
+    bounded, worth = dict[Option, float](), Worth(wanted, prices)
     for number, option in enumerate(options):
         lab.progress("bounds", number, len(options))
         why = alone(option, lab.section.objectives)
+        if not why:
+            bounded[option] = most_requests_per_s(option, lab.section.objectives)
+            why = worth.too_many(option, bounded[option])
         if why:
             dropped[option.name] = why
-        else:
-            bounded[option] = most_requests_per_s(option, lab.section.objectives)
+            bounded.pop(option, None)
     lab.progress("bounds", len(options), len(options))
-    screened = screen(lab, Worth(wanted, prices), bounded, dropped, say)
+    screened = []
+    for one in screen(lab, worth, bounded, dropped, say):
+        if why := worth.too_many(one.option, one.load):
+            dropped[one.option.name] = why
+        else:
+            screened.append(one)
     if not screened:
         raise ConfigError(_nothing(wanted, dropped))
     chosen = finalists(screened, most)
@@ -160,10 +174,11 @@ def _least_replicas(
 
 def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
     reasons = dict.fromkeys(dropped.values())
+    load = "any load" if wanted.rate is None else f"{wanted.rate:g} requests/s"
     listed = "".join(f"\n  {reason}" for reason in list(reasons)[:5])
     return (
         f"--slo {wanted.section.slo}: no deployment of {wanted.model} on up to {wanted.gpus} GPUs "
-        f"of {', '.join(wanted.devices)} keeps it under any load:{listed}"
+        f"of {', '.join(wanted.devices)} keeps it under {load}:{listed}"
     )
 
 

@@ -135,7 +135,8 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     if len(crossings) < len(found):  # a replication breaks the SLO at any load
         broken = next(one for one in found if not isinstance(one, Crossing))
         return Capacity(0.0, 0.0, (0.0, 0.0), (), saturated, broken)
-    mean, interval = mean_and_interval([one.load for one in crossings])
+    mean, (low, high) = mean_and_interval([one.load for one in crossings])
+    interval = max(low, 0.0), high
     load = min(one.load for one in crossings)
     loads = [_rounded(load * part, plan) for part in FRACTIONS]
     length = max(plan.pilot_requests, plan.requests // 4)
@@ -192,7 +193,10 @@ def crossing(
         if not up and load <= max(smallest, 1.0 if plan.whole else 0.0):
             return known
         if up and load >= (like.requests if plan.whole else LARGEST * start):
-            raise UnbreakableError("the SLO holds under any load: limit ttft or latency, too")
+            raise UnbreakableError(
+                "the SLO holds under any load: limit ttft or latency, too, or give more "
+                f"capacity.requests than {like.requests}"
+            )
         factor = margin if up else 1 / margin
         guess = load * min(max(_stress(known) ** (-1 / slope), 0.3), 3.0) * factor
         (further,) = yield [_at(like, _rounded(guess, plan, up))]

@@ -139,14 +139,15 @@ def _score_rows(
             ):
                 if shipped is not None:
                     write_whole(folder / name, host_time_yaml(shipped).encode())
-            plain = [row for row in rows if not row.flags]
-            with styled():
+            plain = [row for row in rows if not row.flags and row.id in predictions]
+            if plain:
                 (folder / "figures").mkdir()
-                for name, figure in (
-                    ("measured_predicted", measured_against_predicted(plain, predictions)),
-                    ("error_by_concurrency", error_by_concurrency(plain, predictions)),
-                ):
-                    save(figure, folder / "figures", name)
+                with styled():
+                    for name, draw in (
+                        ("measured_predicted", measured_against_predicted),
+                        ("error_by_concurrency", error_by_concurrency),
+                    ):
+                        save(draw(plain, predictions), folder / "figures", name)
     if json:
         print_json(content)
     else:
@@ -195,6 +196,8 @@ def _print_groups(title: str, groups: Mapping[str, Any]) -> None:
                     cells += [f"{of['p90']:.1f}", f"{of['bias']:+.1f}"]
                 cells.append("" if of["coverage"] is None else f"{of['coverage']:.0f}")
             rows.append(cells)
+    if not rows:
+        return
     numbers = ["rows"]
     for metric in scored:
         numbers.append(metric.upper() if metric in METRICS else metric)

@@ -43,7 +43,7 @@ class Measured(BaseModel):
     model: Annotated[str, Field(min_length=1)]
     system: Annotated[str, Field(min_length=1)]
     isl: _Count
-    osl: _Count
+    osl: Annotated[int, Field(ge=2, le=2**20)]  # a single token has no TPOT
     concurrency: _Count
     ttft_ms: _Milliseconds
     tpot_ms: _Milliseconds

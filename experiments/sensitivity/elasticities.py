@@ -315,7 +315,7 @@ def _row(
         "low_pct": 100 * float(np.mean(down / base) - 1),
         "high_pct": 100 * float(np.mean(up / base) - 1),
         "elasticity": mean,
-        "interval": list(interval) if len(each) > 1 else None,
+        "interval": list(interval) if len(set(each)) > 1 else None,  # not of one run, repeated
     }
 
 

@@ -117,6 +117,18 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         assert f"x 1 carries {short:.2f} requests/s, {100 - 5 * short:.1f} % less" in told
 
 
+def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the bounds alone; or by screening, where the bounds left a hope."""
+    message = "keeps it under {} requests/s:\n  {} requests/s take [0-9]+ GPUs at least"
+    for rate, about in ((100_000, None), (20, 0.1)):
+        asked = wanted(gpus=None, rate=float(rate), slo="p90 ttft 2s", budget="128", seqs="16")
+        worth, (option, *_) = Worth(asked, load_prices(None)), deployable(asked)[0]
+        seen = [] if about is None else [worth.of(option, about)]
+        monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: seen)
+        with pytest.raises(ConfigError, match=message.format(f"{rate:g}", f"{rate:g}")):
+            recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+
+
 @pytest.mark.parametrize("given", [{"gpus": 8}, {"gpus": None, "rate": 7.0}])
 def test_what_a_replica_must_carry(given: dict[str, object]) -> None:
     asked = wanted(**given)

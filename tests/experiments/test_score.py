@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,7 @@ def test_a_row_is_read(tmp_path: Path) -> None:
         (f"{ROW},80,-1", "tpot_ms: value '-1'"),
         (f"{ROW},,20", "ttft_ms: this key is missing"),
         (ROW.replace("1024,1024", "0,1024") + ",80,20", "isl: value '0'"),
+        (ROW.replace("1024,1024", "1024,1") + ",80,20", "osl: value '1': must be at least 2"),
         (ROW.replace("0.8", "1.5") + ",80,20", "length_range_ratio: value '1.5'"),
     ],
 )
@@ -232,6 +234,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.score.simulated.execute", None)  # nothing is run
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
+
+
+def test_a_table_without_an_answer_draws_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for rows in ([], [f"{ROW},x,2"]):
+        call = ["score", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out)]
+        with warnings.catch_warnings(action="error"):
+            done = CliRunner().invoke(app, call)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.startswith(f"0 of {len(rows)} rows answered")
+        assert not (out / "figures").exists()
 
 
 def test_an_outcome_is_that_of_its_scenario_and_data(tmp_path: Path) -> None:

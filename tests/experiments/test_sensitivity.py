@@ -65,6 +65,12 @@ def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     assert (out / "summary.json").read_bytes() == before
 
 
+def test_one_run_repeated_has_no_interval() -> None:
+    asked = {"only": ["all ops"], "metrics": ["makespan_s"], "replications": 2}
+    (row,) = sim.find_sensitivity(WITHOUT, **asked).to_dict("records")
+    assert row["elasticity"] == pytest.approx(1, rel=0.02) and row["interval_low"] is None
+
+
 def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     """All requests at once: a percent of all ops is a percent of the throughput, and each op has
     its share of it, all-reduces that of the links; what one op takes nearly alone moves with it."""
