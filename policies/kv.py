@@ -147,17 +147,19 @@ class CachedBlocks(Blocks):
     def need(self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = ()) -> int:
         """Free blocks it takes: new ones, and hits that no sequence holds."""
         if not hits:
-            return super().need(sequence, tokens)
+            return Blocks.need(self, sequence, tokens)
         return max(self.blocks(tokens) - len(hits), 0) + sum(not hit.holders for hit in hits)
 
     def take(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
     ) -> None:
         """Give the sequence the hits, and new blocks up to ``tokens`` tokens."""
-        tokens = max(tokens, sequence.held)
-        total, before = self.blocks(tokens), self.blocks(sequence.held)
+        size, before = self.block_size, sequence.held
+        if tokens < before:
+            tokens = before
         sequence.held = tokens
-        shared = sequence.shared_tokens // self.block_size
+        total, before = -(-tokens // size), -(-before // size)
+        shared = sequence.shared_tokens // size
         held = self._held.get(sequence)
         if held is None and (shared or hits):
             held = self._held[sequence] = []
@@ -227,9 +229,11 @@ class CachedBlocks(Blocks):
 
     def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
         """Take back a sequence's blocks, the last first; what is known stays until it is used."""
-        held = self._held.pop(sequence, [])
-        self._entered.pop(sequence, None)
-        self.sharing.pop(sequence, None)
+        held: list[Block] = []
+        if sequence in self._held:
+            held = self._held.pop(sequence)
+            self._entered.pop(sequence, None)
+            self.sharing.pop(sequence, None)
         first = len(held)
         own = self.blocks(tokens) - first
         sequence.held = 0

@@ -94,10 +94,10 @@ class Vllm:
         """Serve running requests; returns the rest of the budget, and whether one was preempted."""
         budget, preempted = self.max_num_batched_tokens, False
         decodes = pool.num_decodes
-        if self._order_is_irrelevant(pool, most) or (
+        if (
             # Prompts are not cut short, so the one that is unfinished was admitted last.
             decodes <= budget and not self.long_prefill_token_threshold and self.order is None
-        ):
+        ) or self._order_is_irrelevant(pool, most):
             while pool.decode_blocks > pool.blocks.free:
                 pool.preempt(pool.newest())
                 preempted = True

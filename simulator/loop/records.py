@@ -32,9 +32,9 @@ ITERATION_COLUMNS = (
 )
 
 
-ROW = Struct(f"{len(ITERATION_COLUMNS)}d")
-"""An iteration's values, as the loop writes them into a block of bytes: a tuple of them would take
-twice the time, and four times the memory."""
+ROW = Struct("".join("d" if name.endswith("_s") else "q" for name in ITERATION_COLUMNS))
+"""An iteration's values, seconds and counts, as the loop writes them into a block of bytes: a tuple
+of them would take twice the time, and four times the memory."""
 
 COUNTED = ("group", "chunks", "prefill_tokens", "decodes", "padding")
 """Those of the columns that fit four bytes: they count groups, sequences, or what they process."""
@@ -52,9 +52,9 @@ class Columns(Mapping[str, Floats]):
 
     def extend(self, rows: bytearray | memoryview) -> None:
         """Add iterations: the values of each one's columns, in their order, as :data:`ROW`."""
-        table = np.frombuffer(rows).reshape(-1, len(ITERATION_COLUMNS))
-        for held, column in zip(self._held.values(), table.T, strict=True):
-            held.frombytes(column.astype(held.typecode).tobytes())
+        table = np.frombuffer(rows, list(zip(ITERATION_COLUMNS, ROW.format, strict=True)))
+        for name, held in self._held.items():
+            held.frombytes(table[name].astype(held.typecode).tobytes())
 
     def __getitem__(self, name: str) -> Floats:
         held = self._held[name]

@@ -127,8 +127,10 @@ class _Replicas:
             self._place = {request.id: place for place, request in enumerate(self.requests)}
             self._send(self._clients.begin())
         elif len(self.requests):
-            self._order = np.argsort(self._arrival_s, kind="stable")
-            first, last = self._arrival_s[self._order[[0, -1]]].tolist()
+            order = np.argsort(self._arrival_s, kind="stable")
+            # Views that give plain numbers.
+            self._order, self._times = order.data, self._arrival_s[order].data
+            first, last = self._times[0], self._times[-1]
             if first < 0 or last >= HORIZON_S:
                 raise SimulationError(f"arrivals must lie between 0 and {HORIZON_S:.0f} s")
             Moment(self.env, first, ARRIVAL, self._arrive)
@@ -138,10 +140,10 @@ class _Replicas:
         now = self.env.now
         following = now
         while following == now:
-            self._submit(self.requests[int(self._order[self._arrived])])
+            self._submit(self.requests[self._order[self._arrived]])
             if self._arrived == len(self._order):
                 return
-            following = float(self._arrival_s[self._order[self._arrived]])
+            following = self._times[self._arrived]
         Moment(self.env, following - now, ARRIVAL, self._arrive)
 
     def _send(self, arrivals: abc.Iterable[Arrival]) -> None:
@@ -168,17 +170,17 @@ class _Replicas:
         return reason is None
 
     def _route(self, request: Request) -> int:
+        if self.router == "round_robin":
+            return (self._accepted + len(self._rejections)) % len(self.replicas)
         if not self._outstanding:
             self._outstanding = [0] * len(self.replicas)
-        if self.router == "least_tokens":
-            target = self._outstanding.index(min(self._outstanding))
-        else:
-            target = (self._accepted + len(self._rejections)) % len(self.replicas)
+        target = self._outstanding.index(min(self._outstanding))
         self._account(target, request.prompt_tokens + request.max_tokens)
         return target
 
     def _account(self, target: int, tokens: int) -> None:
-        self._outstanding[target] += tokens
+        if self._outstanding:  # the router needs them
+            self._outstanding[target] += tokens
 
     def finished(self, replica: int, sequences: abc.Iterable[Sequence], now: float) -> None:
         """Called by each replica with finished sequences and the time."""
