@@ -31,7 +31,7 @@ TOKEN_BYTES, POINT_BYTES, CHUNK_POINT_BYTES = 350, 330, 60
 """A row count in the predictor's table, and a point of its attention tables: those that are made
 at once, and those of chunks, which are made block by block."""
 
-ALWAYS_FREE = 8_000_000
+ALWAYS_FREE = 16_000_000
 """Less than this process holds already. A sweep's small runs need no more, and asking the system
 would take a tenth of their time."""
 

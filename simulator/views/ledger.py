@@ -142,7 +142,7 @@ def gaps(log: ReplicaLog) -> Gaps:
             released = times.release[waits, stage]
             ends = starved(np.concatenate([released, released + gap[waits]]))
             missing = ends[len(waits) :] - ends[: len(waits)]
-            no_work[1 + waits, stage] = missing
+            no_work[1:, stage][waits] = missing
             gap[waits] -= missing
     return Gaps(times, rest, communication, turnaround, no_work, pair_kinds(log))
 
