@@ -12,6 +12,7 @@ from experiments.config.deployment import Deployment
 from experiments.config.host_time import host_times
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all
+from simulator.op_times.iteration import NO_HOST
 from simulator.views.metrics import Analysis
 
 TEXT = """\
@@ -58,7 +59,7 @@ def test_without_a_stack_there_is_none() -> None:
     run = deploy_all(load_experiment("first_experiment"))["sarathi"]
     engine = run.scenario.engine
     assert (engine.host_iteration_s, engine.host_sequence_s, engine.frontend_s) == (0, 0, 0)
-    assert not run.predictor.cost.host
+    assert run.predictor.cost.host == NO_HOST
 
 
 def test_a_frontend_counts_in_ttft_and_latency_and_delays_the_next_request(tmp_path: Path) -> None:
