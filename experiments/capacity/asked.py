@@ -81,7 +81,7 @@ def warnings(
     lines = []
     for one in deployments:
         if one.get("error"):
-            lines.append(f"warning: {one['name']}: {one['error']}")
+            lines.append(f"warning: {one['name']}: no capacity: {one['error']}")
         elif one["capacity"] and one["interval"] is None:
             lines.append(f"note: {one['name']}: one run, so it has no interval")
         elif one["capacity"]:

@@ -29,7 +29,7 @@ def capacity_table(
     unit, rows = UNITS[section.load], []
     for one in found:
         binds = one.get("binds") or {}
-        cells = [one["name"], binds.get("slo", one.get("error", "")), binds.get("because", "")]
+        cells = [one["name"], binds.get("slo", ""), binds.get("because", "")]
         numbers = [one["capacity"], one.get("mean"), one.get("interval"), one.get("band")]
         numbers.append(None if one["capacity"] is None else one["capacity"] / one["gpus"])
         numbers.append(one.get("per_million_output_tokens"))
@@ -50,6 +50,8 @@ def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str)
     """The answer in a sentence: which deployment carries most, by how much, and what binds it."""
     able = [one for one in deployments if one["capacity"]]
     if not able:
+        if any(one["capacity"] is None for one in deployments):
+            return "No capacity was found."
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
     what = "carries the most," if others else "carries"
@@ -78,12 +80,11 @@ def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str)
 
 
 def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each deployment: what breaks first, and why."""
+    """A line for each deployment whose search ended: what breaks first, and why."""
     lines = []
     for one in found:
         binds = one.get("binds")
         if not binds:
-            lines.append(f"{one['name']}: no capacity: {one.get('error', '')}")
             continue
         zero, slo = "breaks first:", binds["slo"]
         if not one["capacity"]:

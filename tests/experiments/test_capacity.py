@@ -457,7 +457,13 @@ def test_the_answer_is_a_sentence() -> None:
         "(1 % more than TP 1, whose interval overlaps)."
     )
     assert sentence([far, best], "requests/s", "USD").endswith("(100 % more than TP 4).")
-    assert "No deployment" in sentence([found_at("TP 1", 0.0, 0.0, 0.0)], "requests/s", "USD")
+    none = found_at("TP 1", 0.0, 0.0, 0.0)
+    assert "No deployment" in sentence([none], "requests/s", "USD")
+    unknown = {"name": "TP 2", "gpus": 2, "capacity": None, "error": "the SLO holds"}
+    assert sentence([none, unknown], "requests/s", "USD") == "No capacity was found."
+    assert reasons([unknown]) == []
+    (line,) = warnings([unknown], CapacitySection(slo="p90 ttft 1s"))
+    assert line == "warning: TP 2: no capacity: the SLO holds"
 
 
 def test_a_queue_that_grows_at_the_capacity_is_said() -> None:
