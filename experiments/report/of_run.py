@@ -233,11 +233,11 @@ def _tables_charts(tables: Mapping[str, Tables]) -> list[Chart]:
             of = "all tokens" if key == "tbt_s" else "requests"
             chart = lines(curves, with_unit(metric.name, metric.unit), f"share of {of}", share=True)
             charts.append(Chart(title, chart, "A click on a name hides its line."))
-    charts.append(_ledger(tables))
-    return charts
+    return [*charts, *_ledger(tables)]
 
 
-def _ledger(tables: Mapping[str, Tables]) -> Chart:
+def _ledger(tables: Mapping[str, Tables]) -> list[Chart]:
+    """Where the stages' time goes; nothing where no stage did anything."""
     shares = {name: stage_shares(table.ledger) for name, table in tables.items()}
     rows = [(name, str(stage)) for name, share in shares.items() for stage in share.index]
     parts = {}
@@ -247,9 +247,11 @@ def _ledger(tables: Mapping[str, Tables]) -> Chart:
         )
         if values.max() > 0.005:
             parts[label] = (colour, values)
+    if not parts:
+        return []
     chart = stacked_bars(rows, parts, "share of the run (%)")
     caption = "Each stage's time by account, mean over replicas. The accounts add up exactly."
-    return Chart("Where the time of the stages goes", chart, caption)
+    return [Chart("Where the time of the stages goes", chart, caption)]
 
 
 def _again_charts(again: Mapping[str, SimulatedAgain], tables: Mapping[str, Tables]) -> list[Chart]:

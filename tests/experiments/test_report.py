@@ -21,12 +21,13 @@ from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.report.content import Section, enumerated
 from experiments.report.html_page import page, write_report
-from experiments.report.of_run import answer
+from experiments.report.of_run import _ledger, answer
 from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
 from experiments.report.stages_chart import boxes_window, busy_shares
 from experiments.results import read_summary
 from experiments.run.compare import simulate_again
+from experiments.run.overlay import labelled_tables
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
@@ -222,6 +223,13 @@ def test_every_point_is_labelled_and_leads_to_a_row(
                   if isinstance(text.glyph, Text)]  # fmt: skip
         assert [len(each) for each in labels] == [len(data["x"]) for data in sources]
         assert all(label for each in labels for label in each)
+
+
+def test_a_run_that_did_nothing_has_no_ledger_chart(result: Path) -> None:
+    (_, _, table), *_ = labelled_tables([result]).values()
+    nothing = dict.fromkeys(table.ledger.select_dtypes("float").columns, 0.0)
+    assert len(_ledger({"a": table})) == 1
+    assert _ledger({"a": replace(table, ledger=table.ledger.assign(**nothing))}) == []
 
 
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
