@@ -18,6 +18,10 @@ from policies.decodes import by_admission
 from policies.kv import Block
 from policies.pool_books import HIT, HIT_AGAIN, LOST, Books
 from policies.request import Request, Sequence, too_long
+from policies.scheduler import LivelockError
+
+MANY_PREEMPTIONS = 1000
+"""After so many, and ten for each running sequence, somebody must have got a token."""
 
 
 class Pool(Books):
@@ -240,7 +244,7 @@ class Pool(Books):
         tokens.
 
         It waits before all others, or with ``last`` behind them. Returns the tokens that it had
-        been given in this iteration.
+        been given in this iteration. Raises LivelockError where preempting leads nowhere.
         """
         given = self._chunks.pop(sequence, 0)
         del self.running[sequence]
@@ -273,7 +277,23 @@ class Pool(Books):
         sequence.prefilled = 0
         sequence.yielding = False
         self._queue(sequence, last=last)
+        self._preempted += 1
+        if self._preempted > MANY_PREEMPTIONS + 10 * len(self.running):
+            self._look_for_progress()
         return given
+
+    def _look_for_progress(self) -> None:
+        """Raise LivelockError if nobody has got a token since it was last called."""
+        here = [*self.running, *self.waiting]
+        tokens = sum(s.target if s.cohort is None else self.held(s) for s in here)
+        before, self._progress = self._progress, (self._finished, tokens)
+        if before[0] == self._finished and before[1] >= tokens:
+            raise LivelockError(
+                f"{self._preempted} preemptions in a row, and nobody got a token: "
+                f"{len(self.running)} running and {len(self.waiting)} waiting requests take the "
+                "KV cache from each other; give it more blocks, or let fewer run at a time"
+            )
+        self._preempted = 0
 
     def admit(
         self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), hold: int = 0

@@ -46,6 +46,10 @@ class Books(Decodes):
     idle: bool = field(init=False, default=True)
     _empty: int = field(init=False, default=0)  # those of them in which nobody takes part
     _unfinished: int = field(init=False, default=0)
+    _finished: int = field(init=False, default=0)
+    # Preemptions since progress was looked at, and what it was then: finished, and tokens.
+    _preempted: int = field(init=False, default=0)
+    _progress: tuple[int, int] = field(init=False, default=(-1, -1))
     # Preempted while decoding in iterations that are out, by slot and iteration.
     _stale: dict[tuple[int, int], list[Sequence]] = field(init=False, default_factory=dict)
     # What the policy said last, if nothing has happened since: nobody could be admitted.
@@ -166,6 +170,7 @@ class Books(Decodes):
     def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
         """A sequence has its last token."""
         self._unfinished -= 1
+        self._finished += 1
         self.emptied += not self._unfinished
         if sequence not in self.running:  # preempted, with this token on its way
             self.waiting.remove(sequence)

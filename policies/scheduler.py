@@ -34,6 +34,10 @@ class PolicyError(Exception):
     """A policy returned an invalid plan."""
 
 
+class LivelockError(Exception):
+    """Sequences preempt each other for ever, and nobody gets a token."""
+
+
 def _is_empty(group: Group) -> bool:
     return not (group.num_decodes or group.prefilling)
 

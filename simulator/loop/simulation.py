@@ -14,7 +14,7 @@ import simpy
 
 from policies.pool import Pool
 from policies.request import Request, Sequence
-from policies.scheduler import Scheduler
+from policies.scheduler import LivelockError, Scheduler
 from simulator.loop.closed_loop import Arrival, Clients
 from simulator.loop.jitter import JitteredService
 from simulator.loop.moment import ARRIVAL, Moment
@@ -54,7 +54,8 @@ def simulate(
     number of finished requests.
 
     Raises :class:`SimulationError` if simulated time passes 24 days, or if a policy leaves
-    requests unserved; ValueError for two requests of one id, or a scheduler that has served before.
+    requests unserved or lets them preempt each other for ever; ValueError for two requests of one
+    id, or a scheduler that has served before.
     """
     if len({request.id for request in requests}) < len(requests):
         raise ValueError("two requests have the same id")
@@ -74,10 +75,13 @@ def simulate(
         )
         for number, (scheduler, stream) in enumerate(zip(schedulers, streams, strict=True))
     ]
-    with _no_collector():
-        cluster.begin()
-        cluster.env.run()
-        return cluster.records()
+    try:
+        with _no_collector():
+            cluster.begin()
+            cluster.env.run()
+            return cluster.records()
+    except LivelockError as error:
+        raise SimulationError(str(error)) from error
 
 
 @contextmanager

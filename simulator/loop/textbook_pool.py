@@ -18,11 +18,14 @@ from policies.batch import Batch
 from policies.policy import PoolPolicy
 from policies.pool_books import HIT, HIT_AGAIN, LOST
 from policies.request import Request, Sequence
+from policies.scheduler import LivelockError
 from simulator.loop.jitter import Jitter
 from simulator.loop.replica import Predictor
 from simulator.loop.switches import DEFAULT, Switches
 from simulator.loop.textbook_blocks import TextbookBlock, TextbookBlocks
 from simulator.loop.textbook_pipeline import Member, Micro, TextbookPipeline
+
+MANY_ITERATIONS = 2000
 
 
 @dataclass(eq=False, slots=True)
@@ -257,7 +260,10 @@ class TextbookPool:
 
 
 class TextbookPoolReplica(TextbookPipeline):
-    """One replica with paged memory. ``check`` has every block looked at after every event."""
+    """One replica with paged memory. ``check`` has every block looked at after every event.
+
+    Raises LivelockError where preemptions let nobody get a token.
+    """
 
     def __init__(
         self,
@@ -282,6 +288,7 @@ class TextbookPoolReplica(TextbookPipeline):
         self.check = check
         self.rows: dict[Micro, list[Row]] = {}
         self.kv_tokens: list[int] = []
+        self._tokens = -1
 
     def everybody(self) -> list[Member]:
         return list(self.pool.members.values())
@@ -318,6 +325,10 @@ class TextbookPoolReplica(TextbookPipeline):
         micro = self._micro(batch, chunks, decodes, [])
         self.rows[micro] = rows
         self.kv_tokens.append((pool.blocks.capacity - pool.blocks.free) * pool.blocks.block_size)
+        if len(self.kv_tokens) % MANY_ITERATIONS == 0:
+            before, self._tokens = self._tokens, sum(len(m.token_s) for m in pool.members.values())
+            if before == self._tokens:
+                raise LivelockError(f"no token in {MANY_ITERATIONS} iterations")
         return micro
 
     def _plan(self) -> tuple[Batch, list[Row]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from policies.batch import Batch
@@ -15,6 +16,7 @@ from policies.policy import PoolPolicy
 from policies.pool import Pool
 from policies.request import Prefix, Request
 from policies.sarathi_serve import SarathiServe
+from policies.scheduler import LivelockError
 from policies.sglang import Sglang
 from policies.trtllm import Trtllm
 from policies.vllm import Vllm
@@ -22,7 +24,7 @@ from policies.vllm_v0 import VllmV0
 from simulator.loop.closed_loop import Clients
 from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
-from simulator.loop.simulation import Router, simulate
+from simulator.loop.simulation import Router, SimulationError, simulate
 from simulator.loop.switches import Switches
 from simulator.loop.textbook import simulate_textbook
 from simulator.loop.textbook_pool import TextbookPoolReplica
@@ -84,13 +86,19 @@ class PoolSystem:
         ]
 
     def fast(self, pools: list[Pool] | None = None, seen: list[Who] | None = None) -> Records:
-        return simulate(
-            self.requests,
-            pools or self.pools(),
-            predict if seen is None else watched(seen),
-            self.layers,
-            **self._switches(),
-        )
+        """Its records. A system whose requests preempt each other for ever is no example."""
+        try:
+            return simulate(
+                self.requests,
+                pools or self.pools(),
+                predict if seen is None else watched(seen),
+                self.layers,
+                **self._switches(),
+            )
+        except SimulationError as error:
+            if isinstance(error.__cause__, LivelockError):
+                reject()
+            raise
 
     def textbook(self, seen: list[Who] | None = None) -> list[TextbookPoolReplica]:
         return simulate_textbook(  # type: ignore[return-value]

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from policies.request import Request
+from policies.scheduler import LivelockError
 from policies.vllm import Vllm
 from simulator.loop.pipeline import stage_times
 from simulator.loop.quantum import quantize
 from simulator.loop.records import Records
+from simulator.loop.simulation import SimulationError, simulate
 from simulator.loop.textbook_pool import TextbookPoolReplica
 from simulator.views.metrics import Analysis
-from tests.simulator.oracle import start_finish
+from tests.simulator.oracle import predict, start_finish
 from tests.simulator.pools import OTHERS, PoolSystem, Who, pool_requests, pool_systems
 
 
@@ -145,6 +147,27 @@ def test_other_engines(policy: str, stages: int, caching: bool) -> None:
     for rate in (None, 40.0):
         requests = pool_requests(30, seed=stages, rate=rate)
         compare(PoolSystem(OTHERS[policy], (2,) * stages, 75, caching=caching, requests=requests))
+
+
+def test_requests_that_preempt_each_other_for_ever_end_the_simulation() -> None:
+    """Two of one priority that arrive at one instant, with room for one: vLLM preempts the first of
+    those that come last, so each takes the blocks of the other before it has a token."""
+    policy = Vllm(
+        160,
+        3,
+        long_prefill_token_threshold=12,
+        scheduling_policy="priority",
+        async_scheduling=True,
+        scheduler_reserve_full_isl=False,
+    )
+    requests = [Request(i, 0.0, 40, 2, 10, 1) for i in range(2)]
+    system = PoolSystem(policy, num_blocks=16, block_size=4, requests=requests)
+    with pytest.raises(LivelockError, match="no token in 2000 iterations"):
+        system.textbook()
+    with pytest.raises(SimulationError, match=r"1 running and 1 waiting .* more blocks"):
+        simulate(requests, system.pools(), predict, system.layers)
+    enough = replace(system, num_blocks=26)
+    compare(enough)
 
 
 def test_with_room_for_all_nobody_is_preempted() -> None:
