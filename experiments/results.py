@@ -133,6 +133,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def no_run(folder: Path, otherwise: str) -> ConfigError:
+    """What is said of a folder that holds no result of a run: what it holds instead."""
+    held = str(read_summary(folder).get("format", ""))
+    for kind in ("capacity", "recommend", "sensitivity", "score"):
+        if held.startswith(f"sarathi-sim {kind} "):
+            told = f"is the answer of {kind}, not of a run: sarathi-sim report {folder} draws it"
+            return ConfigError(f"{folder}: {told}")
+    return ConfigError(f"{folder}: not the result of a run ({otherwise})")
+
+
 def run_files(
     runs: Mapping[str, tuple[Scenario, Analysis]], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
@@ -234,7 +244,7 @@ def read_tables(folder: Path) -> dict[str, Tables]:
     if summary.get("format") == SWEEP_FORMAT:
         raise ConfigError(f"{folder}: is a sweep: name it alone, or the folders of its runs")
     if summary.get("format") != FORMAT:
-        raise ConfigError(f"{folder}: not the result of a run (no {SUMMARY} of ours)")
+        raise no_run(folder, f"no {SUMMARY} of ours")
     scenarios = summary.get("scenarios")
     if not isinstance(scenarios, dict) or not scenarios:
         raise ConfigError(f"{folder}: the result is damaged: {SUMMARY} names no scenarios")

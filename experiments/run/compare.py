@@ -14,7 +14,7 @@ from rich.table import Table
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.results import FORMAT, SWEEP_FORMAT, read_summary, to_json
+from experiments.results import FORMAT, SWEEP_FORMAT, no_run, read_summary, to_json
 from experiments.run.rich_table import rich_table
 from profiler.facts.ops import ACCOUNTS
 from profiler.storage.progress import Progress, silent
@@ -132,7 +132,7 @@ def _find(folder: Path) -> tuple[Path, str]:
             return where, name
     if read_summary(folder).get("format") == SWEEP_FORMAT:
         raise ConfigError(f"{folder}: is a sweep: name two of its runs, {folder / 'runs'}/KEY")
-    raise ConfigError(f"{folder}: not the result of a run, nor a scenario's folder in one")
+    raise no_run(folder, "nor a scenario's folder in one")
 
 
 def compare(a: Path, b: Path, progress: Progress = silent) -> dict[str, Any]:

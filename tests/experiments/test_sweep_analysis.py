@@ -363,7 +363,11 @@ def test_plot_says_where_the_numbers_of_overloaded_runs_are(
 
 
 def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    answer.mkdir()
+    (answer / "summary.json").write_text('{"format": "sarathi-sim capacity 1"}')
     for folders, expected in (
+        ((answer, result / "orca"), f"is the answer of capacity, .*: sarathi-sim report {answer}"),
         ((result, result / "orca"), r"holds several scenarios: name one of .*orca, .*sarathi"),
         ((tmp_path, result / "orca"), "not the result of a run"),
     ):
