@@ -232,7 +232,7 @@ def test_plot_errors(result: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the result of a run"):
         plot_results([tmp_path], tmp_path / "out")
     (tmp_path / "summary.json").write_text('{"format": "sarathi-sim score 1"}')
-    with pytest.raises(ConfigError, match="is the answer of score, .* report"):
+    with pytest.raises(ConfigError, match=r"is the answer of score, .* report"):
         plot_results([tmp_path], tmp_path / "out")
     with pytest.raises(ConfigError, match="no such folder"):
         plot_results([tmp_path / "absent"], tmp_path / "out")
