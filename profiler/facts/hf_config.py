@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -96,3 +97,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"key {short(twice)} is given twice")
     return found
+
+
+def plain_name(name: str) -> str:
+    """A model's name on the hub as shipped models are called: no owner, no variant, small."""
+    own = name.rpartition("/")[2].lower().removeprefix("meta-").replace("_", "-")
+    return re.sub(r"-(instruct|chat|it|hf|bf16|fp8)\b", "", own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -13,7 +12,7 @@ from profiler.facts.attention_kinds import Latent, Windows, mean_layer
 from profiler.facts.experts import MOST_WIDE
 from profiler.facts.experts import Experts as Experts
 from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from profiler.facts.hf_config import model_fields, read_json
+from profiler.facts.hf_config import model_fields, plain_name, read_json
 from profiler.facts.hf_keys import short
 from profiler.facts.hf_reader import MOST_LAYERS
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
@@ -274,7 +273,7 @@ class ModelSpec:
             experts=self.experts.num_experts if self.experts else 0,
             shared_ffn=self.experts.shared_intermediate_size // tp if self.experts else 0,
             expert_bias=self.experts is not None and self.experts.bias,
-            sparse_share=1 - self.num_dense_layers / self.num_layers,
+            sparse_share=self.share(MOE),
             norms=self.norms_per_layer,
             latent=self.latent,
         )
@@ -324,32 +323,19 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
     Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
     """
-    path = user_path(name_or_path)
+    path, name = user_path(name_or_path), str(name_or_path)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
-        return _from_hugging_face(path)
-    shipped = data_dir() / "models" / f"{name_or_path}.yaml"
-    if path.suffix == ".yaml":
-        shipped = path
-    elif str(name_or_path) not in list_models():
-        raise SpecError(
-            f"unknown model {str(name_or_path)!r}"
-            f"{did_you_mean(_as_shipped(str(name_or_path)), list_models())}; "
-            f"shipped: {', '.join(list_models())}; or the path of a Hugging Face config.json"
-        )
-    if not shipped.is_file():
-        raise SpecError(f"{shipped}: no such file")
-    return parse(ModelSpec, read_mapping(shipped), shipped)
-
-
-def _as_shipped(name: str) -> str:
-    """A name of the Hugging Face hub, as shipped models are called."""
-    own = name.rpartition("/")[2].lower().removeprefix("meta-").replace("_", "-")
-    return re.sub(r"-(instruct|chat|it|hf|bf16|fp8)\b", "", own)
-
-
-def _from_hugging_face(path: Path) -> ModelSpec:
-    config = read_json(path)
-    name = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return parse(ModelSpec, {"name": name, **model_fields(config, str(path))}, path)
+        own = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return parse(ModelSpec, {"name": own, **model_fields(read_json(path), str(path))}, path)
+    if path.suffix != ".yaml":
+        if name not in list_models():
+            raise SpecError(
+                f"unknown model {name!r}{did_you_mean(plain_name(name), list_models())}; "
+                f"shipped: {', '.join(list_models())}; or the path of a Hugging Face config.json"
+            )
+        path = data_dir() / "models" / f"{name}.yaml"
+    if not path.is_file():
+        raise SpecError(f"{path}: no such file")
+    return parse(ModelSpec, read_mapping(path), path)

@@ -10,22 +10,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any
-
-import simpy
+from typing import Any, cast
 
 from policies.batch import Batch
 from policies.policy import PoolPolicy
 from policies.pool_books import HIT, HIT_AGAIN, LOST
-from policies.request import Request, Sequence
-from policies.scheduler import LivelockError
-from simulator.loop.jitter import Jitter
-from simulator.loop.replica import Predictor
-from simulator.loop.switches import DEFAULT, Switches
+from policies.request import Sequence
 from simulator.loop.textbook_blocks import TextbookBlock, TextbookBlocks
-from simulator.loop.textbook_pipeline import Member, Micro, TextbookPipeline
-
-MANY_ITERATIONS = 2000
+from simulator.loop.textbook_pipeline import Member
 
 
 @dataclass(eq=False, slots=True)
@@ -60,12 +52,21 @@ Row = tuple[PoolMember, int, bool, bool]
 
 
 class TextbookPool:
-    """What a pool policy sees and does (see :class:`~policies.pool.Pool`), with plain lists."""
+    """What a pool policy sees and does (see :class:`~policies.pool.Pool`), with plain lists.
+
+    ``check`` has every block looked at after every event.
+    """
 
     def __init__(
-        self, policy: PoolPolicy, blocks: TextbookBlocks, max_length: int, stages: int
+        self,
+        policy: PoolPolicy,
+        blocks: TextbookBlocks,
+        max_length: int,
+        stages: int,
+        check: bool,
     ) -> None:
         self.policy = policy
+        self.check = check
         self.blocks = blocks
         self.max_length = max_length
         self.stages = stages
@@ -182,11 +183,14 @@ class TextbookPool:
         if self.policy.order is not None:
             self.waiting.sort(key=self.policy.order)
 
-    def open(self) -> None:
-        """Begin an iteration: who could decode now."""
+    def form(self) -> tuple[Batch, list[Row]]:
+        """Form an iteration; returns also who yields a token with it."""
         self.step += 1
         self.given = {}
         self.ready = [s for s in self.running if self._decodes_next(self.members[s])]
+        self.policy.plan(cast(Any, self))
+        self._checked()
+        return self._batch(), [self._scheduled(*given) for given in self.given.items()]
 
     def _decodes_next(self, member: PoolMember) -> bool:
         if member.partial:
@@ -198,42 +202,40 @@ class TextbookPool:
         longest = min(request.prompt_tokens + request.max_tokens, self.max_length)
         return member.known + member.pending < longest and self.step >= member.decode_at
 
-    def close(self) -> tuple[Batch, list[Row]]:
-        """The iteration as the policy put it together; who yields a token with it."""
+    def _batch(self) -> Batch:
         chunks = [(s, n, self.context(s)) for s, n in self.given.items() if s not in self.ready]
-        decodes = [self.members[s] for s in self.given if s in self.ready]
-        contexts = [member.computed for member in decodes]
-        members = [member.sequence for member in decodes]
-        rows = []
-        for sequence, tokens in self.given.items():
-            member = self.members[sequence]
-            member.computed += tokens
-            member.out += tokens
-            sequence.prefilled = min(member.computed, sequence.target)
-            yields = not member.partial
-            if yields and self.policy.ahead:
-                member.pending += 1
-                member.decode_at = self.step + self.stages
-            chunk = sequence not in self.ready
-            sequence.awaited += chunk and tokens
-            rows.append((member, tokens, chunk, yields))
-        self.given = {}
-        batch = Batch(
+        members = self.decoding()
+        contexts = [self.context(sequence) for sequence in members]
+        return Batch(
             slot=0,
             chunks=tuple(chunks),
             prefill_tokens=sum(tokens for _, tokens, _ in chunks),
-            num_decodes=len(decodes),
+            num_decodes=len(members),
             decode_context=sum(contexts),
             longest_context=max(contexts, default=0),
             members=lambda: members,
         )
-        return batch, rows
+
+    def _scheduled(self, sequence: Sequence, tokens: int) -> Row:
+        """Book that the tokens are on their way."""
+        member, chunk = self.members[sequence], sequence not in self.ready
+        member.computed += tokens
+        member.out += tokens
+        sequence.prefilled = min(member.computed, sequence.target)
+        yields = not member.partial
+        if yields and self.policy.ahead:
+            member.pending += 1
+            member.decode_at = self.step + self.stages
+        if chunk:
+            sequence.awaited += tokens
+        return member, tokens, chunk, yields
 
     def returned(self, rows: list[Row], now: float) -> None:
         """What an iteration computed has come back."""
         for member, tokens, chunk, yields in rows:
             sequence = member.sequence
-            sequence.awaited -= chunk and tokens
+            if chunk:
+                sequence.awaited -= tokens
             member.out -= tokens
             stale = sequence.stale > 0
             if stale:
@@ -257,96 +259,13 @@ class TextbookPool:
                 else:
                     self.waiting.remove(sequence)
                 self.emptied += not (self.running or self.waiting)
-
-
-class TextbookPoolReplica(TextbookPipeline):
-    """One replica with paged memory. ``check`` has every block looked at after every event.
-
-    Raises LivelockError where preemptions let nobody get a token.
-    """
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        policy: PoolPolicy,
-        predict: Predictor,
-        layers: tuple[int, ...],
-        *,
-        num_blocks: int,
-        block_size: int,
-        caching: bool,
-        max_in_flight: int,
-        max_length: int,
-        switches: Switches = DEFAULT,
-        jitter: Jitter | None = None,
-        check: bool = False,
-    ) -> None:
-        super().__init__(env, predict, layers, switches, jitter)
-        blocks = TextbookBlocks(num_blocks, block_size, caching)
-        self.pool = TextbookPool(policy, blocks, max_length, len(layers))
-        self.max_in_flight = max_in_flight
-        self.check = check
-        self.rows: dict[Micro, list[Row]] = {}
-        self.kv_tokens: list[int] = []
-        self._tokens = -1
-
-    def everybody(self) -> list[Member]:
-        return list(self.pool.members.values())
-
-    def submit(self, request: Request) -> None:
-        pool = self.pool
-        length = request.prompt_tokens + request.max_tokens
-        if length > pool.max_length or pool.blocks.blocks(length - 1) > pool.blocks.capacity:
-            self.rejected.append(request.id)
-            return
-        sequence = Sequence(
-            request.id, request.prompt_tokens, request.max_tokens, 0,
-            arrival_s=request.arrival_s, priority=request.priority, prefix=request.prefix,
-            user=request.user,
-        )  # fmt: skip
-        pool.members[sequence] = PoolMember(request, sequence)
-        pool.queue(sequence, len(pool.waiting))
-        self._wake()
-
-    def _form(self) -> Micro | None:
-        pool: Any = self.pool
-        if len(self.rows) == self.max_in_flight or not (pool.waiting or pool.running):
-            return None
-        batch, rows = self._plan()
-        # Nothing is under way: steps that a decode waits for, or that only preempt, take no time.
-        for _ in range(pool.stages + len(pool.running)):
-            if rows or any(self.rows.values()):
-                break
-            batch, rows = self._plan()
-        if not rows and not any(self.rows.values()):
-            return None
-        chunks = [(pool.members[s], n) for s, n, _ in batch.chunks]
-        decodes = [pool.members[s] for s in batch.members()]
-        micro = self._micro(batch, chunks, decodes, [])
-        self.rows[micro] = rows
-        self.kv_tokens.append((pool.blocks.capacity - pool.blocks.free) * pool.blocks.block_size)
-        if len(self.kv_tokens) % MANY_ITERATIONS == 0:
-            before, self._tokens = self._tokens, sum(len(m.token_s) for m in pool.members.values())
-            if before == self._tokens:
-                raise LivelockError(f"no token in {MANY_ITERATIONS} iterations")
-        return micro
-
-    def _plan(self) -> tuple[Batch, list[Row]]:
-        pool: Any = self.pool
-        pool.open()
-        pool.policy.plan(pool)
-        self._checked()
-        return self.pool.close()
-
-    def _book(self, micro: Micro, now: float) -> None:
-        self.pool.returned(self.rows.pop(micro), now)
         self._checked()
 
     def _checked(self) -> None:
+        """Every block is free or held by a running sequence, as many as its tokens take."""
         if self.check:
-            pool = self.pool
-            pool.blocks.check()
-            assert set(pool.blocks.tables) == set(pool.running)
-            assert not set(pool.waiting) & set(pool.running)
-            for sequence, table in pool.blocks.tables.items():
-                assert len(table) == pool.blocks.blocks(pool.members[sequence].holds)
+            self.blocks.check()
+            assert set(self.blocks.tables) == set(self.running)
+            assert not set(self.waiting) & set(self.running)
+            for sequence, table in self.blocks.tables.items():
+                assert len(table) == self.blocks.blocks(self.members[sequence].holds)

@@ -27,7 +27,7 @@ from simulator.loop.records import Records
 from simulator.loop.simulation import Router, SimulationError, simulate
 from simulator.loop.switches import Switches
 from simulator.loop.textbook import simulate_textbook
-from simulator.loop.textbook_pool import TextbookPoolReplica
+from simulator.loop.textbook_replicas import TextbookPoolReplica
 from tests.simulator.oracle import closed_loop, predict
 
 MAX_LENGTH = 160

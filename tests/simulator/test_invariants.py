@@ -14,7 +14,8 @@ from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
 from policies.scheduler import PADDING, Scheduler
 from simulator.loop.pipeline import stage_times
-from simulator.loop.textbook import Micro, TextbookReplica
+from simulator.loop.textbook_pipeline import Micro
+from simulator.loop.textbook_replicas import TextbookReplica
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from simulator.views.metrics import Analysis
 from simulator.views.spans import Spans
