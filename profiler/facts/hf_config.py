@@ -45,7 +45,12 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
         allowed = ", ".join(sorted({*READERS, *NESTED}))
         wrong = [f"model_type {short(kind)} is not supported{why}; allowed: {allowed}"]
         raise SpecError("\n".join(f"{where}: {line}" for line in wrong + problems(config)))
-    found = READERS[kind](reader) | formats(config, where)
+    found = READERS[kind](reader)
+    found |= formats(config, found, where)
+    mix = found.get("experts", {})
+    if "moe_dtype" in found and (mix["shared_intermediate_size"] or mix["dense_layers"]):
+        rest = "all else is taken to be bf16, shared experts and dense layers, too"
+        _warn(f"note: {where}: experts in {found['moe_dtype']}, {rest}")
     reader.free("quantization_config")
     if wrong := problems(config, reader.used):
         raise SpecError("\n".join(f"{where}: {line}" for line in wrong))

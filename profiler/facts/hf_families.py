@@ -70,16 +70,14 @@ def _everywhere(layer: int) -> bool:
 
 
 def _mistral(config: HfConfig) -> Fields:
-    # The type's default is a window of 4096; null switches it off.
-    given = "sliding_window" in config.config
-    window = config.count("sliding_window") if given else 4096
-    return windowed(config, llama_like(config, longest=131072), window, _everywhere)
+    fields = llama_like(config, longest=131072)
+    return windowed(config, fields, config.window(4096), _everywhere)
 
 
 def qwen_windows(config: HfConfig, fields: Fields) -> Fields:
     """Qwen 2 and 3: the layers from ``max_window_layers`` on, where it is switched on."""
     on = config.flag("use_sliding_window", False)
-    window, first = config.count("sliding_window", 4096), config.count("max_window_layers", 28)
+    window, first = config.window(4096), config.count("max_window_layers", 28)
     return windowed(config, fields, window if on else 0, lambda layer: layer >= first)
 
 
@@ -89,13 +87,13 @@ def _qwen2(config: HfConfig) -> Fields:
 
 def _qwen3(config: HfConfig) -> Fields:
     head_dim = config.integer("head_dim", 128)
+    config.free("use_qk_norm")  # the type has these norms whatever its files say
     fields = llama_like(config, longest=32768)
     return qwen_windows(config, {**fields, "head_dim": head_dim, "qk_norm": True})
 
 
 def _phi3(config: HfConfig) -> Fields:
-    window = config.count("sliding_window")
-    return windowed(config, llama_like(config, longest=4096), window, _everywhere)
+    return windowed(config, llama_like(config, longest=4096), config.window(0), _everywhere)
 
 
 def _qwen(config: HfConfig) -> Fields:
@@ -142,16 +140,15 @@ def _gemma(config: HfConfig, longest: int) -> Fields:
 
 
 def _gemma2(config: HfConfig) -> Fields:
-    window = config.count("sliding_window", 4096)
-    return windowed(config, _gemma(config, 8192), window, lambda layer: layer % 2 == 0)
+    fields = _gemma(config, 8192)
+    return windowed(config, fields, config.window(4096), lambda layer: layer % 2 == 0)
 
 
 def _gemma3(config: HfConfig) -> Fields:
     config.default(num_attention_heads=8, num_key_value_heads=4, vocab_size=262208)
     fields = {**_gemma(config, 131072), "qk_norm": True}
     every = config.integer("sliding_window_pattern", 6)
-    window = config.count("sliding_window", 4096)
-    return windowed(config, fields, window, lambda layer: (layer + 1) % every > 0)
+    return windowed(config, fields, config.window(4096), lambda layer: (layer + 1) % every > 0)
 
 
 READERS: dict[str, Callable[[HfConfig], Fields]] = {

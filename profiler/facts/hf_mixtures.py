@@ -49,8 +49,8 @@ def _mixture(
 
 
 def _mixtral(config: HfConfig) -> Fields:
-    window = config.count("sliding_window")
-    fields = windowed(config, llama_like(config, longest=131072), window, lambda layer: True)
+    fields = llama_like(config, longest=131072)
+    fields = windowed(config, fields, config.window(0), lambda layer: True)
     return _mixture(config, fields, "num_local_experts", "intermediate_size")
 
 
@@ -62,7 +62,8 @@ def _qwen_dense(config: HfConfig, layers: int) -> list[int]:
 
 
 def _qwen2_moe(config: HfConfig) -> Fields:
-    fields = qwen_windows(config, llama_like(config, "qkv", 32768))
+    bias = "qkv" if config.flag("qkv_bias", True) else "none"
+    fields = qwen_windows(config, llama_like(config, bias, 32768))
     shared = config.count("shared_expert_intermediate_size", 5632)
     dense = _qwen_dense(config, fields["num_layers"])
     return _mixture(config, fields, "num_experts", "moe_intermediate_size", dense, shared)
@@ -70,6 +71,7 @@ def _qwen2_moe(config: HfConfig) -> Fields:
 
 def _qwen3_moe(config: HfConfig) -> Fields:
     head_dim = config.config.get("head_dim")
+    config.free("use_qk_norm")  # the type has these norms whatever its files say
     fields = {**llama_like(config, longest=32768), "qk_norm": True}
     if head_dim is None:
         fields["head_dim"] = config.share("hidden_size", "num_attention_heads")
@@ -81,8 +83,7 @@ def _qwen3_moe(config: HfConfig) -> Fields:
 def _gpt_oss(config: HfConfig) -> Fields:
     config.free("experts_per_token swiglu_limit initial_context_length")
     fields = {**llama_like(config, "all", 131072), "head_dim": config.integer("head_dim", 64)}
-    window = config.count("sliding_window", 128)
-    fields = windowed(config, fields, window, lambda layer: layer % 2 == 0)
+    fields = windowed(config, fields, config.window(128), lambda layer: layer % 2 == 0)
     return _mixture(config, fields, "num_local_experts", "intermediate_size", bias=True)
 
 
@@ -104,7 +105,7 @@ def _llama4(config: HfConfig) -> Fields:
     def chunked(layer: int) -> bool:
         return bool(rotary[layer] if len(rotary) == layers else (layer + 1) % every)
 
-    fields = windowed(config, fields, config.count("attention_chunk_size", 8192), chunked)
+    fields = windowed(config, fields, config.window(8192, "attention_chunk_size"), chunked)
     dense = [layer for layer in range(layers) if layer not in sparse]
     shared = config.integer("intermediate_size")
     return _mixture(config, fields, "num_local_experts", "intermediate_size", dense, shared)
@@ -116,7 +117,7 @@ def _minimax_m2(config: HfConfig) -> Fields:
         raise SpecError(f"{config.where}: attn_type_list {short(kinds)}: not supported; allowed: 1")
     normed = config.flag("use_qk_norm", True)
     config.free("qk_norm_type layernorm_full_attention_beta layernorm_linear_attention_beta"
-                " layernorm_mlp_beta")  # fmt: skip
+                " layernorm_mlp_beta mlp_intermediate_size shared_moe_mode")  # fmt: skip
     fields = {**llama_like(config, longest=196608), "qk_norm": normed}
     shared = config.count("shared_intermediate_size")
     return _mixture(config, fields, "num_local_experts", "intermediate_size", shared=shared)
@@ -124,6 +125,9 @@ def _minimax_m2(config: HfConfig) -> Fields:
 
 def _deepseek(config: HfConfig) -> Fields:
     """DeepSeek V2 and V3, Kimi K2: latent attention, and experts beside shared ones."""
+    if config.config["model_type"] != "deepseek_v2":
+        config.default(n_routed_experts=256, n_shared_experts=1, first_k_dense_replace=3)
+    config.default(q_lora_rank=1536)  # null: queries have no low rank
     nope, rope = config.integer("qk_nope_head_dim", 128), config.integer("qk_rope_head_dim", 64)
     latent = {
         "kv_rank": config.integer("kv_lora_rank", 512),

@@ -19,17 +19,30 @@ _LEFT_OUT = re.compile(
     r"lm_head|embed|norm|router|(mlp|moe|feed_forward)\.gate([^_\w]|$)|(^|\.)gate$|shared_expert_gate"
     r"|e_score_correction_bias|vision|visual|vit|multi_modal|projector|mtp|eh_proj|kv_b_proj"
 )
-_LISTS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
+#: What else a mixture may leave in bf16: everything beside its routed experts.
+_BESIDE_EXPERTS = re.compile(r"self_attn|shared_expert|(mlp|feed_forward)\.\(?(gate|up|down)[_|]")
+_ALL_ATTENTION = re.compile(r"self_attn(\.o_proj|\W*$)")
+_ONE_FORMAT = (
+    "all matrices of the layers have one format, or a mixture's experts alone have it; besides, "
+    "only LM head, embedding, norms and routers may be left out"
+)
+_KINDS = {dict: "mapping", list: "list"}
+#: GPTQ's rules by pattern: "-:" leaves modules out, others change their format.
+_RULES = "dynamic"
+_LISTS = (
+    *("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude"),
+    _RULES,
+)
 
 
 class _Unsupported(Exception):
     """What of the section is not supported."""
 
 
-def formats(config: Mapping[str, Any], where: str) -> dict[str, str]:
+def formats(config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, str]:
     """``dtype``, ``moe_dtype`` and ``kv_cache_dtype``, where the checkpoint has another than bf16.
 
-    MXFP4 says nothing of activations: they are taken to be bf16.
+    ``fields`` are the model's sizes. MXFP4 says nothing of activations: they are taken to be bf16.
 
     Raises SpecError for a format that is not modelled; the line names the key.
     """
@@ -38,16 +51,18 @@ def formats(config: Mapping[str, Any], where: str) -> dict[str, str]:
         return {}
     try:
         if not isinstance(section, Mapping):
-            raise _Unsupported("must be a mapping")
+            raise SpecError(f"{where}: {_KEY} {short(section)}: must be a mapping")
         method = section.get("quant_method")
         if not isinstance(method, str) or method not in (*_METHODS, "mxfp4"):
             allowed = ", ".join(sorted({*_METHODS, "mxfp4"}))
             raise _Unsupported(f"quant_method {short(method)}: not supported; allowed: {allowed}")
         if method == "mxfp4":  # of experts only
+            if "experts" not in fields:
+                raise _Unsupported("quant_method 'mxfp4': not supported: this model has no experts")
             return {"moe_dtype": "w4a16_mxfp4"}
         found = _METHODS[method](section)
-        _check_left_out(section)
-        return {"dtype": found, **_cache(section)}
+        key = "moe_dtype" if _experts_alone(section, fields) else "dtype"
+        return {key: found, **_cache(section)}
     except _Unsupported as error:
         raise SpecError(f"{where}: {_KEY}.{error}") from None
 
@@ -72,6 +87,7 @@ def _fp8(section: Mapping[str, Any]) -> str:
 def _int4(section: Mapping[str, Any]) -> str:
     _need(section, "bits", 4)
     _need(section, "group_size", 128)
+    _need(section, "modules_in_block_to_quantize", None)
     return "int4_wo"
 
 
@@ -84,6 +100,9 @@ def _compressed(section: Mapping[str, Any]) -> str:
     groups = section.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _Unsupported("config_groups: is missing")
+    sparsity = section.get("sparsity_config")
+    if isinstance(sparsity, Mapping) and not inactive(sparsity):
+        _need(sparsity, "format", "dense", path="sparsity_config.")
     found = {_group(name, group) for name, group in groups.items()}
     if len(found) > 1:
         raise _Unsupported(
@@ -97,7 +116,14 @@ def _group(name: str, group: Any) -> str:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise _Unsupported(f"{path.removesuffix('.')}: is missing")
-    kind = weights.get("type"), weights.get("num_bits")
+    of_group = path.removesuffix("weights.")
+    _need(group, "targets", None, ["Linear"], path=of_group)
+    kind, inputs = _numbers(weights), group.get("input_activations")
+    if kind[0] == "float" and _numbers(inputs) != kind:
+        raise _Unsupported(
+            f"{of_group}input_activations {short(inputs)}: not supported; allowed: {kind[0]} "
+            f"{short(kind[1])}, as the weights"
+        )
     if kind == ("float", 8):
         if weights.get("strategy") == "block":
             return _fp8({"weight_block_size": weights.get("block_structure")})
@@ -106,13 +132,18 @@ def _group(name: str, group: Any) -> str:
     if kind == ("float", 4):
         _need(weights, "group_size", 16, path=path)
         return "nvfp4"
-    if kind == ("int", 4) and inactive(group.get("input_activations")):
+    if kind == ("int", 4) and inactive(inputs):
         _need(weights, "group_size", 128, path=path)
         return "int4_wo"
     raise _Unsupported(
         f"{path}type {short(kind[0])}, num_bits {short(kind[1])}: not supported; allowed: float 8, "
         "float 4, and int 4 of the weights alone"
     )
+
+
+def _numbers(part: Any) -> tuple[Any, Any]:
+    """Type and bits of weights, activations or cache."""
+    return (part.get("type"), part.get("num_bits")) if isinstance(part, Mapping) else (None, None)
 
 
 _METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -126,26 +157,51 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def _check_left_out(section: Mapping[str, Any]) -> None:
+def _experts_alone(section: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint leaves all attention, so that only the experts have its format.
+
+    Raises _Unsupported for lists of modules left out that are not modelled.
+    """
+    whole: set[int] = set()
+    partly = ""
     for key in _LISTS:
-        names = section.get(key) or []
-        if not isinstance(names, list):
-            raise _Unsupported(f"{key} {short(names)}: must be a list")
-        for name in names:
-            if not isinstance(name, str) or not _LEFT_OUT.search(name):
-                raise _Unsupported(
-                    f"{key} {short(name)}: not supported: all matrices of the layers have one "
-                    "format, only LM head, embedding, norms and routers may be left out"
-                )
+        for name in _names(section, key):
+            plain = name.replace("\\", "")
+            layer = re.search(r"layers\.(\d+)", plain)
+            if key == _RULES and not plain.startswith("-:"):
+                raise _Unsupported(f"{key} {short(name)}: not supported: {_ONE_FORMAT}")
+            if _LEFT_OUT.search(plain) or (layer and int(layer[1]) >= fields["num_layers"]):
+                continue
+            if "experts" not in fields or not _BESIDE_EXPERTS.search(plain):
+                raise _Unsupported(f"{key} {short(name)}: not supported: {_ONE_FORMAT}")
+            partly = key
+            if _ALL_ATTENTION.search(plain):
+                whole |= {int(layer[1])} if layer else set(range(fields["num_layers"]))
+    if partly and len(whole) < fields["num_layers"]:
+        raise _Unsupported(
+            f"{partly}: not supported: the whole attention in {len(whole)} of "
+            f"{fields['num_layers']} layers; allowed: in all, or no part of a layer"
+        )
+    return bool(partly)
+
+
+def _names(section: Mapping[str, Any], key: str) -> list[str]:
+    names = section.get(key)
+    if inactive(names):
+        return []
+    kind = dict if key == _RULES else list
+    if not isinstance(names, kind):
+        raise _Unsupported(f"{key} {short(names)}: must be a {_KINDS[kind]}")
+    for name in names:
+        if not isinstance(name, str):
+            raise _Unsupported(f"{key} {short(name)}: must be the name of a module")
+    return list(names)
 
 
 def _cache(section: Mapping[str, Any]) -> dict[str, str]:
     scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if not inactive(scheme):
-        if not isinstance(scheme, Mapping) or (scheme.get("type"), scheme.get("num_bits")) != (
-            "float",
-            8,
-        ):
+        if _numbers(scheme) != ("float", 8):
             raise _Unsupported(f"kv_cache_scheme {short(scheme)}: not supported; allowed: float, 8")
         return {"kv_cache_dtype": "fp8"}
     if not inactive(algorithm):

@@ -56,6 +56,10 @@ class HfConfig:
             return default if value is None else 0
         return self.integer(key)
 
+    def window(self, default: int, key: str = "sliding_window") -> int:
+        """Tokens that a layer sees: ``default`` where the file says nothing; 0 (all) for null."""
+        return self.count(key) if key in self.config else default
+
     def flag(self, key: str, default: bool) -> bool:
         self.used.add(key)
         value = self.config.get(key)

@@ -230,6 +230,16 @@ QWEN_3_30B: Config = {
     "num_experts": 128,
     "num_experts_per_tok": 8,
 }
+QWEN_3_CODER: Config = {
+    **QWEN_3_30B,
+    **_sizes(62, 6144, 96, 8, 8192, 151936),
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 2560,
+    "num_experts": 160,
+    "qkv_bias": False,
+    "shared_expert_intermediate_size": 0,
+    "use_qk_norm": True,
+}
 QWEN_15_MOE: Config = {
     **QWEN_2,
     **_MIXTURE,
@@ -241,6 +251,7 @@ QWEN_15_MOE: Config = {
     "norm_topk_prob": False,
     "num_experts": 60,
     "num_experts_per_tok": 4,
+    "qkv_bias": True,
     "shared_expert_intermediate_size": 5632,
 }
 GPT_OSS_20B: Config = {
@@ -363,6 +374,7 @@ MINIMAX_M2: Config = {
     "hidden_act": "silu",
     "layernorm_full_attention_beta": 1.0,
     "max_position_embeddings": 196608,
+    "mlp_intermediate_size": 8192,
     "model_type": "minimax_m2",
     "mtp_transformer_layers": 1,
     "num_experts_per_tok": 8,
@@ -376,6 +388,7 @@ MINIMAX_M2: Config = {
     "rotary_dim": 64,
     "scoring_func": "sigmoid",
     "shared_intermediate_size": 0,
+    "shared_moe_mode": "sigmoid",
     "tie_word_embeddings": False,
     "use_mtp": True,
     "use_qk_norm": True,
@@ -400,6 +413,7 @@ MODELLED = {
     "gemma-3-4b": (GEMMA_3_4B, 3_880_263_168),
     "mixtral-8x7b": (MIXTRAL_8X7B, 46_702_792_704),
     "qwen3-30b-a3b": (QWEN_3_30B, 30_532_122_624),
+    "qwen3-coder-480b-a35b": (QWEN_3_CODER, 480_154_875_392),
     # Its gates of shared experts are left out: one number of each hidden one.
     "qwen1.5-moe-a2.7b": (QWEN_15_MOE, 14_315_784_192 - 24 * 2048),
     # Attention sinks are left out: one a head.
@@ -409,6 +423,8 @@ MODELLED = {
     "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15_706_484_224),
     "qwen-72b": (QWEN_1, 72_287_920_128),
     "gpt2": (GPT_2, 124_439_808),
+    # Its vocabulary is this long; the model card says 228.7 billion.
+    "minimax-m2": (MINIMAX_M2, 228_689_320_448),
 }
 
 
@@ -436,11 +452,14 @@ WINDOWED: dict[str, tuple[Config, tuple[int, int]]] = {
 }
 
 
-def _packed(weights: Config, **others: object) -> Config:
-    group = {"weights": weights, "targets": ["Linear"], "input_activations": None}
+def _packed(weights: Config, inputs: Config | None = None, **others: object) -> Config:
+    group = {"weights": weights, "targets": ["Linear"], "input_activations": inputs}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, **others}
 
 
+_FP8: Config = {"type": "float", "num_bits": 8, "strategy": "channel"}
+_NVFP4: Config = {"type": "float", "num_bits": 4, "group_size": 16}
+_INT4: Config = {"type": "int", "num_bits": 4, "group_size": 128}
 #: Sections and the formats of weights and KV cache that they mean.
 QUANTISED: dict[str, tuple[Config, tuple[str, str]]] = {
     "fp8": ({"quant_method": "fp8", "activation_scheme": "static"}, ("fp8", "bf16")),
@@ -457,16 +476,18 @@ QUANTISED: dict[str, tuple[Config, tuple[str, str]]] = {
         ("nvfp4", "fp8"),
     ),
     "compressed fp8": (
-        _packed({"type": "float", "num_bits": 8, "strategy": "channel"}, ignore=["lm_head"]),
+        _packed(_FP8, _FP8, ignore=["lm_head"], sparsity_config={"format": "dense"}),
         ("fp8", "bf16"),
     ),
     "compressed nvfp4": (
-        _packed({"type": "float", "num_bits": 4, "group_size": 16},
-                kv_cache_scheme={"type": "float", "num_bits": 8}),
+        _packed(_NVFP4, _NVFP4, kv_cache_scheme={"type": "float", "num_bits": 8}),
         ("nvfp4", "fp8"),
     ),
-    "compressed int4": (
-        _packed({"type": "int", "num_bits": 4, "group_size": 128}), ("int4_wo", "bf16")
+    "compressed int4": (_packed(_INT4), ("int4_wo", "bf16")),
+    "gptq with a rule": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128,
+         "dynamic": {r"-:model\.layers\.\d+\.mlp\.gate$": {}}},
+        ("int4_wo", "bf16"),
     ),
 }  # fmt: skip
 #: Sections that are refused, and how the line goes on after "quantization_config.".
@@ -486,10 +507,36 @@ UNQUANTISED: dict[str, tuple[Config, str]] = {
         "modules_to_not_convert 'model.layers.0.self_attn': not supported: all matrices",
     ),
     "cache": (
-        _packed({"type": "float", "num_bits": 8, "strategy": "tensor"},
-                kv_cache_scheme={"type": "int", "num_bits": 8}),
+        _packed(_FP8, _FP8, kv_cache_scheme={"type": "int", "num_bits": 8}),
         "kv_cache_scheme {",
     ),
+    "fp8 of the weights alone": (
+        _packed(_FP8),
+        "config_groups.'group_0'.input_activations None: not supported; allowed: float 8",
+    ),
+    "nvfp4 of the weights alone": (
+        _packed(_NVFP4, _FP8), "config_groups.'group_0'.input_activations {'type': 'float', "
+    ),
+    "sparse": (
+        _packed(_FP8, _FP8, sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparsity_config.format 'sparse-24-bitmask': not supported; allowed: dense",
+    ),
+    "some modules": (
+        {"quant_method": "compressed-tensors", "config_groups":
+            {"g": {"weights": _FP8, "input_activations": _FP8, "targets": ["re:.*experts.*"]}}},
+        "config_groups.'g'.targets ['re:.*experts.*']: not supported",
+    ),
+    "rules": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128,
+         "dynamic": {"+:.*down_proj": {"bits": 8}}},
+        "dynamic '+:.*down_proj': not supported: all matrices",
+    ),
+    "some in a block": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128,
+         "modules_in_block_to_quantize": [["self_attn.q_proj"]]},
+        "modules_in_block_to_quantize [['self_attn.q_proj']]: not supported",
+    ),
+    "experts": ({"quant_method": "mxfp4"}, "quant_method 'mxfp4': not supported: this model has"),
 }  # fmt: skip
 
 REFUSED: dict[str, tuple[Config, tuple[str, ...]]] = {

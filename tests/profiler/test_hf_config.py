@@ -16,11 +16,15 @@ from profiler.storage.strict import SpecError
 from tests.profiler.hf_configs import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,
+    GEMMA_2_9B,
+    GPT_OSS_20B,
     LLAMA_3,
     LLAMA_4_SCOUT,
     MISTRAL_3,
     MODELLED,
     QUANTISED,
+    QWEN_2,
+    QWEN_15_MOE,
     REFUSED,
     UNQUANTISED,
     WINDOWED,
@@ -71,6 +75,68 @@ def test_formats_that_are_not_modelled(tmp_path: Path, name: str) -> None:
     section, expected = UNQUANTISED[name]
     text = _refusal(tmp_path, {**LLAMA_3, "quantization_config": section})
     assert f"config.json: quantization_config.{expected}" in text and len(text.splitlines()) == 1
+
+
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}
+
+
+def test_a_checkpoint_whose_experts_alone_are_quantised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As DeepSeek's published NVFP4 and Llama 4's FP8: attention is left out layer by layer."""
+    hf_config._warn.cache_clear()
+    names = [f"model.layers.{layer}.self_attn*" for layer in range(61)]
+    section = {**NVFP4, "ignore": [*names, "lm_head", "model.layers.61*"]}
+    with caplog.at_level(logging.WARNING):
+        model = _load(tmp_path, {**DEEPSEEK_V3, "quantization_config": section})
+    assert model.formats == {"moe_dtype": "nvfp4", "kv_cache_dtype": "fp8"}
+    assert "experts in nvfp4, all else is taken to be bf16" in caplog.records[0].getMessage()
+
+    layers = range(48)
+    names = [f"language_model.model.layers.{i}.self_attn.{op}_proj" for i in layers for op in "qo"]
+    names += [f"language_model.model.layers.{i}.feed_forward.shared_expert.up_proj" for i in layers]
+    section = {"quant_method": "fp8", "modules_to_not_convert": names}
+    model = _load(tmp_path, {**LLAMA_4_SCOUT, "quantization_config": section})
+    assert model.formats == {"moe_dtype": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["model.layers.0.self_attn"], "ignore: not supported: the whole attention in 1 of 61"),
+        (["model.layers.*.mlp.shared_experts"], "ignore: not supported: the whole attention in 0"),
+        (["model.layers.*.mlp.experts"], "ignore 'model.layers.*.mlp.experts': not supported: all"),
+        ([7], "ignore 7: must be the name of a module"),
+    ],
+)
+def test_parts_left_out_that_are_not_modelled(
+    tmp_path: Path, names: list[object], message: str
+) -> None:
+    section = {**NVFP4, "ignore": names}
+    text = _refusal(tmp_path, {**DEEPSEEK_V3, "quantization_config": section})
+    assert f"quantization_config.{message}" in text and len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("base", [GEMMA_2_9B, GPT_OSS_20B, {**QWEN_2, "use_sliding_window": True}])
+def test_a_window_of_null_is_none(tmp_path: Path, base: Config) -> None:
+    """Though the type has a default for files that leave the key out."""
+    assert _load(tmp_path, {**base, "sliding_window": None}).windows is None
+    without = {key: value for key, value in base.items() if key not in ("sliding_window",)}
+    found = _load(tmp_path, {**without, "max_window_layers": 0}).windows
+    assert found is not None and found.tokens == (128 if "swiglu_limit" in base else 4096)
+
+
+def test_biases_of_queries_switched_off(tmp_path: Path) -> None:
+    model = _load(tmp_path, {**QWEN_15_MOE, "qkv_bias": False})
+    assert model.attention_bias == "none"
+    assert _load(tmp_path, QWEN_15_MOE).attention_bias == "qkv"
+
+
+def test_defaults_of_deepseek(tmp_path: Path) -> None:
+    """What the type takes where the file says nothing; null is no low rank of queries."""
+    left_out = ("q_lora_rank", "n_shared_experts", "n_routed_experts", "first_k_dense_replace")
+    short = {key: value for key, value in DEEPSEEK_V3.items() if key not in left_out}
+    assert _load(tmp_path, short) == _load(tmp_path, DEEPSEEK_V3)
 
 
 def test_latent_attention(tmp_path: Path) -> None:
