@@ -486,7 +486,7 @@ def test_a_workload_in_numbers() -> None:
     assert found["gap_cv"] == pytest.approx(np.std([10, 10, 110]) / np.mean([10, 10, 110]))
     assert (found["pd_ratio"], found["shared"], found["users"]) == (5, 0, 1)
     none = describe_workload(make_requests(at_once(1), *np.ones((2, 1), int), max_length=9))
-    assert none["rate"] is none["gap_cv"] is none["peak_rate"] is None
+    assert none["rate"] is none["gap_cv"] is none["peak_rate"] is none["clients"] is None
 
 
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
@@ -505,3 +505,12 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["workload", "shared_prefixes"])
     assert done.exit_code == 0, done.output
     assert "of prompt tokens shared" in done.stdout
+
+
+def test_a_closed_loop_does_not_arrive_at_once() -> None:
+    arrivals = "workload.arrivals={kind: closed_loop, clients: 8}"
+    words = ["workload", "shared_prefixes", "--json"]
+    done = CliRunner().invoke(app, [*words, "--set", arrivals, "--set", "workload.sessions=null"])
+    assert done.exit_code == 0, done.output
+    assert {found["clients"] for found in json.loads(done.stdout).values()} == {8}
+    assert "8 at a time: a client sends its next request when it has its answer" in done.stderr

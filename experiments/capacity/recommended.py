@@ -17,7 +17,7 @@ from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened
-from experiments.capacity.written import headroom, prices_line
+from experiments.capacity.written import breaks, headroom, prices_line
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.run.report import number_or_dash
@@ -75,11 +75,10 @@ def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[s
 def _why(best: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
     if not best["capacity"]:
         return _loses(best, best)
-    binds = best["binds"]
     text = (
         f"carries {number_text(best['capacity'])} requests/s at "
-        f"{number_text(best['per_million_output_tokens'])} per million output tokens; then "
-        f"{binds['slo']} breaks ({binds['because']})"
+        f"{number_text(best['per_million_output_tokens'])} per million output tokens; above that "
+        f"{breaks(best['binds'])}"
     )
     if others and others[0]["capacity"]:
         ahead = best["per_million_output_tokens"] / others[0]["per_million_output_tokens"] - 1
@@ -100,7 +99,7 @@ def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     for key, name in (("bubble_share", "bubbles"), ("kv_peak_share", "KV cache full")):
         if abs(binds[key] - first[key]) >= 0.05:
             parts.append(f"{name} {100 * binds[key]:.0f} %, there {100 * first[key]:.0f} %")
-    return f"{', '.join(parts)}; {binds['slo']} breaks ({binds['because']})"
+    return f"{', '.join(parts)}; {breaks(binds)}"
 
 
 def _only_screened(one: Screened, wanted: Wanted) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.capacity.capacity_section import CapacitySection
+from experiments.capacity.judgement import OVERLOAD
 from experiments.run.report import number_or_dash
 from experiments.run.rich_table import rich_table
 from simulator.views.metric_registry import number_text
@@ -46,6 +47,15 @@ def capacity_table(
     )
 
 
+def breaks(binds: Mapping[str, Any], much: str = "") -> str:
+    """What breaks first above a capacity (by ``much``), and why, in words."""
+    why = _BECAUSE[binds["because"]]
+    if binds["slo"] != OVERLOAD:
+        return f"{binds['slo']}{much} breaks first, because {why}"
+    said = "more requests arrive than are served, so that they wait longer than the SLO allows"
+    return said if binds["because"] == "queueing" else f"{said}, because {why}"
+
+
 def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str) -> str:
     """The answer in a sentence: which deployment carries most, by how much, and what binds it."""
     able = [one for one in deployments if one["capacity"]]
@@ -66,7 +76,7 @@ def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str)
         said += ", whose interval overlaps)" if unsure else ")"
     binds = best.get("binds") or {}
     if binds:
-        said += f"; {binds['slo']} breaks first, because of {binds['because']}"
+        said += f"; above that {breaks(binds)}"
     cheap = [one for one in able if one.get("per_million_output_tokens")]
     if len(cheap) > 1:
         one = min(cheap, key=lambda one: one["per_million_output_tokens"])
@@ -86,13 +96,13 @@ def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
         binds = one.get("binds")
         if not binds:
             continue
-        zero, slo = "breaks first:", binds["slo"]
+        even, much, slo = "", "", binds["slo"]
         if not one["capacity"]:
-            zero = "even a small load breaks"
+            even = "even under a small load "
             there = [p["stress"].get(slo) for p in one["curve"] if p["load"] == binds["at_load"]]
-            slo += f" ({number_text(there[0])} times the limit)" if any(there) else ""
+            much = f" ({number_text(there[0])} times the limit)" if any(there) else ""
         lines.append(
-            f"{one['name']}: {zero} {slo}, because {_BECAUSE[binds['because']]} "
+            f"{one['name']}: {even}{breaks(binds, much)} "
             f"(at {number_text(binds['at_load'])}: KV cache {100 * binds['kv_peak_share']:.0f} % "
             f"full, bubbles {100 * binds['bubble_share']:.0f} %, "
             f"{100 * binds['queueing_share_of_ttft']:.0f} % of TTFT is waiting, "

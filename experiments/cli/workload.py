@@ -58,7 +58,7 @@ def workload(
     if out is not None:
         check_replaceable(out, WORKLOAD_FORMAT)
     found = _requests(what, assignments or [], column or [])
-    described = {name: describe_workload(requests) for name, requests in found.items()}
+    described = {name: describe_workload(*given) for name, given in found.items()}
     if out is not None:
         from experiments.figures.style import save, styled
         from experiments.figures.workload_figure import workload_figure
@@ -66,9 +66,9 @@ def workload(
         with result_folder(out, WORKLOAD_FORMAT) as folder:
             write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})
             (folder / "figures").mkdir()
-            for name, requests in found.items():
+            for name, (requests, clients) in found.items():
                 with styled():
-                    save(workload_figure(requests, name), folder / "figures", name)
+                    save(workload_figure(requests, name, clients), folder / "figures", name)
     if json:
         print_json(described)
     for name, numbers in described.items():
@@ -76,8 +76,11 @@ def workload(
     print_written(out, err=json)
 
 
-def _requests(what: str, assignments: list[str], columns: list[str]) -> dict[str, list[Request]]:
-    """The requests of a trace, or of each scenario of a configuration that has its own."""
+def _requests(
+    what: str, assignments: list[str], columns: list[str]
+) -> dict[str, tuple[list[Request], int | None]]:
+    """The requests of a trace, or of each scenario of a configuration that has its own; and the
+    clients of a closed loop."""
     from experiments.config.errors import ConfigError
     from experiments.config.loading import load_experiment
     from experiments.config.requests import build_requests
@@ -85,18 +88,19 @@ def _requests(what: str, assignments: list[str], columns: list[str]) -> dict[str
     if Path(what).suffix in (".csv", ".json", ".jsonl"):
         if assignments:
             raise ConfigError("--set: must be left out: a trace has no keys")
-        return {Path(what).stem: _of_trace(what, columns)}
+        return {Path(what).stem: (_of_trace(what, columns), None)}
     if columns:
         raise ConfigError("--column: must be left out: a configuration has lengths.columns")
     experiment = load_experiment(what, assignments)
-    found: dict[str, list[Request]] = {}
+    found: dict[str, tuple[list[Request], int | None]] = {}
     seen: dict[str, str] = {}
     for name, scenario in experiment.scenarios.items():
         length = scenario.cluster.max_length or _ANY
         key = f"{scenario.seed} {length} {scenario.workload.model_dump_json()}"
         if key not in seen:
             seen[key] = name
-            found[name] = build_requests(scenario, length, experiment.sources[name])
+            requests = build_requests(scenario, length, experiment.sources[name])
+            found[name] = requests, getattr(scenario.workload.arrivals, "clients", None)
     return found
 
 
@@ -131,6 +135,7 @@ def _of_trace(path: str, columns: list[str]) -> list[Request]:
 
 def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
     from experiments.run.rich_table import rich_table
+    from simulator.load.describe import without_times
 
     kinds = ("mean", "p50", "p90", "p99", "max", "sum")
     rows = [
@@ -141,7 +146,7 @@ def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
     if numbers["users"] > 1:
         said.append(f"{numbers['users']:,} users")
     if numbers["rate"] is None:
-        said.append("all arrive at once")
+        said.append(without_times(numbers["clients"]))
     else:
         said.append(f"{numbers['rate']:.3g} a second over {numbers['duration_s']:,.0f} s")
         said.append(f"{numbers['peak_rate']:.3g} in the busiest minute")

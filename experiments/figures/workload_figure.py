@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.figures.style import BLUE, GREY, VERMILION
+from simulator.load.describe import without_times
 from simulator.loop.records import Floats
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ _BINS = 60
 _MOST_POINTS = 5000
 
 
-def workload_figure(requests: Sequence[Request], title: str) -> Figure:
+def workload_figure(requests: Sequence[Request], title: str, clients: int | None = None) -> Figure:
     """Distributions of prompt and output tokens, each request by both, the arrival rate over time,
-    and the gaps between arrivals beside those of Poisson arrivals."""
+    and the gaps between arrivals beside those of Poisson arrivals. The ``clients`` of a closed loop
+    have neither."""
     arrival_s = np.sort([request.arrival_s for request in requests])
     prompt = np.array([request.prompt_tokens for request in requests])
     output = np.array([request.output_tokens for request in requests])
@@ -48,7 +50,8 @@ def workload_figure(requests: Sequence[Request], title: str) -> Figure:
         gaps.legend()
     else:
         for axes in (rate, gaps):
-            axes.text(0.5, 0.5, "all arrive at once", ha="center", transform=axes.transAxes)
+            note = without_times(clients).replace(": ", ":\n")
+            axes.text(0.5, 0.5, note, ha="center", transform=axes.transAxes)
             axes.set_axis_off()
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +26,8 @@ _OF_KEY = {
     "stack": "kernels that were not measured",
 }
 """Why a configuration is refused, by the key that its message begins with."""
+_VALUE = re.compile(r"value ('[^']*'|\"[^\"]*\"|[^:]*): ")
+"""What rows that are refused for one reason differ in."""
 _PEER_COLUMNS = (("ttft_ms", "tpot_ms"), ("predicted_ttft_ms", "predicted_tpot_ms"))
 
 
@@ -50,10 +53,10 @@ def read_peer(path: Path) -> dict[str, ServerTimes]:
 def short_reason(message: str) -> str:
     """A refusal in a few words, the same for rows alike; ``message`` is all of it."""
     text = message.partition("\n")[0]
-    key, _, rest = text.partition(": ")
+    key = text.partition(": ")[0]
     if key in _OF_KEY:
         return _OF_KEY[key]
-    return f"{key}: not a value allowed" if rest.startswith("value ") else text.partition(";")[0]
+    return _VALUE.sub("", text, count=1).partition(";")[0]
 
 
 def league(

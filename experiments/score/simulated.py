@@ -21,7 +21,7 @@ from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests, SweepPlan
 from experiments.sweeps.store import Store
 from profiler.storage.progress import Progress, Say
-from simulator.op_times.cache import cache_folder
+from simulator.op_times.cache import VARIABLE, cache_folder
 
 NAME = "server"
 """What each run's scenario is called: rows that describe the same one share a run."""
@@ -145,9 +145,9 @@ def simulate_rows(
     if not distinct:
         return {}
     sweep = SweepPlan("", "score", "", (), None, tuple(distinct.values()), ())
-    store, report = Store(folder), Report(len(distinct))
+    store, report = Store(folder, f"{VARIABLE}: {folder}"), Report(len(distinct))
     store.open(resume=True)
-    with store.locked():
+    with store.locked(f"another score is at work: wait for it, or set {VARIABLE}=off"):
         execute(sweep, store, backend, progress, report, say)
         planned = [(name, id, run) for name, runs in plan.runs.items() for id, run in runs.items()]
         failed = {

@@ -53,10 +53,11 @@ _APART = re.compile(
 
 
 class Store:
-    """Reads and writes one sweep's folder."""
+    """Reads and writes one sweep's folder; ``where`` names it in errors (default: ``--out``)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, where: str | None = None) -> None:
         self.folder = folder
+        self.where = where or f"--out {folder}"
         self.runs = folder / "runs"
 
     def open(self, resume: bool) -> None:
@@ -67,7 +68,7 @@ class Store:
             write_whole(folder / MANIFEST, Manifest(SWEEP_FORMAT).dump())
         elif self._is_a_sweep() and not resume:
             raise ConfigError(
-                f"--out {self.folder}: holds a sweep: give --resume to complete it (finished "
+                f"{self.where}: holds a sweep: give --resume to complete it (finished "
                 "runs are not repeated), or name another folder"
             )
         make_folders(self.runs)
@@ -77,20 +78,20 @@ class Store:
         manifest = read_manifest(self.folder)
         if manifest is None or manifest.kind != SWEEP_FORMAT:
             raise ConfigError(
-                f"--out {self.folder}: exists and is no sweep's folder (it has no {MANIFEST} of a "
+                f"{self.where}: exists and is no sweep's folder (it has no {MANIFEST} of a "
                 f"sweep, but {held(self.folder)}): name another one"
             )
         found = differences(self.folder, manifest, _APART.fullmatch)
         if found.changed or found.foreign:
             raise ConfigError(
-                f"--out {self.folder}: holds files that are not the sweep's "
+                f"{self.where}: holds files that are not the sweep's "
                 f"({found.in_the_way()}): move that away, or name another folder"
             )
         return True
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the folder against other sweeps. Raises ConfigError if one works in it.
+    def locked(self, busy: str = "another sweep is at work in this folder") -> Iterator[None]:
+        """Lock the folder against other sweeps. Raises ConfigError, ``busy``, if one works in it.
 
         With the lock, remove the files that a killed process left half-written: without it, another
         sweep may be writing them now.
@@ -98,9 +99,7 @@ class Store:
         try:
             lock = FolderLock(self.folder)
         except FolderBusyError as error:
-            raise ConfigError(
-                f"--out {self.folder}: another sweep is at work in this folder ({error})"
-            ) from None
+            raise ConfigError(f"{self.where}: {busy} ({error})") from None
         try:
             for scratch in self.runs.glob(".*"):
                 if _APART.fullmatch(f"runs/{scratch.name}"):

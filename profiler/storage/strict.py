@@ -180,7 +180,9 @@ def _line(
 def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:
     expected = {
         "int_type": "a whole number",
+        "int_parsing": "a whole number",
         "float_type": "a number",
+        "float_parsing": "a number",
         "bool_type": "true or false",
         "string_type": "text",
         "list_type": "a list",

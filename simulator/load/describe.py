@@ -16,16 +16,16 @@ WINDOW_S = 60.0
 _PERCENTILES = (50, 90, 99)
 
 
-def describe_workload(requests: Sequence[Request]) -> dict[str, Any]:
+def describe_workload(requests: Sequence[Request], clients: int | None = None) -> dict[str, Any]:
     """A workload in numbers.
 
-    ``requests``, ``users``; ``prompt_tokens``, ``output_tokens`` and ``total_tokens``: each
-    ``mean``, ``p50``, ``p90``, ``p99``, ``max`` and ``sum``; ``pd_ratio``: prompt over output
-    tokens; ``duration_s`` from the first to the last arrival, ``rate`` (requests a second over it),
-    ``peak_rate`` (over the busiest 60 s, or all of a shorter workload), ``gap_cv`` (standard
-    deviation of the gaps between arrivals over their mean; 1 for Poisson arrivals): None where all
-    arrive at once; ``shared``: the share of prompt tokens that a prefix cache without a limit
-    would find, in blocks of 16 tokens.
+    ``requests``, ``users``; the ``clients`` of a closed loop; ``prompt_tokens``, ``output_tokens``
+    and ``total_tokens``: each ``mean``, ``p50``, ``p90``, ``p99``, ``max`` and ``sum``;
+    ``pd_ratio``: prompt over output tokens; ``duration_s`` from the first to the last arrival,
+    ``rate`` (requests a second over it), ``peak_rate`` (over the busiest 60 s, or all of a shorter
+    workload), ``gap_cv`` (standard deviation of the gaps between arrivals over their mean; 1 for
+    Poisson arrivals): None where all arrive at once, or clients send them; ``shared``: the share of
+    prompt tokens that a prefix cache without a limit would find, in blocks of 16 tokens.
     """
     arrival_s = np.sort([request.arrival_s for request in requests])
     prompt = np.array([request.prompt_tokens for request in requests])
@@ -36,6 +36,7 @@ def describe_workload(requests: Sequence[Request]) -> dict[str, Any]:
     return {
         "requests": len(requests),
         "users": len({request.user for request in requests}),
+        "clients": clients,
         "prompt_tokens": _lengths(prompt),
         "output_tokens": _lengths(output),
         "total_tokens": _lengths(prompt + output),
@@ -46,6 +47,13 @@ def describe_workload(requests: Sequence[Request]) -> dict[str, Any]:
         "gap_cv": float(gaps.std() / gaps.mean()) if spread else None,
         "shared": shared_tokens(requests) / int(prompt.sum()),
     }
+
+
+def without_times(clients: int | None) -> str:
+    """When requests come that have no times of arrival of their own, in words."""
+    if clients is None:
+        return "all arrive at once"
+    return f"{clients:,} at a time: a client sends its next request when it has its answer"
 
 
 def _lengths(tokens: Ints) -> dict[str, float]:

@@ -19,7 +19,7 @@ from experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
 from experiments.capacity.asked import read_question, warnings
 from experiments.capacity.capacity_section import CapacitySection, Objective, parse_slo
 from experiments.capacity.curves import cheapest, points
-from experiments.capacity.judgement import Verdict, attainment, judge
+from experiments.capacity.judgement import OVERLOAD, Verdict, attainment, judge
 from experiments.capacity.options import options_of, plan_of
 from experiments.capacity.prices import add_costs, load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
@@ -37,7 +37,7 @@ from experiments.capacity.search import (
     race,
     replications_needed,
 )
-from experiments.capacity.written import reasons, sentence
+from experiments.capacity.written import breaks, reasons, sentence
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
@@ -446,7 +446,19 @@ def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
     why |= dict.fromkeys(("kv_peak_share", "bubble_share", "queueing_share_of_ttft"), 0.0)
     probe = {"load": 0.5, "stress": {"p99 ttft 1ms": 32.0}}
     (line,) = reasons([found_at("one", 0.0, 0.0, 0.0) | {"binds": why, "curve": [probe]}])
-    assert line.startswith("one: even a small load breaks p99 ttft 1ms (32.00 times the limit), ")
+    assert line.startswith(
+        "one: even under a small load p99 ttft 1ms (32.00 times the limit) breaks first, because "
+    )
+
+
+def test_an_overload_is_said_in_plain_words() -> None:
+    waits = "more requests arrive than are served, so that they wait longer than the SLO allows"
+    assert breaks({"slo": OVERLOAD, "because": "queueing"}) == waits
+    because = ", because the KV cache is full"
+    assert breaks({"slo": OVERLOAD, "because": "memory"}) == waits + because
+    assert (
+        breaks({"slo": "p99 ttft 1s", "because": "memory"}) == "p99 ttft 1s breaks first" + because
+    )
 
 
 def test_the_answer_is_a_sentence() -> None:

@@ -132,9 +132,9 @@ def test_capacities(sections: dict[str, Section]) -> None:
     section = sections["capacity"]
     assert section.question.endswith("hold the SLO p99 ttft 1s?")
     assert section.answer == (
-        "TP 8 carries the most, 8.00 requests/s on 8 GPUs (167 % more than TP 2); p99 ttft 1s "
-        "breaks first, because of queueing; TP 2 is the cheapest, 4.63 USD a million output "
-        "tokens; TP 2 carries the most a GPU, 1.50 requests/s."
+        "TP 8 carries the most, 8.00 requests/s on 8 GPUs (167 % more than TP 2); above that p99 "
+        "ttft 1s breaks first, because requests wait for their first chunk; TP 2 is the cheapest, "
+        "4.63 USD a million output tokens; TP 2 carries the most a GPU, 1.50 requests/s."
     )
     assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50", "4.63"]
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from experiments.score.league import league, predictions_table, read_peer, short
 from experiments.score.measured import Measured, read_measured
 from experiments.score.row_cache import RowCache, RowOutcome, data_fingerprint, outcome_key
 from experiments.score.simulated import RowPlan, plan_rows
+from experiments.sweeps.store import Store
 from profiler.facts.model import list_models
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
@@ -221,7 +223,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
     assert (found["rows"], found["answered"]) == (3, 1)
-    refused = {"system abacus: not modelled": 1, "ttft_ms: not a value allowed": 1}
+    refused = {"system abacus: not modelled": 1, "ttft_ms: must be a number": 1}
     assert found["refused"] == refused and found["groups"]["all"]["n"] == 1
     assert found["variants"]["zero_fit"]["all"]["n"] == 1 and "fitted to" in found["constants"]
     for metric in ("ttft", "tpot", "latency"):
@@ -274,7 +276,8 @@ def test_an_outcome_is_that_of_its_scenario_and_data(tmp_path: Path) -> None:
         ("system abacus: not modelled; modelled: a, b", "system abacus: not modelled"),
         ("cluster.tp: value 72: m: tp 72 does not", "tp that the model, or a node, cannot have"),
         ("kv_cache: m leaves no room; more", "no room for a KV cache beside the weights"),
-        ("ttft_ms: value 'x': a number; tpot_ms: value 'y'", "ttft_ms: not a value allowed"),
+        ("ttft_ms: value 'a: b; c': must be a number; osl: value 1", "ttft_ms: must be a number"),
+        ("osl: value 1: must be at least 2", "osl: must be at least 2"),
         ("concurrency: this key is missing", "concurrency: this key is missing"),
     ],
 )
@@ -282,6 +285,22 @@ def test_a_refusal_in_a_few_words(message: str, reason: str) -> None:
     assert short_reason(message) == reason
     table = predictions_table([], {}, {"row 1": f"{message}\nmore"})
     assert table.loc[0, ["reason", "detail"]].tolist() == [reason, f"{message} more"]
+
+
+def test_two_scores_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SARATHI_SIM_CACHE", str(tmp_path / "cache"))
+    qwen = ROW.replace("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B").replace("1024,1024", "256,16")
+    folder = tmp_path / "cache" / "scores"
+    store = Store(folder)
+    store.open(resume=False)
+    with store.locked():
+        call = ["score", str(table(tmp_path, f"{qwen},80,20")), "--workers", "1"]
+        done = CliRunner().invoke(app, call)
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        f"error: SARATHI_SIM_CACHE: {folder}: another score is at work: wait for it, or set "
+        f"SARATHI_SIM_CACHE=off (process {os.getpid()} on "
+    )
 
 
 def test_latency_and_throughput_are_scored() -> None:
