@@ -73,7 +73,7 @@ def import_profile(
     from profiler.importers.sources import import_bundle
     from profiler.importers.stack_tables import import_stack
 
-    kernels = kernels_of("import", load_model(model), stack, dtype, kv_cache_dtype)
+    kernels = kernels_of("import", load_model(model), device, stack, dtype, kv_cache_dtype)
     if kernels is not None:
         if source != "aiconfigurator" or device is None:
             raise ConfigError("--stack: goes with aiconfigurator and needs --device")

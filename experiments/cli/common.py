@@ -65,7 +65,12 @@ _INTERRUPTED = 130  # 128 and SIGINT, as shells have it
 
 
 def kernels_of(
-    command: str, model: ModelSpec, stack: str | None, dtype: str | None, kv_cache_dtype: str | None
+    command: str,
+    model: ModelSpec,
+    device: str | None,
+    stack: str | None,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
 ) -> Kernels | None:
     """A stack's kernels, in the model's own number formats where no others are named.
 
@@ -73,10 +78,12 @@ def kernels_of(
     """
     from experiments.config.errors import ConfigError
     from profiler.facts.formats import Kernels
+    from profiler.kernels.op_source import served_formats
     from profiler.storage.strict import parse
 
     given = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-    named = model.formats | {key: value for key, value in given.items() if value is not None}
+    own = served_formats(model, device, stack)
+    named = own | {key: value for key, value in given.items() if value is not None}
     if stack is not None:
         return parse(Kernels, {"stack": stack, **named}, command)
     if dtype is not None or kv_cache_dtype is not None:

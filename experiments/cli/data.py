@@ -144,7 +144,7 @@ def make_bundle(
         raise ConfigError(
             f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs of a node of {gpu.name}"
         )
-    kernels = kernels_of("make-bundle", spec, stack, dtype, kv_cache_dtype)
+    kernels = kernels_of("make-bundle", spec, gpu.name, stack, dtype, kv_cache_dtype)
     path = bundle_path(out, gpu.name, spec.name, tp, kernels)
     check_replaceable(path, force=force)
     try:

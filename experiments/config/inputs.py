@@ -20,7 +20,7 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
 from profiler.facts.model import ModelSpec, load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, SENDS
-from profiler.kernels.op_source import made_bundle, op_source
+from profiler.kernels.op_source import made_bundle, op_source, served_formats
 from profiler.kernels.stack_file import stacks_on
 from profiler.storage.paths import data_dir, user_path
 from simulator.op_times.regression import OpTimes
@@ -59,7 +59,8 @@ def with_formats(
 
     Raises ConfigError for a quantised checkpoint without a stack.
     """
-    found = {k: v for k, v in model.formats.items() if getattr(scenario, k) is None}
+    own = served_formats(model, device.name, scenario.stack)
+    found = {k: v for k, v in own.items() if getattr(scenario, k) is None}
     if found and scenario.stack is None:
         formats = ", ".join(f"{key} {value}" for key, value in found.items())
         problem = f"is needed for {model.name} ({formats}): {_stacks(device)}"

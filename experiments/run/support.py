@@ -6,7 +6,7 @@ Every answer is :func:`op_source`'s, which ``run`` asks too, and the engine's me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import KV_DTYPES, TWO_BYTES, WEIGHT_DTYPES, Kernels, Stack, WeightDtype
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
-from profiler.kernels.op_source import op_source
+from profiler.kernels.op_source import op_source, served_formats
 from profiler.kernels.stack_file import stacks_on
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import device_model
 from profiler.physics.op_times import KINDS, DeviceModel, Provenance
+from profiler.storage.strict import parse
 from simulator.load.capacity import CapacityError, stage_layers
 from simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
 
@@ -36,9 +37,14 @@ FAMILIES = {
 }
 
 
-def _kernels(stack: Stack | None, dtype: WeightDtype, model: ModelSpec) -> Kernels | None:
+def _kernels(
+    stack: Stack | None, dtype: WeightDtype, model: ModelSpec, device: DeviceSpec
+) -> Kernels | None:
     """Weights in ``dtype``, a mixture's experts in the checkpoint's format if it names one."""
-    return Kernels(stack, dtype, moe_dtype=model.moe_dtype) if stack else None
+    if stack is None:
+        return None
+    experts = served_formats(model, device.name, stack).get("moe_dtype")
+    return parse(Kernels, {"stack": stack, "dtype": dtype, "moe_dtype": experts}, device.name)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Combination:
     @property
     def kernels(self) -> Kernels | None:
         """As a configuration names them."""
-        return _kernels(self.stack, self.dtype, self.model)
+        return _kernels(self.stack, self.dtype, self.model, self.device)
 
     @cached_property
     def memory(self) -> tuple[tuple[int, int], EngineMemory] | None:
@@ -120,7 +126,8 @@ class Combination:
         tp = min(self.sources)
         found: list[str] = []
         for cache in KV_DTYPES:
-            kernels = Kernels(self.stack, self.dtype, cache, self.model.moe_dtype)
+            assert self.kernels is not None
+            kernels = replace(self.kernels, kv_cache_dtype=cache)
             try:
                 op_source(self.device, self.model, tp, kernels)
             except ValueError:
@@ -161,7 +168,7 @@ def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterato
 def _cell(
     model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: WeightDtype
 ) -> Combination:
-    kernels = _kernels(stack, dtype, model)
+    kernels = _kernels(stack, dtype, model, device)
     sources: dict[int, StackTimes | DeviceModel] = {}
     refused: dict[str, tuple[int, ...]] = {}
     for tp in (2**i for i in range(device.gpus_per_node.bit_length())):

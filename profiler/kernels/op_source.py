@@ -8,12 +8,16 @@ from profiler.bundle.schema import Bundle, bundle_path, find_bundle
 from profiler.facts.device import DeviceSpec, list_devices
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
+from profiler.facts.ops import MOE
 from profiler.kernels.stack_bundle import make_stack_bundle
+from profiler.kernels.stack_file import load_stack, stacks_on
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import device_model, make_bundle
 from profiler.physics.op_times import DeviceModel
 from profiler.storage.paths import data_dir
 from profiler.storage.strict import SpecError
+
+_MXFP4, _MXFP4_FP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 
 
 def op_source(
@@ -43,6 +47,19 @@ def op_source(
     if profiles is None and device.name in list_devices():
         return device_model(device.name, model, tp)
     return find_bundle(root, device.name, model.name, tp)
+
+
+def served_formats(model: ModelSpec, device: str | None, stack: str | None) -> dict[str, str]:
+    """The number formats (not bf16) that a stack computes a checkpoint in.
+
+    MXFP4 leaves the activations open. Where the stack was measured with them in fp8 (Blackwell), it
+    serves such experts so (as gpt-oss in the launch scripts of InferenceX).
+    """
+    found = model.formats
+    if found.get("moe_dtype") != _MXFP4 or not (device and stack and stack in stacks_on(device)):
+        return found
+    measured = load_stack(device, stack)[0].having(f"{MOE}.{_MXFP4_FP8}")
+    return found | ({"moe_dtype": _MXFP4_FP8} if measured else {})
 
 
 def made_bundle(device: str, model: ModelSpec, tp: int, kernels: Kernels | None) -> Bundle:

@@ -35,7 +35,8 @@ CELLS = [
     ("qwen3-32b", "b200-sxm", "vllm", 1, 1, "nvfp4", "nvfp4"),
     ("gpt-oss-120b", "h100-80g-sxm", "vllm", 2, 1, None, "bf16-moe-w4a16_mxfp4"),
     ("gpt-oss-120b", "h200-sxm", "vllm", 1, 1, None, "bf16-moe-w4a16_mxfp4"),
-    ("gpt-oss-120b", "b200-sxm", "trtllm", 1, 1, None, "bf16-moe-w4a16_mxfp4"),
+    # Blackwell computes with fp8 activations.
+    ("gpt-oss-120b", "b200-sxm", "trtllm", 1, 1, None, "bf16-moe-w4a8_mxfp4_mxfp8"),
     ("deepseek-v3", "h100-80g-sxm", "sglang", 8, 2, None, "fp8_block"),
     ("deepseek-v3", "h200-sxm", "vllm", 8, 1, None, "fp8_block"),
     ("deepseek-v3", "b200-sxm", "trtllm", 8, 1, "nvfp4", "nvfp4"),

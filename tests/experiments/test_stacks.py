@@ -133,7 +133,7 @@ def test_a_checkpoint_on_disk_sets_the_number_formats(config: Path, tmp_path: Pa
     weights = {**cached, "strategy": "tensor"}
     section = {
         "quant_method": "compressed-tensors",
-        "config_groups": {"group_0": {"weights": weights}},
+        "config_groups": {"group_0": {"weights": weights, "input_activations": cached}},
         "kv_cache_scheme": cached,
     }
     (folder / "config.json").write_text(json.dumps({**LLAMA_3, "quantization_config": section}))
