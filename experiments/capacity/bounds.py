@@ -80,8 +80,8 @@ class Bounds:
         # No iteration has more decodes than sequences, nor takes less than that of one row.
         least = (self.output - 1) / most * self.linear[0]
         rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
-        prompts_s = self.cost.layer.scale * _prompts(self.cost.ops, tuple(self.prompt))
-        prompts_s = prompts_s - self.cost.once_s(self.prompt, prompts_s)  # a batch may hold many
+        alone_s = _prompts(self.cost.ops, tuple(self.prompt))  # a batch may hold many
+        prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
         of_layer = rows_s + prompts_s + (self.output - 1) * decode
         # Each stage must do its part of every request; the last one the LM head, too.
         last = self.layers[-1] * of_layer + self.output * head

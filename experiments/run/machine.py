@@ -105,11 +105,7 @@ class Machine:
 
     def _saved(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Seconds less, in all layers, for the attention of chunks in one call."""
-        if len(chunks) < 2 or self.ops.added is None:
-            return 0.0
-        tokens = np.array([size for size, _ in chunks], np.float64)
-        once = self.cost.once_s(tokens, self.cost.prefill_s(tokens, 0.0))
-        return self.layers * float(once.sum() - once.max())
+        return self.layers * self.cost.saved_s(np.array([size for size, _ in chunks], np.float64))
 
     def decode_attention(self, batch: int, context: float) -> float:
         """Seconds of a batch of decodes' attention in all layers, at a mean ``context``."""

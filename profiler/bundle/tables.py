@@ -66,9 +66,12 @@ TABLES: dict[str, Table] = {
         extras=_ATTENTION,
         minimum={"context_tokens": 0},
     ),
-    # What a chunk without context adds to a batch of many: all but what they take once.
+    # Of batch_size equal chunks without context in one call, what each adds: its share.
     "attn_prefill_added": Table(
-        columns=("chunk_tokens", "time_us"), key=("chunk_tokens",), optional=True
+        columns=("batch_size", "chunk_tokens", "time_us"),
+        key=("batch_size", "chunk_tokens"),
+        minimum={"batch_size": 2},
+        optional=True,
     ),
     # context_tokens per sequence, cached before the new token; all sequences equal.
     "attn_decode": Table(

@@ -111,7 +111,8 @@ class HeadGrid:
 def prefill_us(
     grid: HeadGrid, chunk: Array, heads: int, kv_heads: int, beyond: float = 2.0
 ) -> Array:
-    """One sequence's causal attention of ``chunk`` tokens without a prefix.
+    """One sequence's causal attention of ``chunk`` tokens without a prefix; of a grid by batch and
+    chunk, a row for each batch.
 
     Monotone cubics through the logarithms; beyond the longest chunk by its square (its power
     ``beyond``), and beyond the largest head count in proportion to it.
@@ -119,15 +120,27 @@ def prefill_us(
     from scipy.interpolate import PchipInterpolator
 
     grid = grid.of_kind(heads == kv_heads)
-    (lengths,) = grid.sizes
+    lengths = grid.sizes[-1]
     where = np.log(np.clip(chunk, lengths[0], lengths[-1]))
-    total = np.zeros(np.shape(chunk))
+    total: Array = np.zeros(np.shape(chunk))
     parts = grid.around(heads, kv_heads, same_kv=False)
     for row, weight in parts:
-        total += weight * PchipInterpolator(np.log(lengths), grid.log_us[row])(where)
+        curve = PchipInterpolator(np.log(lengths), grid.log_us[row], axis=-1)
+        total = total + weight * curve(where)
     alone = heads / grid.heads[parts[-1][0], 0] if len(parts) == 1 else 1.0
     found: Array = np.exp(total) * np.maximum(chunk / lengths[-1], 1.0) ** beyond * max(alone, 1.0)
     return found
+
+
+def together_us(
+    prompt: HeadGrid, added: HeadGrid, batch: Array, chunk: Array, heads: int, kv_heads: int
+) -> Array:
+    """Calls of ``batch`` equal prompts of ``chunk`` tokens: linear in the batch."""
+    sizes = np.append(1.0, added.sizes[0])
+    alone = prefill_us(prompt, chunk, heads, kv_heads)
+    calls = sizes[:, None] * np.vstack([alone, prefill_us(added, chunk, heads, kv_heads)])
+    found = [np.interp(b, sizes, times) for b, times in zip(batch, calls.T, strict=True)]
+    return np.asarray(found * np.maximum(batch / sizes[-1], 1.0))
 
 
 def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads: int) -> Array:
@@ -165,12 +178,28 @@ def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
 
 
 def fit_added(rows: pd.DataFrame) -> HeadGrid:
-    """What a prompt adds to a batch of many: its share of the largest batch of equal ones.
+    """What a prompt adds to a batch: its share of 2, 4, ... equal ones in one call.
 
-    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension.
+    From rows (batch, chunk, heads, kv_heads, time_us) of one head dimension. A batch that is not
+    in them lies on the line between its neighbours; beyond the largest one shares stay.
     """
-    largest = rows.loc[rows.groupby(["heads", "kv_heads", "chunk"])["batch"].idxmax()]
-    return fit_prefill(largest.assign(time_us=largest["time_us"] / largest["batch"]))
+    table = rows.pivot_table(
+        index=["heads", "kv_heads", "chunk"], columns="batch", values="time_us"
+    )
+    batches = table.columns.to_numpy(np.float64)
+    shares = np.array([_shares(batches, times) for times in table.to_numpy()])
+    keys = table.index.to_frame(index=False)
+    grids = [fit_prefill(keys.assign(time_us=share)) for share in shares.T[batches > 1]]
+    logs = np.stack([grid.log_us for grid in grids], axis=1)
+    return HeadGrid(grids[0].heads, (batches[batches > 1], *grids[0].sizes), logs)
+
+
+def _shares(batches: Array, times: Array) -> Array:
+    """Of calls with as many equal prompts, what each takes; NaN where a time is not known."""
+    known = ~np.isnan(times)
+    most = batches[known][-1]
+    inside = np.interp(batches, batches[known], times[known]) / batches
+    return np.where(batches > most, times[known][-1] / most, inside)
 
 
 def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:

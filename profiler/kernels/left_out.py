@@ -15,6 +15,7 @@ from profiler.kernels.attention_grid import (
     fit_decode,
     fit_prefill,
     prefill_us,
+    together_us,
 )
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
 from profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
@@ -186,16 +187,18 @@ def prefill_heads(rows: pd.DataFrame, inside: bool = True) -> Iterator[Errors]:
 
 
 def together(rows: pd.DataFrame) -> Iterator[Errors]:
-    """Several prompts in one call, but for the largest batches: one prompt alone, and what each of
-    the others adds."""
-    prompt, added = fit_prefill(rows[rows["batch"] == 1]), fit_added(rows)
-    most = rows.groupby(["heads", "kv_heads", "chunk"])["batch"].transform("max")
-    for heads, kv_heads, part in _by_heads(rows[(rows["batch"] > 1) & (rows["batch"] < most)]):
-        batch, chunk = (part[c].to_numpy(np.float64) for c in ("batch", "chunk"))
-        each = prefill_us(added, chunk, heads, kv_heads)
-        once = np.maximum(prefill_us(prompt, chunk, heads, kv_heads) - each, 0.0)
-        off = np.log((once + batch * each) / part["time_us"].to_numpy())
-        yield off, off
+    """Several prompts in one call: every other batch between one prompt and the most."""
+    prompt, place = fit_prefill(rows[rows["batch"] == 1]), ["heads", "kv_heads", "chunk"]
+    order = rows.groupby(place)["batch"].rank() - 1
+    ends = (order == 0) | (order == order.groupby([rows[c] for c in place]).transform("max"))
+    for first in (0, 1):
+        fitted = ends | (order % 2 == first)
+        added = fit_added(rows[fitted])
+        for heads, kv_heads, part in _by_heads(rows[~fitted]):
+            batch, chunk = (part[c].to_numpy(np.float64) for c in ("batch", "chunk"))
+            predicted = together_us(prompt, added, batch, chunk, heads, kv_heads)
+            off = np.log(predicted / part["time_us"].to_numpy())
+            yield off, off
 
 
 def prefix_sizes(rows: pd.DataFrame, prefill: HeadGrid) -> Iterator[Errors]:

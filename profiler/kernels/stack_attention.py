@@ -111,8 +111,8 @@ class StackAttention:
         return np.where(context > 0, np.maximum(pairs, reading), pairs)
 
     def added(self, chunk: Array) -> Array:
-        """What a chunk without context adds to a batch of many."""
-        return prefill_us(self._grid("added"), chunk, *self._prompt_heads)
+        """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""
+        return self._added(chunk, self.prefill(chunk, np.zeros_like(chunk)))
 
     def added_within(self, chunk: Array) -> Array:
         """The same in a layer with the model's window."""
@@ -120,8 +120,22 @@ class StackAttention:
             return composed_prefill(
                 lambda size, *_: self.added(size), chunk, np.zeros_like(chunk), self.model, self.tp
             )
-        grid = self._grid("added", self._window)
-        return prefill_us(grid, chunk, self.heads, self.kv_heads, beyond=1.0)
+        alone = self.prefill_within(chunk, np.zeros_like(chunk))
+        return self._added(chunk, alone, self._window, beyond=1.0)
+
+    def _added(self, chunk: Array, alone: Array, window: int = 0, beyond: float = 2.0) -> Array:
+        grid = self._grid("added", window)
+        each = prefill_us(grid, chunk, *self._prompt_heads, beyond)
+        if len(grid.sizes) == 2:
+            return each
+        # Files of before: what each adds to the most; all else once.
+        return np.asarray(each + np.maximum(alone - each, 0.0) / self.batches[:, None])
+
+    @property
+    def batches(self) -> Array:
+        """Of prompts in one call, the numbers that were measured, from 2."""
+        sizes = self._grid("added").sizes
+        return sizes[0] if len(sizes) == 2 else np.array([2.0, 4, 8, 16, 32, 64, 128, 256])
 
     def decode_within(self, batch: Array, context: Array) -> Array:
         """Decodes in a layer with the model's window."""

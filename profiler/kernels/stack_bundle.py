@@ -76,7 +76,7 @@ def make_stack_bundle(
 
 
 def _added(times: StackTimes, chunks: pd.Series[int]) -> pd.DataFrame:
-    """What prompts of these sizes add to a batch of several, in a mean layer."""
+    """What each of several equal chunks in one call adds, in a mean layer."""
     chunk, attention, model = np.unique(chunks).astype(np.float64), times.attention, times.model
     time = mean_layer(
         model.windows,
@@ -84,4 +84,6 @@ def _added(times: StackTimes, chunks: pd.Series[int]) -> pd.DataFrame:
         attention.added(chunk),
         lambda window: attention.added_within(chunk),
     )
-    return pd.DataFrame({"chunk_tokens": chunk.astype(int), "time_us": rounded_us(time)})
+    batch, size = (a.ravel() for a in np.meshgrid(attention.batches, chunk, indexing="ij"))
+    sizes = {"batch_size": batch.astype(int), "chunk_tokens": size.astype(int)}
+    return pd.DataFrame({**sizes, "time_us": rounded_us(time.ravel())})

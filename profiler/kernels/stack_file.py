@@ -65,8 +65,8 @@ class StackSpec:
     ``floor_us`` is the least time of an elementwise kernel. ``kernels`` is by table:
     ``gemm.<dtype>``, ``prefill.<kv dtype>.<head_dim>``, ``decode.<kv dtype>.<head_dim>``,
     ``all_reduce.<kernel>.<gpus>``; ``prefix.<kv dtype>.<head_dim>`` where chunks after cached
-    tokens were measured, ``added.<kv dtype>.<head_dim>`` where several prompts in
-    one call were, and ``elementwise.<op>`` where elementwise kernels were.
+    tokens were measured, ``added.<kv dtype>.<head_dim>`` where calls of several prompts were (by
+    batch and chunk), and ``elementwise.<op>`` where elementwise kernels were.
     """
 
     device: str

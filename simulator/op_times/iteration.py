@@ -134,12 +134,21 @@ class IterationCost:
         """One layer's attention of a chunk."""
         return self.layer.scale * self.ops.prefill(chunk, context)
 
-    def once_s(self, chunk: npt.ArrayLike, alone_s: Floats) -> Floats:
-        """Of a chunk's ``alone_s``, what chunks in one batch take once, the largest of theirs: its
-        launch, and units without work."""
-        if self.ops.added is None:
-            return np.zeros(np.shape(chunk))
-        return np.asarray(np.maximum(alone_s - self.layer.scale * self.ops.added(chunk), 0.0))
+    def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
+        """What chunks that take ``alone_s`` without context take less in a batch with others
+        (:meth:`~simulator.op_times.together.Together.saved`)."""
+        scale = self.layer.scale
+        return scale * self.ops.together.saved(chunk, alone_s / scale)
+
+    def saved_s(self, chunks: Floats) -> float:
+        """What the attention of these chunks in one batch takes less than that of each alone. No
+        batch without context takes less than its longest chunk."""
+        if len(chunks) < 2 or not self.ops.together.each:
+            return 0.0
+        alone, tokens = self.prefill_s(chunks, 0.0), chunks.sum()
+        at = np.searchsorted(self.ops.together.batches, tokens // chunks, side="right")
+        gain, launch = self.saved(chunks, alone)[np.arange(len(chunks)), at].T
+        return float(min((gain - launch / tokens).sum(), alone.sum() - alone.max()))
 
     def decode_s(self, batch: npt.ArrayLike, context: npt.ArrayLike) -> Floats:
         """One layer's attention of decodes that hold ``context`` tokens each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -81,8 +82,8 @@ class BundlePredictor:
     decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and one
     attention of all decodes. The first stage adds the embedding of M tokens and the time of the
     ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
-    hidden / TP numbers per rank. Where the bundle says what a chunk adds to a batch of many, what
-    chunks take once counts once (:meth:`~simulator.op_times.iteration.IterationCost.once_s`).
+    hidden / TP numbers per rank. Where the bundle has calls of several chunks, each chunk takes its
+    share of one (:mod:`simulator.op_times.together`).
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
     the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
@@ -124,7 +125,8 @@ class BundlePredictor:
         self._whole, self._chunk_rows = _prefill_rows(
             ops, max_length, size.whole_prompts, layer.scale
         )
-        self._once = _once_rows(self.cost, max_length, size.whole_prompts) if ops.added else []
+        self._batches = ops.together.batches.tolist()
+        self._saved = _saved_rows(self.cost)
         self._tabulate_decodes(max_batch)
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
@@ -150,9 +152,8 @@ class BundlePredictor:
                 layer_s += self._whole[chunk]
             if chunk + context == sequence.target:
                 rows += 1  # the last token of a prompt yields a token too
-        if self._once and len(chunks) > 1:
-            once = [self._once[chunk] for _, chunk, _ in chunks]
-            layer_s -= sum(once) - max(once)
+        if len(chunks) > 1 and self._batches:
+            layer_s -= self._saved_s(batch)
         if decodes:
             row = self._decode_rows[decodes]
             position = batch.decode_context / decodes * self._per_step
@@ -168,6 +169,20 @@ class BundlePredictor:
         if layer_s < self._launch_s and chunks:
             layer_s = self._launch_s
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
+
+    def _saved_s(self, batch: Batch) -> float:
+        """:meth:`~simulator.op_times.iteration.IterationCost.saved_s` of a batch."""
+        tokens, whole = batch.prefill_tokens, self._whole
+        saved = alone = longest = 0.0
+        for _, chunk, _ in batch.chunks:
+            row = self._saved.get(chunk) or self._tabulate_saved(chunk)
+            gain, launch = row[bisect(self._batches, tokens // chunk)]
+            saved += gain - launch / tokens
+            time = whole[chunk]
+            alone += time
+            if time > longest:
+                longest = time
+        return min(saved, alone - longest)
 
     def decode_s(self, decodes: Floats, mean_context: Floats) -> Floats:
         """Seconds of decode attention of many batches at once, their contexts equal."""
@@ -195,6 +210,15 @@ class BundlePredictor:
         rows = self.layer.scale * self.ops.prefill_table(sizes.astype(float), self._context_grid)
         self._chunk_rows.update(zip(sizes.tolist(), rows.tolist(), strict=True))
         return self._chunk_rows[chunk]
+
+    def _tabulate_saved(self, chunk: int) -> list[tuple[float, float]]:
+        """What chunks of the block of sizes around ``chunk`` take less in a batch with others."""
+        first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
+        sizes = np.arange(first, min(first + CHUNK_BLOCK, len(self._whole)))
+        alone_s = np.array(self._whole[first : first + CHUNK_BLOCK])
+        rows = self.cost.saved(sizes.astype(float), alone_s).tolist()
+        self._saved.update(zip(sizes.tolist(), rows, strict=True))
+        return self._saved[chunk]
 
     def _tabulate_decodes(self, most: int) -> None:
         found = _decode_rows(self.cost, most, *self._contexts)
@@ -254,8 +278,6 @@ def _prefill_rows(
 
 
 @lru_cache(maxsize=16)
-def _once_rows(cost: IterationCost, max_length: int, whole_prompts: int) -> list[float]:
-    """By tokens of a prompt, what several prompts in one batch take once."""
-    whole, _ = _prefill_rows(cost.ops, max_length, whole_prompts, cost.layer.scale)
-    found: list[float] = cost.once_s(np.arange(len(whole)), np.array(whole)).tolist()
-    return found
+def _saved_rows(cost: IterationCost) -> dict[int, list[tuple[float, float]]]:
+    """By chunk, what it takes less in a batch with others; so far none."""
+    return {}

@@ -42,6 +42,7 @@ from simulator.op_times.surface import (
     decode_surface,
     prefill_surface,
 )
+from simulator.op_times.together import Together
 
 FITS = 2
 """Of the regressions: to be raised with every change of what they give."""
@@ -87,9 +88,10 @@ class OpTimes:
             else None
         )
         added = bundle.attn_prefill_added
-        self.added: TimeBySize | None = (
-            PiecewiseLinear(added["chunk_tokens"], added["time_us"] * 1e-6) if len(added) else None
-        )
+        batches = np.unique(added["batch_size"]).astype(np.float64)
+        parts = (added[added["batch_size"] == batch] for batch in batches)
+        each = (PiecewiseLinear(one["chunk_tokens"], one["time_us"] * 1e-6) for one in parts)
+        self.together = Together(batches, (*each,))
         self.send: dict[str, TimeBySize] = {
             str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
             for scope, rows in bundle.send_recv.groupby("scope")
@@ -111,8 +113,8 @@ class OpTimes:
         sent = factors.get(SEND_RECV, 1.0)
         found.send = {scope: _times(time, sent) for scope, time in self.send.items()}
         found.prefill = _times(self.prefill, factors.get(PREFILL, 1.0))
-        if self.added is not None:
-            found.added = _times(self.added, factors.get(PREFILL, 1.0))
+        calls = (_times(each, factors.get(PREFILL, 1.0)) for each in self.together.each)
+        found.together = Together(self.together.batches, (*calls,))
         found.decode = _times(self.decode, factors.get(DECODE, 1.0))
         found.unscaled = self
         return found

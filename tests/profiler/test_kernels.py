@@ -17,6 +17,7 @@ from profiler.kernels.attention_grid import (
     fit_decode,
     fit_prefill,
     prefill_us,
+    together_us,
 )
 from profiler.kernels.gemm_lattice import (
     GemmLattice,
@@ -215,25 +216,37 @@ def test_prefill_of_other_head_counts_and_lengths() -> None:
         np.testing.assert_allclose(found, 1e-4 * heads * chunk**2, rtol=1e-9)
 
 
-def test_prompts_in_one_call_take_the_launch_once() -> None:
-    """12 us of launch and what each adds; the largest batch is fitted, the others are scored."""
+def test_calls_of_several_prompts_are_linear_between_batches() -> None:
+    """12 us of launch and what each adds: every other batch between one prompt and the most is
+    scored, from its neighbours."""
+    batches = (1, 2, 4, 16, 64)
     rows = pd.DataFrame(
-        [
-            (b, h, 1, c, 12 + 1e-3 * b * h * c)
-            for b in (1, 4, 4096)
-            for h in (4, 16)
-            for c in (16, 64, 256)
-        ],
+        [(b, h, 1, c, 12 + 1e-3 * b * h * c) for b in batches for h in (4, 16) for c in (16, 64)],
         columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
     )
-    chunk = np.array([16.0, 64.0, 256.0])
-    found = prefill_us(fit_added(rows), chunk, 4, 1)
-    np.testing.assert_allclose(found, 12 / 4096 + 4e-3 * chunk, rtol=1e-9)
+    chunk = np.array([16.0, 64.0])
+    alone, added = fit_prefill(rows[rows["batch"] == 1]), fit_added(rows)
+    calls = prefill_us(HeadGrid.from_arrays(added.arrays()), chunk, 4, 1)
+    assert added.sizes[0].tolist() == [2, 4, 16, 64]
+    np.testing.assert_allclose(calls[2], 12 / 16 + 4e-3 * chunk, rtol=1e-3)  # 0.06 % is a step
+    found = together_us(alone, added, np.array([1.0, 64, 3, 256]), chunk[[0, 1, 1, 1]], 4, 1)
+    expected = [12 + 4e-3 * 16, 12 + 0.256 * 64, 12 + 0.256 * 3, 4 * (12 + 0.256 * 64)]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
     score = left_out.summary(left_out.together(rows))
-    assert score is not None and score.rows == 6 and score.worst_pct < 0.1
-    off = rows[rows["batch"] == 4].assign(batch=8)  # as if eight took what four do
-    other = left_out.summary(left_out.together(pd.concat([rows[rows["batch"] != 4], off])))
-    assert other is not None and other.worst_pct > 50
+    assert score is not None and score.rows == 3 * 4 and score.worst_pct < 0.1
+    slow = rows.assign(time_us=rows["time_us"] * np.where(rows["batch"] == 4, 2, 1))
+    other = left_out.summary(left_out.together(slow))
+    assert other is not None and other.worst_pct > 45
+
+
+def test_a_batch_that_was_not_measured_lies_between_its_neighbours() -> None:
+    """And beyond the largest one that fitted the memory each prompt adds as much as in that."""
+    rows = pd.DataFrame(
+        [(1, 16, 8.0), (2, 16, 8.0), (4, 16, 16.0), (8, 16, 32.0), (1, 64, 20.0), (4, 64, 50.0)],
+        columns=["batch", "chunk", "time_us"],
+    ).assign(heads=4, kv_heads=1)
+    shares = prefill_us(fit_added(rows), np.array([16.0, 64.0]), 4, 1)
+    np.testing.assert_allclose(shares.T, [[4, 4, 4], [15, 12.5, 12.5]])
 
 
 def test_messages_never_take_longer_than_larger_ones() -> None:

@@ -48,7 +48,9 @@ def make(tp: int = 2) -> Bundle:
         send_recv=pd.DataFrame(
             {"num_bytes": [8, 8], "scope": ["inter_node", "intra_node"], "time_us": [5.0, 2.0]}
         ),
-        attn_prefill_added=pd.DataFrame({"chunk_tokens": [1, 64], "time_us": [0.5, 0.75]}),
+        attn_prefill_added=pd.DataFrame(
+            {"batch_size": [2, 2], "chunk_tokens": [1, 64], "time_us": [0.5, 0.75]}
+        ),
         attn_decode_skew=pd.DataFrame(
             [(4, 16, 20, 6.0), (4, 16, 64, 8.0)],
             columns=["batch_size", "context_tokens", "max_context_tokens", "time_us"],

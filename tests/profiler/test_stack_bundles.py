@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from profiler.bundle.check import check_bundle
@@ -17,6 +18,7 @@ from profiler.importers.assemble import wanted_ops
 from profiler.importers.sources import import_bundle
 from profiler.importers.stack_tables import import_stack
 from profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
+from profiler.kernels.attention_grid import fit_added
 from profiler.kernels.prefix_grid import alike
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
@@ -26,6 +28,8 @@ from profiler.physics.op_times import KINDS
 from profiler.public import kernel_tables, perf_tables
 from profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
 from profiler.storage.strict import SpecError
+from simulator.op_times.iteration import IterationCost
+from simulator.op_times.regression import OpTimes
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),
@@ -159,15 +163,35 @@ def test_short_prompts_in_one_call_take_little_more_than_one() -> None:
     tokens 131 us, 16 times that 2,003 us."""
     bundle = made()
     alone = bundle.attn_prefill.query("context_tokens == 0").set_index("chunk_tokens")["time_us"]
-    added = bundle.attn_prefill_added.set_index("chunk_tokens")["time_us"]
-    assert (added.index == alone.index).all()
-    sixteen = alone + 15 * np.minimum(added, alone)
+    added = bundle.attn_prefill_added.set_index(["batch_size", "chunk_tokens"])["time_us"]
+    sixteen = 16 * added.loc[16]
+    assert (sixteen.index == alone.index).all()
     assert sixteen[64] < 2 * alone[64]
     assert 0.9 < sixteen[4096] / (16 * alone[4096]) <= 1
     within = make_stack_bundle("h100-80g-sxm", load_model("gemma-3-12b"), 1, Kernels("vllm"))
-    assert within.attn_prefill_added["time_us"].is_monotonic_increasing
+    assert within.attn_prefill_added.query("batch_size == 256")["time_us"].is_monotonic_increasing
     without = make_stack_bundle("rtx-4090", LLAMA_8B, 1, Kernels("vllm"), max_tokens=512)
     assert without.attn_prefill_added.empty  # not measured: prompts are summed
+
+
+def test_equal_prompts_in_one_batch_take_what_was_measured() -> None:
+    """Calls of 1, 2, 4 and 8 prompts, as surfaces hold them, through bundle and regression."""
+    spec, arrays = load_stack("h100-80g-sxm", "vllm")
+    rows = pd.DataFrame(
+        [(b, h, 8, c, 10 + b * c * h / 64) for b in (2, 4, 8) for h in (32, 64) for c in (16, 64)],
+        columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
+    )
+    stored = {f"added.bf16.128.{name}": a for name, a in fit_added(rows).arrays().items()}
+    fitted = spec, {**arrays, **stored}
+    bundle = make_stack_bundle("h100-80g-sxm", LLAMA_8B, 1, Kernels("vllm"), 512, fitted)
+    calls = bundle.attn_prefill_added.query("chunk_tokens == 64").set_index("batch_size")["time_us"]
+    np.testing.assert_allclose(calls * calls.index, [10 + 32 * b for b in (2, 4, 8)], rtol=1e-3)
+    cost = IterationCost(OpTimes(bundle))
+    for batch in (1, 2, 8):
+        chunks = np.full(batch, 64.0)
+        alone = cost.prefill_s(chunks, 0.0)
+        expected = alone[0] if batch == 1 else 1e-6 * (10 + 32 * batch)
+        assert alone.sum() - cost.saved_s(chunks) == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> None:
@@ -223,7 +247,12 @@ def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
     for table, found in (
         ("gemm.fp8", fit_gemm("gemm.fp8", rows, version)),
         ("decode.bf16.128", fit_attention("decode", "decode.bf16.128", of_128, decodes[1], least)),
-        ("added.bf16.128", fit_together("added.bf16.128", prompts_of_128, prompts[1])),
+        *(
+            # Files of before hold one number a chunk.
+            [("added.bf16.128", fit_together("added.bf16.128", prompts_of_128, prompts[1]))]
+            if "added.bf16.128.size1" in arrays
+            else []
+        ),
     ):
         assert found.fit == spec.kernels[table]
         for name, array in found.surface.arrays().items():

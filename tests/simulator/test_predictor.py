@@ -25,6 +25,7 @@ from simulator.op_times.linear import PiecewiseLinear
 from simulator.op_times.predictor import BundlePredictor
 from simulator.op_times.regression import OpTimes
 from simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
+from simulator.op_times.together import Together
 
 GPT3 = load_model("gpt3-175b")
 SHIPPED = list_bundles(data_dir() / "profiles")
@@ -268,7 +269,8 @@ def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> 
     changed = copy.copy(ops)
     changed.whole_layer = WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5)
     changed.skew = skew
-    changed.added = PiecewiseLinear(np.array([1.0, 512.0]), np.array([1e-7, 2e-5]))
+    each = (PiecewiseLinear([1.0, 512.0], [1e-7, time]) for time in (2e-5, 1e-5))
+    changed.together = Together(np.array([2.0, 4.0]), (*each,))
     predict = BundlePredictor(
         changed, max_tokens=512, max_length=1024, max_batch=8, num_stages=8, layer_time=layer_time
     )
@@ -285,10 +287,10 @@ def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> 
         )
         cost = predict.cost
         prefill = sum(float(cost.prefill_s(*chunk)) for chunk in chunks)
-        if len(chunks) > 1:  # what both take is taken once
-            once = [float(cost.once_s(c, cost.prefill_s(c, 0.0))) for c, _ in chunks]
-            assert 0 < min(once) < max(once)
-            prefill -= min(once)
+        if len(chunks) > 1:
+            saved = cost.saved_s(np.array([size for size, _ in chunks], np.float64))
+            assert 0 < saved < prefill
+            prefill -= saved
         decode = 0.0
         if decodes:
             decode = float(cost.decode_s(decodes, counted_context(mean, longest, skew)))
