@@ -252,7 +252,7 @@ def deploy(
     }
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes = _notes(max_length, limits, ops, kept, memory if counted else None)
-    engine, said = with_host_time(scenario)
+    engine, said = with_host_time(scenario, model, requests)
     notes += said
     resolved = scenario.model_copy(
         update={

@@ -2,15 +2,20 @@
 
 ``data/host_time.yaml`` holds them, with origin, plausible ranges and what they were fitted to. They
 are the defaults of ``engine.host_iteration_s``, ``host_sequence_s`` and ``frontend_s`` where a
-scenario names a stack. ``host_time_mixtures.yaml`` holds those of servers of mixtures of experts.
+scenario names a stack. ``host_time_mixtures.yaml`` holds those of servers of mixtures of experts,
+and of launching (``launch_layer_s``).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import lru_cache
 
 from experiments.config.scenario import Engine, Scenario
+from policies.request import Request
+from profiler.facts.model import ModelSpec
+from profiler.facts.ops import MOE, OPS
+from profiler.facts.rank_shapes import elementwise
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import parse, strict_dataclass
@@ -40,6 +45,13 @@ class StackErrors:
 
 
 NONE = HostConstants(0.0, 0.0, 0.0)
+#: The engine's keys that have a default by stack.
+DEFAULTS = ("host_iteration_s", "host_sequence_s", "frontend_s", "launch_layer_s")
+#: Calls of a layer beside its GEMMs, norms and activations (additions are fused with norms, rotary
+#: with attention): routing, permutation and the experts; attention and what writes the cache; two
+#: all-reduces. Assumed.
+_EXPERT_CALLS, _OTHER_CALLS = 3, 4
+_FUSED = ("add", "rope")
 
 
 @strict_dataclass
@@ -90,18 +102,44 @@ def host_times(mixtures: bool = False) -> HostTimes:
 def host_of(engine: Engine) -> HostTime:
     """The host's time in each iteration, as the engine's section has it."""
     return HostTime(
-        engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0, engine.launch_layer_s
+        engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0, engine.launch_layer_s or 0.0
     )
 
 
-def with_host_time(scenario: Scenario) -> tuple[Engine, tuple[str, ...]]:
-    """The engine's section with every constant filled in, and a note on those that are defaults."""
-    given = scenario.engine
-    stack = scenario.stack
-    defaults = asdict(host_times().stacks[stack] if stack else NONE)
-    missing = {k: value for k, value in defaults.items() if getattr(given, k, value) is None}
+def with_host_time(
+    scenario: Scenario, model: ModelSpec, requests: Sequence[Request]
+) -> tuple[Engine, tuple[str, ...]]:
+    """The engine's section with every constant filled in, and a note on those that are defaults.
+
+    A mixture of experts has the constants of mixtures. Those of a prompt's token and of a launch
+    count for the mean prompt of ``requests`` and for the calls of the ``model``'s layer.
+    """
+    given, stack = scenario.engine, scenario.stack
+    times = host_times(mixtures=model.experts is not None)
+    known = times.stacks[stack] if stack else NONE
+    missing = {key: getattr(known, key, 0.0) for key in DEFAULTS if getattr(given, key) is None}
+    if "frontend_s" in missing and known.frontend_token_s and requests:
+        mean_prompt = sum(request.prompt_tokens for request in requests) / len(requests)
+        missing["frontend_s"] += known.frontend_token_s * mean_prompt
+    if "launch_layer_s" in missing and known.launch_s:
+        missing["launch_layer_s"] = known.launch_s * calls_of_layer(model, scenario.dtype)
     notes: tuple[str, ...] = ()
-    if stack and missing:
-        listed = ", ".join(f"{key} {1e3 * value:.3g} ms" for key, value in missing.items())
-        notes = (f"host time of {stack}: {listed}; {host_times().fitted_to}",)
+    said = {k: v for k, v in missing.items() if v or k != "launch_layer_s"}
+    if stack and said:
+        listed = ", ".join(f"{key} {1e3 * value:.3g} ms" for key, value in said.items())
+        notes = (f"host time of {stack}: {listed}; {times.fitted_to}",)
     return given.model_copy(update=missing), notes
+
+
+def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:
+    """How many calls a layer of prompts launches, about: a quantised GEMM quantises its input
+    first."""
+    quantised = dtype not in (None, "bf16")
+    gemms = sum(
+        model.share(op) * (2 if quantised and OPS[op].split else 1)
+        for op in model.row_ops
+        if OPS[op].shape is not None and OPS[op].part == "layer"
+    )
+    streams = [one for one in elementwise(model.shard(1)) if one.kernel not in _FUSED]
+    beside = sum(one.times for one in streams) + model.share(MOE) * _EXPERT_CALLS
+    return gemms + beside + _OTHER_CALLS

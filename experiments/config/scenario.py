@@ -110,9 +110,10 @@ class Engine(Strict):
     of variation), sends that occupy the stage or not, whether logits are computed, and the host's
     time that no GPU time hides: of each iteration, and of each sequence in it. ``frontend_s`` is
     what a request takes from its client to the scheduler and back; it counts in TTFT and latency.
-    These three are by default the stack's (``data/host_time.yaml``), without a stack 0.
     ``launch_layer_s`` is the host's time to launch a layer's kernels one by one: a layer with
-    prompts takes that long at least (the rest counts as prefill attention).
+    prompts takes that long at least (the rest counts as prefill attention). These four are by
+    default the stack's (``data/host_time.yaml``; ``host_time_mixtures.yaml`` for mixtures of
+    experts, the only ones whose launches count), without a stack 0.
 
     ``layer_time``: as whole layers were ``measured`` (where the profile holds some), or the ``sum``
     of the ops. ``op_scale``: what if an op took so many times as long
@@ -126,7 +127,7 @@ class Engine(Strict):
     host_iteration_s: Seconds | None = None
     host_sequence_s: Seconds | None = None
     frontend_s: Seconds | None = None
-    launch_layer_s: Seconds = 0.0
+    launch_layer_s: Seconds | None = None
     op_scale: dict[OpName, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=dict)
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.config.errors import ConfigError
-from experiments.config.host_time import HostConstants
+from experiments.config.host_time import HostConstants, calls_of_layer
 from experiments.score import mixtures
 from experiments.score.measured import Measured
+from profiler.facts.model import load_model
 
 #: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
 MODELS = {
@@ -136,8 +137,11 @@ def _engine(row: Measured, host: HostConstants) -> dict[str, float]:
         "host_sequence_s": host.host_sequence_s,
         "frontend_s": host.frontend_s + mean_prompt(row) * host.frontend_token_s,
     }
+    if row.model in mixtures.MIXTURES:
+        found["launch_layer_s"] = 0.0
     if host.launch_s:
-        found["launch_layer_s"] = host.launch_s * mixtures.calls_of_layer(row)
+        calls = calls_of_layer(load_model(MODELS[row.model]), _weights(row)["dtype"])
+        found["launch_layer_s"] = host.launch_s * calls
     return found
 
 

@@ -9,9 +9,6 @@ from typing import Any
 
 from experiments.config.errors import ConfigError
 from experiments.score.measured import Measured
-from profiler.facts.model import load_model
-from profiler.facts.ops import MOE, OPS
-from profiler.facts.rank_shapes import elementwise
 
 DEEPSEEK = ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1")
 GPT_OSS, MINIMAX = "openai/gpt-oss-120b", "MiniMaxAI/MiniMax-M2.5"
@@ -25,11 +22,6 @@ MIXTURES = {
     DEEPSEEK[1]: ("deepseek-r1", _IN_BLOCKS),
     GPT_OSS: ("gpt-oss-120b", {"fp4": ("bf16", "w4a16_mxfp4")}),
 }
-#: Calls of a layer beside its GEMMs, norms and activations (additions are fused with norms, rotary
-#: with attention): routing, permutation and the experts; attention and what writes the cache; two
-#: all-reduces. Assumed.
-_EXPERT_CALLS, _OTHER_CALLS = 3, 4
-_FUSED = ("add", "rope")
 #: From this day on InferenceX warms servers up before it measures.
 _WARM = "2026-01-21"
 _BLACKWELL = ("b200_sxm", "b300_sxm", "gb200")
@@ -156,18 +148,3 @@ def memory(row: Measured) -> dict[str, float]:
     if row.backend == "vllm" and row.model == MINIMAX and row.system in _BLACKWELL:
         return {"gpu_memory_utilization": 0.95}
     return {}
-
-
-def calls_of_layer(row: Measured) -> float:
-    """How many calls a layer of prompts launches, about: a quantised GEMM quantises its input
-    first."""
-    model = load_model(MIXTURES[row.model][0])
-    quantised = formats(row)["dtype"] != "bf16"
-    gemms = sum(
-        model.share(op) * (2 if quantised and OPS[op].split else 1)
-        for op in model.row_ops
-        if OPS[op].shape is not None and OPS[op].part == "layer"
-    )
-    streams = [one for one in elementwise(model.shard(1)) if one.kernel not in _FUSED]
-    beside = sum(one.times for one in streams) + model.share(MOE) * _EXPERT_CALLS
-    return gemms + beside + _OTHER_CALLS

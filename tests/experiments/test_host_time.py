@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.config.deployment import Deployment
-from experiments.config.host_time import host_times
+from experiments.config.host_time import host_of, host_times
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all
 from simulator.op_times.iteration import NO_HOST
@@ -42,9 +42,28 @@ def test_a_stack_has_its_constants_and_says_so(tmp_path: Path) -> None:
     assert shipped["host_iteration_s"] > 0 and shipped["host_sequence_s"] > 0
     engine = found.scenario.engine
     assert all(getattr(engine, key) == shipped[key] for key in host_times().constants)
+    assert engine.launch_layer_s == 0
     assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
     (note,) = (note for note in found.notes if note.startswith("host time of vllm: "))
     assert host_times().fitted_to in note and "frontend_s" in note
+
+
+def test_a_mixture_has_the_constants_of_mixtures(tmp_path: Path) -> None:
+    """A frontend's time a token counts for the mean prompt, a launch for each call of a layer."""
+    sizes = ("model=gpt-oss-20b", "workload.lengths.range_ratio=1", "workload.lengths.prompt=100")
+    found = deployed(tmp_path, *sizes)
+    shipped, engine = host_times(mixtures=True).stacks["vllm"], found.scenario.engine
+    assert shipped != host_times().stacks["vllm"]
+    assert engine.host_sequence_s == shipped.host_sequence_s
+    prompts = [request.prompt_tokens for request in found.requests]
+    tokens_s = shipped.frontend_token_s * sum(prompts) / len(prompts)
+    assert tokens_s > 0 and engine.frontend_s == pytest.approx(shipped.frontend_s + tokens_s)
+    assert engine.launch_layer_s == pytest.approx(12 * shipped.launch_s)
+    assert found.predictor.cost.host == host_of(engine)
+    (note,) = (note for note in found.notes if note.startswith("host time of vllm: "))
+    assert "launch_layer_s" in note and host_times(mixtures=True).fitted_to in note
+    given = deployed(tmp_path, *sizes, "engine.launch_layer_s=0", "engine.frontend_s=0.25")
+    assert (given.scenario.engine.launch_layer_s, given.scenario.engine.frontend_s) == (0, 0.25)
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from experiments.config.errors import ConfigError
-from experiments.config.host_time import NONE, HostConstants, host_times
+from experiments.config.host_time import NONE, HostConstants, calls_of_layer, host_times
 from experiments.score.deployments import mean_prompt, scenario_of, server_of
 from experiments.score.errors import ServerTimes, grouped
 from experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
 from experiments.score.measured import Measured
-from experiments.score.mixtures import calls_of_layer
 from experiments.score.server_bands import OpShares
+from profiler.facts.model import load_model
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
 GPT_OSS = {"model": "openai/gpt-oss-120b", "precision": "fp4", "system": "h100_sxm", "tp": 2}
@@ -159,12 +159,16 @@ def test_launching_and_the_prompts_tokens_are_an_engines_times() -> None:
     """gpt-oss in bf16: three GEMMs, two norms, the experts' three calls and four others. MiniMax
     quantises for two of its GEMMs, and has norms of queries and keys."""
     oss, minimax = row(**GPT_OSS), row(**MINIMAX)
-    assert (calls_of_layer(oss), calls_of_layer(minimax)) == (12, 15)
+    calls = [
+        calls_of_layer(load_model(given["model"]), given["dtype"])
+        for given in (scenario_of(oss, NONE), scenario_of(minimax, NONE))
+    ]
+    assert calls == [12, 15]
     host = HostConstants(0.001, 0.0, 0.01, frontend_token_s=1e-5, launch_s=1e-5)
     found = scenario_of(oss, host)["engine"]
     assert found["frontend_s"] == pytest.approx(0.01 + 0.9 * 1024 * 1e-5)
     assert found["launch_layer_s"] == pytest.approx(12e-5)
-    assert "launch_layer_s" not in scenario_of(oss, NONE)["engine"]
+    assert scenario_of(oss, NONE)["engine"]["launch_layer_s"] == 0
 
 
 def test_which_rows_are_fitted_to() -> None:
