@@ -29,10 +29,10 @@ class Hold(NamedTuple):
 
 _GEMM, _ATTENTION, _MESSAGES, _EXPERTS = (2.0, 8.0), (3.0, 12.0), (5.0, 15.0), (5.0, 20.0)
 _HEADS = "each pair of head counts between others"
-_WAVES = "kernels change with the chunk up to 4,096 tokens; beyond, neighbouring rows differ by 4 %"
+_WAVES = "kernels change from 128 to 1,024 tokens (Blackwell: steps of 2 us); long prompts scatter"
 _L2 = "times double as a layer's cache outgrows L2 ({} of what is far off); neighbours 4 x apart"
 _PROTOCOLS = "times jump as the protocol changes (0.1 to 8 MB); neighbours 4 x apart (in use 2 x)"
-_HEADS_WAVES = "from 128 to 4,096 tokens blocks fill the GPU in waves; long prompts scatter by 4 %"
+_HEADS_WAVES = "long prompts scatter by 4 %, some rows by more; few pairs of head counts in a table"
 _MLA = r"\.mla$"
 
 #: By a table's family and the kind of the errors.

@@ -49,7 +49,8 @@ def attention_fits(
                     yield fit_attention(kind, f"decode.{name}", rows, attention[1], least)
                     continue
                 alone = rows[rows["batch"] == 1]
-                yield fit_attention(kind, f"prefill.{name}", alone, attention[1])
+                seen = window or np.inf
+                yield fit_attention(kind, f"prefill.{name}", alone, attention[1], window=seen)
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, attention[1])
         latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
@@ -75,19 +76,25 @@ def reading_us(
 
 
 def fit_attention(
-    kind: str, table: str, rows: pd.DataFrame, version: str, least_us: Array | float = 0.0
+    kind: str,
+    table: str,
+    rows: pd.DataFrame,
+    version: str,
+    least_us: Array | float = 0.0,
+    window: float = np.inf,
 ) -> Fitted:
     """The surface of a table of prefill or decode attention of one head dimension.
 
-    ``least_us`` is what reading each decode's cache from HBM takes at least.
+    ``least_us`` is what reading each decode's cache from HBM takes at least; a prompt's queries see
+    ``window`` keys.
     """
     if kind == "prefill":
         grid = fit_prefill(rows)
         time = clean = rows["time_us"].to_numpy(np.float64)
         kinds = {
-            "sizes": left_out.prefill_sizes(rows),
-            "heads": left_out.prefill_heads(rows),
-            "beyond": left_out.prefill_heads(rows, inside=False),
+            "sizes": left_out.prefill_sizes(rows, window),
+            "heads": left_out.prefill_heads(rows, window),
+            "beyond": left_out.prefill_heads(rows, window, inside=False),
         }
     else:
         published = rows["time_us"].to_numpy(np.float64)

@@ -1,7 +1,8 @@
 """Attention times by head counts: prefill over the chunk, decode over batch and context.
 
-Other head counts are interpolated in the logarithm of the query heads. For KV heads that were not
-measured, a decode of ``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences.
+Prompts follow a law of their blocks (:mod:`profiler.physics.prompt_law`). Decodes of other head
+counts are interpolated in the logarithm of the query heads. For KV heads that were not measured, a
+decode of ``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pandas as pd
 
 from profiler.facts.roofline import Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from profiler.physics.prompt_law import prompt_us
 
 #: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
 #: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
@@ -41,20 +43,14 @@ class HeadGrid:
         """Whether these head counts are in the grid."""
         return bool((self.heads == (heads, kv_heads)).all(axis=1).any())
 
-    def around(self, heads: float, kv_heads: int, same_kv: bool) -> list[tuple[int, float]]:
+    def around(self, heads: float, kv_heads: int) -> list[tuple[int, float]]:
         """(row, weight) of the query heads below and above, by the ratio; one beyond the measured.
 
-        Among equal query heads the row with the nearest KV heads counts; ``same_kv``: only rows
-        with these very KV heads.
+        Only rows with these very KV heads count.
         """
-        have, kv = self.heads[:, 0], self.heads[:, 1]
-        far = np.abs(np.log(kv / kv_heads))
-        rows = [
-            int(at[np.argmin(far[at])])
-            for count in np.unique(have)
-            if len(at := np.flatnonzero((have == count) & ((kv == kv_heads) | (not same_kv))))
-        ]
-        counts, wanted = np.log(have[rows]), np.log(heads)
+        mine = np.flatnonzero(self.heads[:, 1] == kv_heads)
+        rows = mine[np.argsort(self.heads[mine, 0])].tolist()
+        counts, wanted = np.log(self.heads[rows, 0]), np.log(heads)
         upper = int(np.searchsorted(counts, wanted - 1e-9))
         if upper == len(rows):
             return [(rows[-1], 1.0)]
@@ -109,27 +105,12 @@ class HeadGrid:
 
 
 def prefill_us(
-    grid: HeadGrid, chunk: Array, heads: int, kv_heads: int, beyond: float = 2.0
+    grid: HeadGrid, chunk: Array, heads: int, kv_heads: int, window: float = np.inf
 ) -> Array:
-    """One sequence's causal attention of ``chunk`` tokens without a prefix; of a grid by batch and
-    chunk, a row for each batch.
-
-    Monotone cubics through the logarithms; beyond the longest chunk by its square (its power
-    ``beyond``), and beyond the largest head count in proportion to it.
-    """
-    from scipy.interpolate import PchipInterpolator
-
-    grid = grid.of_kind(heads == kv_heads)
-    lengths = grid.sizes[-1]
-    where = np.log(np.clip(chunk, lengths[0], lengths[-1]))
-    total: Array = np.zeros(np.shape(chunk))
-    parts = grid.around(heads, kv_heads, same_kv=False)
-    for row, weight in parts:
-        curve = PchipInterpolator(np.log(lengths), grid.log_us[row], axis=-1)
-        total = total + weight * curve(where)
-    alone = heads / grid.heads[parts[-1][0], 0] if len(parts) == 1 else 1.0
-    found: Array = np.exp(total) * np.maximum(chunk / lengths[-1], 1.0) ** beyond * max(alone, 1.0)
-    return found
+    """One sequence's causal attention of ``chunk`` tokens without a prefix, within ``window``; of a
+    grid by batch and chunk, a row for each batch."""
+    wanted = np.array([heads, kv_heads])
+    return prompt_us(grid.heads, grid.sizes[-1], grid.log_us, chunk, wanted, window)
 
 
 def together_us(
@@ -153,7 +134,7 @@ def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads
     wide = np.maximum(batch * kv_heads / near, batches[0])
     points = np.stack(np.broadcast_arrays(wide, np.maximum(context, contexts[0])), axis=-1)
     total = np.zeros(points.shape[:-1])
-    for row, weight in grid.around(heads / kv_heads * near, near, same_kv=True):
+    for row, weight in grid.around(heads / kv_heads * near, near):
         times = np.exp(grid.log_us[row])
         at = RegularGridInterpolator(
             (batches, contexts), times, bounds_error=False, fill_value=None

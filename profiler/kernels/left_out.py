@@ -20,7 +20,7 @@ from profiler.kernels.attention_grid import (
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
 from profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
 from profiler.kernels.prefix_grid import fit_prefix, prefix_us
-from profiler.kernels.reduce_curves import cleaned_messages
+from profiler.kernels.reduce_curves import cleaned_messages, reduce_curve
 from profiler.kernels.stack_file import LeftOut
 from profiler.physics.hold_out import Rows, median_p95_worst
 
@@ -173,17 +173,19 @@ def _by_heads(rows: pd.DataFrame) -> Iterator[tuple[int, int, pd.DataFrame]]:
         yield heads, kv_heads, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
 
 
-def prefill_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
+def prefill_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
     """Every inner chunk size in turn."""
     for chunk in np.unique(rows["chunk"])[1:-1]:
         grid = fit_prefill(rows[rows["chunk"] != chunk])
-        yield from _prefill_errors(grid, rows[rows["chunk"] == chunk])
+        yield from _prefill_errors(grid, rows[rows["chunk"] == chunk], window)
 
 
-def prefill_heads(rows: pd.DataFrame, inside: bool = True) -> Iterator[Errors]:
+def prefill_heads(
+    rows: pd.DataFrame, window: float = np.inf, inside: bool = True
+) -> Iterator[Errors]:
     """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
     for grid, out in _each_pair(fit_prefill(rows), rows, inside, decode=False):
-        yield from _prefill_errors(grid, out)
+        yield from _prefill_errors(grid, out, window)
 
 
 def together(rows: pd.DataFrame) -> Iterator[Errors]:
@@ -211,10 +213,10 @@ def prefix_sizes(rows: pd.DataFrame, prefill: HeadGrid) -> Iterator[Errors]:
             yield off, off
 
 
-def _prefill_errors(grid: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
+def _prefill_errors(grid: HeadGrid, out: pd.DataFrame, window: float) -> Iterator[Errors]:
     for heads, kv_heads, part in _by_heads(out):
         chunk = part["chunk"].to_numpy(np.float64)
-        predicted = prefill_us(grid, chunk, heads, kv_heads)
+        predicted = prefill_us(grid, chunk, heads, kv_heads, window)
         off = np.log(predicted / part["time_us"].to_numpy())
         yield off, off
 
@@ -247,8 +249,8 @@ def messages(rows: pd.DataFrame) -> Iterator[Errors]:
     """Every inner message size in turn: neighbours a factor of 4 apart."""
     ordered = rows.sort_values("num_bytes")
     size, time = (ordered[c].to_numpy(np.float64) for c in ("num_bytes", "time_us"))
-    clean = cleaned_messages(time)
     inner = np.arange(1, len(size) - 1)
-    share = (size[inner] - size[inner - 1]) / (size[inner + 1] - size[inner - 1])
-    predicted = (1 - share) * clean[inner - 1] + share * clean[inner + 1]
-    yield _errors(predicted, clean[inner], time[inner])
+    kept = (np.arange(len(size)) != out for out in inner)
+    curves = (reduce_curve(size[rest], time[rest]) for rest in kept)
+    predicted = [curve.time_us(size[out]) for out, curve in zip(inner, curves, strict=True)]
+    yield _errors(np.array(predicted), cleaned_messages(time)[inner], time[inner])

@@ -27,15 +27,24 @@ def sent_us(num_bytes: Array, link: Link) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class ReduceCurve:
-    """Microseconds by bytes a rank, linear between sizes and in proportion beyond."""
+    """Microseconds by bytes a rank; in proportion beyond the largest.
+
+    Between sizes the share that is reached of a law (the latency of the smallest, the bandwidth of
+    the largest) is linear in the logarithm of the bytes; no less time than the next smaller takes.
+    """
 
     num_bytes: Array
     log_us: Array
 
     def time_us(self, num_bytes: Array) -> Array:
         """One call."""
-        inside = np.interp(num_bytes, self.num_bytes, np.exp(self.log_us))
-        return np.asarray(inside * np.maximum(num_bytes / self.num_bytes[-1], 1.0))
+        sizes, known = self.num_bytes, np.exp(self.log_us)
+        rate = known[-1] / sizes[-1]
+        inside = np.clip(num_bytes, sizes[0], sizes[-1])
+        reached = np.interp(np.log(inside), np.log(sizes), (known[0] + rate * sizes) / known)
+        least = known[np.searchsorted(sizes, inside, side="right") - 1]
+        time = np.maximum((known[0] + rate * inside) / reached, least)
+        return np.asarray(time * np.maximum(num_bytes / sizes[-1], 1.0))
 
     def arrays(self) -> dict[str, npt.NDArray[np.int16] | npt.NDArray[np.int32]]:
         """As plain integers; sizes in kinds of 128 bytes."""
@@ -59,15 +68,17 @@ def stream_bytes(op: str, shard: Shard) -> float:
 
 
 def fit_reduce(rows: pd.DataFrame) -> ReduceCurve:
-    """From rows (num_bytes, time_us) of one kernel and number of ranks.
+    """From rows (num_bytes, time_us) of one kernel and number of ranks."""
+    ordered = rows.sort_values("num_bytes")
+    return reduce_curve(*(ordered[c].to_numpy(np.float64) for c in ("num_bytes", "time_us")))
+
+
+def reduce_curve(num_bytes: Array, time_us: Array) -> ReduceCurve:
+    """The curve of these times by rising sizes.
 
     A larger message takes no less time: a running minimum from the largest on.
     """
-    ordered = rows.sort_values("num_bytes")
-    return ReduceCurve(
-        ordered["num_bytes"].to_numpy(np.float64),
-        np.log(cleaned_messages(ordered["time_us"].to_numpy(np.float64))),
-    )
+    return ReduceCurve(num_bytes, np.log(cleaned_messages(time_us)))
 
 
 def cleaned_messages(time_us: Array) -> Array:

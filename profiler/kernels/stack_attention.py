@@ -104,9 +104,7 @@ class StackAttention:
             )
         window = self._window
         prompt = alike_within(chunk, context, window)
-        pairs = prefill_us(
-            self._grid("prefill", window), prompt, self.heads, self.kv_heads, beyond=1.0
-        )
+        pairs = prefill_us(self._grid("prefill", window), prompt, self.heads, self.kv_heads, window)
         reading = self.decode_within(np.ones_like(chunk), context + chunk)
         return np.where(context > 0, np.maximum(pairs, reading), pairs)
 
@@ -121,11 +119,11 @@ class StackAttention:
                 lambda size, *_: self.added(size), chunk, np.zeros_like(chunk), self.model, self.tp
             )
         alone = self.prefill_within(chunk, np.zeros_like(chunk))
-        return self._added(chunk, alone, self._window, beyond=1.0)
+        return self._added(chunk, alone, self._window)
 
-    def _added(self, chunk: Array, alone: Array, window: int = 0, beyond: float = 2.0) -> Array:
+    def _added(self, chunk: Array, alone: Array, window: int = 0) -> Array:
         grid = self._grid("added", window)
-        each = prefill_us(grid, chunk, *self._prompt_heads, beyond)
+        each = prefill_us(grid, chunk, *self._prompt_heads, window or np.inf)
         if len(grid.sizes) == 2:
             return each
         # Files of before: what each adds to the most; all else once.

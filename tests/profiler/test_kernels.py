@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from profiler.facts.roofline import Array
 from profiler.kernels import left_out
 from profiler.kernels.attention_grid import (
     HeadGrid,
@@ -29,6 +30,7 @@ from profiler.kernels.gemm_lattice import (
 from profiler.kernels.prefix_grid import alike, fit_prefix, prefix_factor, prefix_us
 from profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
 from profiler.kernels.stack_fit import check_fitted, fit_stack
+from profiler.physics.prompt_law import likeness
 from profiler.storage.strict import SpecError
 from tests.profiler.test_kernel_tables import DECODE, GEMM, put
 
@@ -189,18 +191,55 @@ def test_head_counts_lie_between_others_of_their_kind_or_beyond() -> None:
         assert grid.between(*pair, decode=True) == decode, pair
 
 
-def test_prompts_of_mha_are_interpolated_among_mha() -> None:
-    """Writing keys and values of every head takes longer than the fewer of GQA."""
-    rows = pd.DataFrame(
-        [
-            (heads, kv, chunk, 1e-2 * chunk * (heads + kv))
-            for heads, kv in ((4, 1), (4, 4), (8, 1), (16, 1), (16, 16))
-            for chunk in (16, 256)
-        ],
-        columns=["heads", "kv_heads", "chunk", "time_us"],
+def test_a_law_of_prompts_holds_beyond_what_was_measured() -> None:
+    """10 us, 0.05 us a key of the last block, 1e-3 us a row and 1e-5 us a pair of each head."""
+
+    def cost(heads: int, chunk: Array, window: float) -> Array:
+        walked = np.clip(chunk, 128, window + 256) - 128
+        inside = np.minimum(chunk, window)
+        pairs = inside**2 / 2 + (chunk - inside) * (inside - 0.5)
+        return 10 + 0.05 * walked + heads * (1e-3 * chunk + 1e-5 * pairs)
+
+    sizes = np.array([16.0, 64.0, 256.0, 1024.0, 4096.0])
+    chunk = np.array([1.0, 16.0, 777.0, 16384.0])
+    for window in (512.0, np.inf):
+        rows = pd.DataFrame(
+            [
+                (h, 1, c, t)
+                for h in (4, 16)
+                for c, t in zip(sizes, cost(h, sizes, window), strict=True)
+            ],
+            columns=["heads", "kv_heads", "chunk", "time_us"],
+        )
+        for heads in (4, 8, 64):
+            found = prefill_us(fit_prefill(rows), chunk, heads, 1, window)
+            np.testing.assert_allclose(
+                found, cost(heads, np.maximum(chunk, 16.0), window), rtol=1e-6
+            )
+
+
+def test_what_prompts_take_over_the_law_is_kriged() -> None:
+    """10 and 20 us where the law counts the same: their mean by relative error is 12 us."""
+    grid = HeadGrid(np.array([[4, 1], [4, 4]]), (np.array([16.0]),), np.log([[10.0], [20.0]]))
+    off, one, fold = np.log(np.array([10.0, 20.0]) / 12.0), np.array([16.0]), np.log(2.0)
+    # A row says 1 + 0.25 + 0.04 of itself, and less of other KV heads by an e-fold in 8.
+    expected = 12.0 * np.exp(1.25 * np.exp(-fold / 8) * off.sum() / (1.29 + 1.25 * 4**-0.125))
+    np.testing.assert_allclose(prefill_us(grid, one, 4, 2), [expected], rtol=1e-9)
+    np.testing.assert_allclose(prefill_us(grid, one, 4, 4), 20.0, rtol=1e-9)
+    # Of a grid by batch and chunk, each batch has a law of its own.
+    both = HeadGrid(
+        grid.heads, (np.array([2.0, 4.0]), one), np.log([[[10.0], [7.0]], [[20.0], [7.0]]])
     )
-    found = prefill_us(fit_prefill(rows), np.array([256.0]), 8, 8)
-    np.testing.assert_allclose(found, 1e-2 * 256 * 16, rtol=1e-9)
+    np.testing.assert_allclose(prefill_us(both, one, 4, 2), [[expected], [7.0]], rtol=1e-9)
+    # A quarter of the heads with four times the chunk: as many blocks.
+    rows = np.array([[256.0, 4.0, 1.0], [1024.0, 1.0, 1.0]])
+    waves = 0.25 * np.exp(-2 * fold / 2)
+    expected = np.exp(-2 * fold * (1 / 2.5 + 1 / 8)) + waves
+    np.testing.assert_allclose(likeness(rows[:1], rows), [[1.29, expected]], rtol=1e-9)
+    # Half the chunk at the same head counts.
+    rows = np.array([[256.0, 4.0, 1.0], [512.0, 4.0, 1.0]])
+    expected = np.exp(-fold / 2.5) + 0.25 * np.exp(-fold / 0.8) + 0.04 * np.exp(-fold / 0.1)
+    np.testing.assert_allclose(likeness(rows[:1], rows), [[1.29, expected]], rtol=1e-9)
 
 
 def test_prefill_of_other_head_counts_and_lengths() -> None:
@@ -254,6 +293,19 @@ def test_messages_never_take_longer_than_larger_ones() -> None:
     curve = ReduceCurve.from_arrays(fit_reduce(rows).arrays())
     sizes = np.array([128.0, 256.0, 512.0, 1536.0, 4096.0])
     np.testing.assert_allclose(curve.time_us(sizes), [3.0, 3.0, 4.0, 5.0, 12.0], rtol=1e-3)
+
+
+def test_messages_reach_a_share_of_their_law() -> None:
+    """3 us and 1 us for 256 bytes; half of it is reached at 1 KB, all at 4 KB (19 us)."""
+    rows = pd.DataFrame({"num_bytes": [256, 1024, 4096], "time_us": [3.0, 14.0, 16.0]})
+    curve = fit_reduce(rows)
+    # The law: 4, 7 and 19 us, of which 4/3, 1/2 and 19/16 are reached; 2 KB lie halfway.
+    between = 11.0 / ((7 / 14 + 19 / 16) / 2)
+    assert curve.time_us(np.array([2048.0]))[0] == pytest.approx(max(between, 14.0))
+    slow = fit_reduce(rows.assign(time_us=[3.0, 10.0, 16.0]))
+    assert slow.time_us(np.array([2048.0]))[0] == pytest.approx(11.0 / ((0.7 + 19 / 16) / 2))
+    ((off, _),) = left_out.messages(rows)
+    assert np.expm1(off) == pytest.approx([7.0 / ((4 / 3 + 19 / 16) / 2) / 14.0 - 1])
 
 
 def test_dynamic_quantisation_is_subtracted_and_repairs_are_counted(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from profiler.kernels.moe_surface import (
     groups,
     moe_table,
 )
+from profiler.kernels.reduce_curves import ReduceCurve
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack
 from profiler.kernels.stack_fit import fit_experts, fit_stack, rates_of
@@ -233,7 +234,7 @@ def test_expert_parallel_ranks_may_send_tokens_instead_of_adding_up() -> None:
     spec, arrays = load_stack("h100-80g-sxm", "vllm")
     name = "all_to_all.nccl.4"
     sizes, log_us = 128.0 * arrays[f"{name}.size"], arrays[f"{name}.log_us"] / 1800
-    expected = 2 * np.interp(num_bytes, sizes, np.exp(log_us))
+    expected = 2 * ReduceCurve(sizes, log_us).time_us(np.float64(num_bytes))
     assert us(sending, ALL_TO_ALL, 4096) == pytest.approx(expected) and name in spec.kernels
 
 
