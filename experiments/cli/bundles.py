@@ -51,7 +51,9 @@ def import_profile(
     vidur reads mlp_{a100,a40}_MODEL.csv, attention_a100_CodeLlama-34b_tp2.csv, all_reduce_* and
     p2p_*. aiconfigurator reads gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and
     nccl_collectives.csv of an A100; with --device and --stack the parquet tables gemm_perf,
-    context_attention_perf, generation_attention_perf, custom_allreduce_perf and nccl_perf.
+    computescale_perf, scale_matrix_perf, context_attention_perf, generation_attention_perf,
+    context_mla_perf, generation_mla_perf, mla_context_module_perf, mla_generation_module_perf,
+    moe_perf, custom_allreduce_perf and nccl_perf (SYSTEM/FAMILY/STACK/VERSION/TABLE.parquet).
     llmservingsim reads layers_Llama-3.1-8B_tp1.csv and attention_Llama-3.1-8B_tp1.csv (A6000), or
     a model's folder of profiler/perf: meta.yaml, dense.csv, per_sequence.csv, attention.csv.
 

@@ -48,7 +48,7 @@ def import_aiconfigurator(folder: Path, model: ModelSpec, tp: int, device: Devic
     if device.name != _DEVICE:
         raise BundleError(
             f"aiconfigurator: {source_folder(folder, FOLDER)} was measured on {_DEVICE}, "
-            f"not on {device.name}: leave --device out"
+            f"not on {device.name}: leave --device out, or name a --stack of the parquet tables"
         )
     if (folder / PARQUET).is_dir() and not (source_folder(folder, FOLDER) / _GEMM).is_file():
         raise BundleError(

@@ -12,6 +12,7 @@ from profiler.facts.model import ModelSpec, load_model
 from profiler.importers.aiconfigurator import import_aiconfigurator
 from profiler.importers.llmservingsim import FORMS, import_llmservingsim, measured_on
 from profiler.importers.vidur import import_vidur
+from profiler.public import kernel_tables
 from profiler.storage.paths import WHERE
 from profiler.storage.strict import did_you_mean
 
@@ -42,8 +43,7 @@ SOURCES = {
         import_aiconfigurator,
         lambda _: "a100-80g-sxm",
         "gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and nccl_collectives.csv of an A100; "
-        "with --device and --stack AIConfigurator's parquet tables (gemm_perf, "
-        "context_attention_perf, generation_attention_perf, custom_allreduce_perf, nccl_perf)",
+        f"with --device and --stack {kernel_tables.FORMS}",
     ),
     "llmservingsim": Publisher(
         import_llmservingsim,

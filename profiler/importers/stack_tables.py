@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from profiler.bundle.schema import Bundle
+from profiler.bundle.schema import Bundle, BundleError
 from profiler.facts.formats import Kernels
 from profiler.facts.model import load_model
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_fit import check_fitted, fit_stack
-from profiler.public.kernel_tables import SYSTEMS
+from profiler.public.kernel_tables import FORMS, SYSTEMS
+from profiler.storage.paths import WHERE
 from profiler.storage.strict import SpecError, did_you_mean
 
 
@@ -26,7 +27,13 @@ def import_stack(folder: Path, model: str | Path, tp: int, device: str, kernels:
             f"allowed: {', '.join(SYSTEMS)}"
         )
     check_fitted(device, kernels.stack)
-    fitted = fit_stack(folder, device, kernels.stack)
+    reads = f"aiconfigurator reads {FORMS}; {WHERE}"
+    try:
+        fitted = fit_stack(folder, device, kernels.stack)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}; {reads}") from None
+    if not fitted[0].having("gemm"):
+        raise BundleError(f"{folder}: no GEMMs of {kernels.stack} on {device}; {reads}")
     bundle = make_stack_bundle(device, load_model(model), tp, kernels, fitted=fitted)
     hardware = f"{device}, kernels of {kernels.name}"
     meta = dataclasses.replace(

@@ -32,6 +32,13 @@ SYSTEMS = {
     "l40s": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
+#: The tables that are read, and where they lie.
+FORMS = (
+    "AIConfigurator's parquet tables (SYSTEM/FAMILY/STACK/VERSION/TABLE.parquet): gemm_perf, "
+    "computescale_perf, scale_matrix_perf, context_attention_perf, generation_attention_perf, "
+    "context_mla_perf, generation_mla_perf, mla_context_module_perf, mla_generation_module_perf, "
+    "moe_perf, custom_allreduce_perf, nccl_perf"
+)
 #: What they call number formats, where they do not call them as we do.
 _THEIRS = {"bf16": "bfloat16"}
 _HALF = 2

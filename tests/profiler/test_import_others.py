@@ -245,3 +245,8 @@ def test_help_and_errors_say_which_files_a_source_reads(tmp_path: Path) -> None:
         import_bundle("none", tmp_path, "llama-3-8b", 1)
     with pytest.raises(SpecError, match=r"aiconfigurator has no tables of device 'rtx-4090'"):
         import_stack(tmp_path, "llama-3-8b", 1, "rtx-4090", Kernels("vllm"))
+    with pytest.raises(FileNotFoundError, match=r"h200_sxm: no such folder.* reads .* moe_perf"):
+        import_stack(tmp_path, "llama-3-8b", 1, "h200-sxm", Kernels("vllm"))
+    (tmp_path / "h200_sxm").mkdir()
+    with pytest.raises(BundleError, match=r"no GEMMs of vllm on h200-sxm; .* gemm_perf, "):
+        import_stack(tmp_path, "llama-3-8b", 1, "h200-sxm", Kernels("vllm"))
