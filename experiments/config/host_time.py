@@ -109,7 +109,7 @@ def host_of(engine: Engine) -> HostTime:
 def with_host_time(
     scenario: Scenario, model: ModelSpec, requests: Sequence[Request]
 ) -> tuple[Engine, tuple[str, ...]]:
-    """The engine's section with every constant filled in, and a note on those that are defaults.
+    """The engine's section with every constant filled in, and notes on its host's time.
 
     A mixture of experts has the constants of mixtures. Those of a prompt's token and of a launch
     count for the mean prompt of ``requests`` and for the calls of the ``model``'s layer.
@@ -117,18 +117,22 @@ def with_host_time(
     given, stack = scenario.engine, scenario.stack
     times = host_times(mixtures=model.experts is not None)
     known = times.stacks[stack] if stack else NONE
-    missing = {key: getattr(known, key, 0.0) for key in DEFAULTS if getattr(given, key) is None}
-    if "frontend_s" in missing and known.frontend_token_s and requests:
+    defaults = {key: getattr(known, key, 0.0) for key in DEFAULTS}
+    if known.frontend_token_s and requests:
         mean_prompt = sum(request.prompt_tokens for request in requests) / len(requests)
-        missing["frontend_s"] += known.frontend_token_s * mean_prompt
-    if "launch_layer_s" in missing and known.launch_s:
-        missing["launch_layer_s"] = known.launch_s * calls_of_layer(model, scenario.dtype)
-    notes: tuple[str, ...] = ()
-    said = {k: v for k, v in missing.items() if v or k != "launch_layer_s"}
-    if stack and said:
-        listed = ", ".join(f"{key} {1e3 * value:.3g} ms" for key, value in said.items())
-        notes = (f"host time of {stack}: {listed}; {times.fitted_to}",)
-    return given.model_copy(update=missing), notes
+        defaults["frontend_s"] += known.frontend_token_s * mean_prompt
+    if known.launch_s:
+        defaults["launch_layer_s"] = known.launch_s * calls_of_layer(model, scenario.dtype)
+    missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
+    engine = given.model_copy(update=missing)
+    shipped, own = list[str](), list[str]()
+    for key in DEFAULTS:
+        if value := getattr(engine, key):
+            where = shipped if value == defaults[key] else own
+            where.append(f"{key} {1e3 * value:.3g} ms")
+    notes = [f"host time of {stack}: {', '.join(shipped)}; {times.fitted_to}"] if shipped else []
+    notes += [f"host time as configured: {', '.join(own)}"] if own else []
+    return engine, tuple(notes)
 
 
 def calls_of_layer(model: ModelSpec, dtype: str | None) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.config.deployment import Deployment
+from experiments.config.deployment import Deployment, deploy
 from experiments.config.host_time import host_of, host_times
-from experiments.config.loading import load_experiment
+from experiments.config.loading import Source, load_experiment
 from experiments.run.experiment import deploy_all
 from simulator.op_times.iteration import NO_HOST
 from simulator.views.metrics import Analysis
@@ -45,7 +45,9 @@ def test_a_stack_has_its_constants_and_says_so(tmp_path: Path) -> None:
     assert engine.launch_layer_s == 0
     assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
     (note,) = (note for note in found.notes if note.startswith("host time of vllm: "))
-    assert host_times().fitted_to in note and "frontend_s" in note
+    assert host_times().fitted_to in note and "host_sequence_s" in note
+    again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
+    assert note in again.notes, "what is simulated again says it, too"
 
 
 def test_a_mixture_has_the_constants_of_mixtures(tmp_path: Path) -> None:
@@ -71,7 +73,8 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
     found = deployed(tmp_path, *given)
     assert (found.scenario.engine.host_iteration_s, found.scenario.engine.frontend_s) == (0, 0)
     assert found.scenario.engine.host_sequence_s == 0.001
-    assert not any(note.startswith("host time") for note in found.notes)
+    (note,) = (note for note in found.notes if note.startswith("host time as configured: "))
+    assert note.endswith(": host_sequence_s 1 ms")
 
 
 def test_without_a_stack_there_is_none() -> None:
