@@ -18,11 +18,12 @@ from profiler.kernels.attention_grid import (
     together_us,
 )
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
-from profiler.kernels.moe_surface import MoeTable, Rates, between_knots, fit_moe, groups
+from profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
 from profiler.kernels.prefix_grid import fit_prefix, prefix_us
 from profiler.kernels.reduce_curves import cleaned_messages, reduce_curve
 from profiler.kernels.stack_file import LeftOut
 from profiler.physics.hold_out import Rows, median_p95_worst
+from profiler.physics.moe_expected import Rates
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
 Errors = tuple[Array, Array]
@@ -44,15 +45,21 @@ def summary(parts: Iterable[Errors]) -> LeftOut | None:
     raw_median, raw_p95, _ = median_p95_worst(measured)
     halves = np.abs(off[::2]), np.abs(off[1::2])
     covered = [
-        float((other <= np.quantile(half, _COVER)).mean())
+        float((other <= _covering(half)).mean())
         for half, other in (halves, halves[::-1])
         if len(half) and len(other)
     ]
-    width = 100 * float(np.expm1(np.quantile(np.abs(off), _COVER)))
+    width = 100 * float(np.expm1(_covering(np.abs(off))))
     share = 100 * float(np.mean(covered)) if covered else 100.0
     return LeftOut(
         len(off), *(round(v, 2) for v in (median, p95, worst, raw_median, raw_p95, width, share))
     )
+
+
+def _covering(errors: Array) -> float:
+    """What covers 90 % of further errors like these n: the one at 0.9 (n + 1) in their order, or
+    the largest of fewer than nine."""
+    return float(np.quantile(errors, _COVER, method="weibull"))
 
 
 def gemm_token_counts(
@@ -229,7 +236,7 @@ def moe_tokens(raw: MoeTable, rates: Rates, knots: Rows, scored: Rows) -> Iterat
         ratio = clean.log_ratio(rates)
         off = (between_knots(ratio, clean.tokens, knots) - ratio)[scored][:, rest]
         lowered = np.log(clean.time_us / raw.time_us)[scored][:, rest]
-        yield off, off + lowered
+        yield off.T, (off + lowered).T  # every second one: of other shapes
 
 
 def moe_shapes(raw: MoeTable, rates: Rates, inside: bool) -> Iterator[Errors]:
@@ -241,7 +248,8 @@ def moe_shapes(raw: MoeTable, rates: Rates, inside: bool) -> Iterator[Errors]:
     surface = fit_moe(clean, rates)
     for mine, alike in groups(clean.shapes):
         if alike == inside and not mine.all():
-            off = surface.some(~mine).curves(clean.shapes[mine]) - surface.log_ratio[mine]
+            off = surface.some(~mine).unmeasured(clean.shapes[mine], rates)
+            off -= surface.log_ratio[mine]
             yield off, off + np.log(clean.time_us[mine] / raw.time_us[mine])
 
 

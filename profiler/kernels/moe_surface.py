@@ -1,74 +1,33 @@
 """Times of a mixture's experts: measured over expected, interpolated over shapes and tokens.
 
-Expected is a roofline: the weights of the experts that some token chose, their FLOPs, and the rows
-carried to them and back. The logarithm of measured / expected is linear in the logarithm of the
-tokens. At a shape that was not measured it is a weighted mean of the others' (kriging with an
-exponential covariance: a measured shape keeps its own curve, a far one the mean's).
+Expected is a roofline. The logarithm of measured / expected is linear in the logarithm of the
+tokens. A measured shape keeps its own curve. Any other takes the trend of the table, and a weighted
+mean of what the measured shapes are off it (kriging with an exponential covariance: a near shape's
+own, far ones' median).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.device import load_device
-from profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype
-from profiler.facts.roofline import HALF, HBM_SHARE, Array
+from profiler.facts.roofline import Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from profiler.physics.moe_expected import SHAPE, Rates, expected_us, factors, parts_us
 
-#: The columns of a shape: a model's sizes, and how its experts are divided among ranks.
-SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")
-#: Of the expected time: a launch of both GEMMs and the routing, and the share of the peak FLOP/s.
-_LAUNCH_US, _FLOP_SHARE = 20.0, 0.6
 #: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
 _OCTAVES = 12.0
-#: Variance of a point's own noise over that between shapes.
-_NOISE = 1e-3
+#: Variance of a point's own noise over that between shapes; what it grows by where the other
+#: models' shapes say something else, as far as half of the shapes are off.
+_NOISE, _DOUBT = 1e-3, 0.03
+#: The least of what half of the shapes are off (natural logarithm).
+_LEAST_OFF = 0.02
 #: Of a knot left out: the 95th percentile of its error over all shapes may be this much.
 _KNOT_P95 = 0.06
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What bounds the experts: FLOP/s and bytes/s at peak, bytes of a weight."""
-
-    flops: float
-    bandwidth: float
-    weight_bytes: float
-
-
-def rates_of(device: str, dtype: MoeDtype) -> Rates:
-    """Those of a shipped device for experts in ``dtype``."""
-    spec = load_device(device)
-    return Rates(spec.peak_flops * MOE_SPEEDUP[dtype], spec.memory_bandwidth, MOE_BYTES[dtype])
-
-
-def moved_bytes(shapes: Array, tokens: Array, weight_bytes: float) -> Array:
-    """Weights of the experts that some token chose, and rows in and out of them and the layer.
-
-    One row a shape (:data:`SHAPE`), one column a number of tokens.
-    """
-    hidden, inter, top_k, experts, tp, ep = shapes.T[:, :, None]
-    chosen = experts / ep * (1.0 - (1.0 - top_k / experts) ** tokens)
-    rows, width = tokens * top_k / ep, inter / tp
-    numbers = rows * (2 * hidden + 3 * width) + 2 * tokens * hidden
-    found: Array = weight_bytes * chosen * 3 * hidden * width + HALF * numbers
-    return found
-
-
-def expected_us(shapes: Array, tokens: Array, rates: Rates) -> Array:
-    """One row a shape (:data:`SHAPE`), one column a number of tokens."""
-    hidden, inter, top_k, _, tp, ep = shapes.T[:, :, None]
-    moved = moved_bytes(shapes, tokens, rates.weight_bytes)
-    memory = 1e6 * moved / (HBM_SHARE * rates.bandwidth)
-    compute = 6e6 * tokens * top_k / ep * hidden * inter / tp / (_FLOP_SHARE * rates.flops)
-    found: Array = _LAUNCH_US + np.hypot(memory, compute)
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,27 +41,46 @@ class MoeSurface:
     def time_us(self, tokens: Array, shape: tuple[int, ...], rates: Rates) -> Array:
         """Microseconds of one rank's experts for ``tokens`` of the layer, before the choice."""
         wanted = np.asarray(tokens, np.float64)
-        (curve,) = self.curves(np.array([shape]))
+        own = (self.shapes == shape).all(axis=1)
+        of = np.array([shape])
+        (curve,) = self.log_ratio[own] if own.any() else self.unmeasured(of, rates)
         at = np.log(np.clip(wanted, self.tokens[0], self.tokens[-1]))
         ratio = np.exp(np.interp(at, np.log(self.tokens), curve))
-        expected = expected_us(np.array([shape], np.float64), wanted.reshape(-1), rates)
+        expected = expected_us(of.astype(np.float64), wanted.reshape(-1), rates)
         return np.asarray(ratio * expected.reshape(wanted.shape))
 
-    def curves(self, shapes: npt.NDArray[np.int64]) -> Array:
-        """The logarithms of the ratio at the knots, for each of ``shapes``."""
-        near = _alike(_features(shapes), _features(self.shapes))
-        mean = self.log_ratio.mean(axis=0)
-        found: Array = mean + near @ np.linalg.solve(self._covariance, self.log_ratio - mean)
-        known = {tuple(shape): at for at, shape in enumerate(self.shapes.tolist())}
-        for row, shape in enumerate(shapes.tolist()):
-            if tuple(shape) in known:
-                found[row] = self.log_ratio[known[tuple(shape)]]
+    def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
+        """The logarithms of the ratio at the knots, for each of ``shapes``, from the others."""
+        every, own = np.concatenate([self.shapes, shapes]), len(self.shapes)
+        expected = np.log(expected_us(every.astype(np.float64), self.tokens, rates))
+        parts = parts_us(every, self.tokens, rates)
+        log_us = self.log_ratio + expected[:own]
+        trend = np.log(np.maximum(parts @ factors(parts[:own], np.exp(log_us)), 1.0))
+        # Kernels change with the tokens, and with the rows that an expert is given: half of each.
+        place = np.log2(self.tokens) + 0.5 * np.log2(every[:, [2]] / every[:, [3]])
+        grid = np.arange(np.floor(place.min()), np.ceil(place.max()) + 0.5, 0.5)
+        off = _through(grid[None], place[:own], log_us - trend[:own])
+        features = _features(every)
+        near = _alike(features[own:], features[:own])
+        middle = np.asarray(np.median(off, axis=0), np.float64)
+        kriged = middle + near @ self._pull(off - middle)
+        found: Array = trend[own:] - expected[own:] + _through(place[own:], grid[None], kriged)
         return found
 
-    @cached_property
-    def _covariance(self) -> Array:
-        own = _features(self.shapes)
-        return _alike(own, own) + _NOISE * np.eye(len(own))
+    def _pull(self, off: Array) -> Array:
+        """What every shape's curve weighs (kriging). Those that the other models contradict weigh
+        less: a kernel that its library chose badly says little about another shape."""
+        models = [mine for mine, _ in groups(self.shapes)]
+        alike = _alike(*[_features(self.shapes)] * 2)
+        noise = np.full(len(off), _NOISE)
+        for _ in range(2):
+            inverse = np.linalg.inv(alike + np.diag(noise))
+            pull, missed = inverse @ off, np.empty(len(off))
+            for mine in models:  # the errors of each model, from all others
+                left = np.linalg.solve(inverse[np.ix_(mine, mine)], pull[mine])
+                missed[mine] = np.median(np.abs(left), axis=1)
+            noise = _NOISE + _DOUBT * (missed / max(float(np.median(missed)), _LEAST_OFF)) ** 2
+        return np.linalg.solve(alike + np.diag(noise), off)
 
     def from_what(self, shape: tuple[int, ...]) -> str:
         """What the times of a shape come from, as the errors of a fit call it: ``between`` its own
@@ -142,6 +120,13 @@ def _alike(some: Array, others: Array) -> Array:
     far = np.sqrt(((some[:, None] - others[None]) ** 2).sum(axis=-1))
     found: Array = np.exp(-far)
     return found
+
+
+def _through(wanted: Array, at: Array, curves: Array) -> Array:
+    """Each curve, known ``at`` its places, at the ``wanted``; one row of either may serve all."""
+    where = np.broadcast_to(wanted, (len(curves), wanted.shape[1]))
+    known = np.broadcast_to(at, curves.shape)
+    return np.stack([np.interp(*row) for row in zip(where, known, curves, strict=True)])
 
 
 @dataclass(frozen=True, eq=False)

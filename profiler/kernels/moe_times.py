@@ -13,9 +13,10 @@ from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_TO_ALL, MOE
 from profiler.facts.roofline import HALF, Array
 from profiler.kernels.gemm_lattice import Stored
-from profiler.kernels.moe_surface import MoeSurface, moved_bytes, rates_of
+from profiler.kernels.moe_surface import MoeSurface
 from profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
 from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stacks_on, stored
+from profiler.physics.moe_expected import moved_bytes, rates_of
 
 #: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
 #: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
@@ -72,7 +73,8 @@ class ExpertTimes:
     def time_us(self, tokens: Array) -> tuple[Array, Array]:
         """The chosen experts of a layer's ``tokens``, and the bytes that they move."""
         dtype, flat = self.kernels.experts_in, np.ravel(tokens)
-        rates = rates_of(self.device.same_chip or self.device.name, dtype)
+        device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
+        rates = rates_of(device, dtype, spread)
         moved = moved_bytes(np.array([self.shape], np.float64), flat, MOE_BYTES[dtype])
         kernels = (one.time_us(tokens, self.shape, rates) for one in self._choices.values())
         return np.minimum.reduce([*kernels]), moved.reshape(np.shape(tokens))

@@ -28,8 +28,8 @@ class LeftOut:
     """Absolute errors in percent on ``rows`` left out of the fit.
 
     ``median_pct`` and ``p95_pct`` are against the cleaned rows, ``measured_*`` against the rows as
-    published. ``half_width_pct`` covers 90 % of the errors; ``covered_pct`` is what one taken from
-    the other half of the rows covers.
+    published. ``half_width_pct`` covers 90 % of further errors like these; ``covered_pct`` is what
+    one taken from the other half of the rows covers.
     """
 
     rows: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, STACKS, WEIGHT_DTYPES
+from profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, STACKS, WEIGHT_DTYPES, MoeDtype
 from profiler.facts.model import load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
 from profiler.kernels import left_out
@@ -21,21 +21,18 @@ from profiler.kernels.attention_grid import fit_prefill
 from profiler.kernels.fitted import Fitted, record
 from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
 from profiler.kernels.left_out import Errors
-from profiler.kernels.moe_surface import (
-    Rates,
-    choose_tokens,
-    fit_moe,
-    moe_table,
-    rates_of,
-)
+from profiler.kernels.moe_surface import choose_tokens, fit_moe, moe_table
 from profiler.kernels.prefix_grid import fit_prefix
 from profiler.kernels.reduce_curves import cleaned_messages, fit_reduce, stream_bytes
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
+from profiler.physics.moe_expected import Rates, rates_of
 from profiler.physics.study import AIC, LLMSERVINGSIM
 from profiler.public import kernel_tables as tables
 from profiler.public import perf_tables as perf
 from profiler.public.measured_csv import source_folder
 from profiler.storage.strict import SpecError, did_you_mean
+
+ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 
 #: Devices of LLMServingSim's profiles: the folder, and the model that ran on one GPU.
 PERF = {"rtx-4090": ("llmservingsim_rtx4090", "llama-3.1-8b")}
@@ -111,11 +108,7 @@ def _fits(datasets: Path, device: str, stack: str) -> Iterator[Fitted]:
             yield fitted
     yield from attention_fits(datasets, device, stack, gemms)
     for expert_dtype in MOE_DTYPES:
-        for distribution in DISTRIBUTIONS:
-            experts = tables.experts(datasets, device, stack, expert_dtype, distribution)
-            if experts is not None:
-                name, rates = f"{MOE}.{expert_dtype}.{distribution}", rates_of(device, expert_dtype)
-                yield fit_experts(name, *experts, rates)
+        yield from fit_experts(expert_tables(datasets, device, stack, expert_dtype))
     yield from _messages(ALL_REDUCE, tables.all_reduces(datasets, device, stack))
     if (found_all := tables.all_to_alls(datasets, device)) is not None:
         yield from _messages(ALL_TO_ALL, {"nccl": found_all})
@@ -197,22 +190,41 @@ def fit_gemm(table: str, rows: pd.DataFrame, version: str) -> Fitted:
     return Fitted(table, surface, fit)
 
 
-def fit_experts(table: str, rows: pd.DataFrame, version: str, rates: Rates) -> Fitted:
-    """The surface of a table of experts (sizes, tokens, time_us)."""
-    raw = moe_table(rows)
-    clean = raw.cleaned()
-    # Half of the shapes choose the knots, the others are scored.
-    chosen = np.arange(len(raw.shapes)) % 2 == 0
-    knots = choose_tokens(clean.some(chosen), rates)
-    surface = fit_moe(clean, rates, knots)
-    kinds = {
-        "between": left_out.moe_tokens(raw, rates, knots, np.flatnonzero(~chosen)),
-        "shapes": left_out.moe_shapes(raw, rates, inside=True),
-        "beyond": left_out.moe_shapes(raw, rates, inside=False),
+def expert_tables(datasets: Path, device: str, stack: str, dtype: MoeDtype) -> ExpertTables:
+    """Those of one format, by how tokens spread: rows, version, what bounds the experts."""
+    found = {d: tables.experts(datasets, device, stack, dtype, d) for d in DISTRIBUTIONS}
+    return {
+        f"{MOE}.{dtype}.{distribution}": (*table, rates_of(device, dtype, distribution))
+        for distribution, table in found.items()
+        if table is not None
     }
-    numbers = surface.log_ratio.size
-    fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
-    return Fitted(table, surface, fit)
+
+
+def fit_experts(format_tables: ExpertTables) -> Iterator[Fitted]:
+    """The surfaces of one format's tables of experts (sizes, tokens, time_us).
+
+    Those of the token counts that are no knots are scored together: one table has few.
+    """
+    raws = {table: moe_table(rows) for table, (rows, *_) in format_tables.items()}
+    knots: dict[str, npt.NDArray[np.intp]] = {}
+    between: list[Errors] = []
+    for table, (*_, rates) in format_tables.items():
+        # Half of the shapes choose the knots, the others are scored.
+        raw, chosen = raws[table], np.arange(len(raws[table].shapes)) % 2 == 0
+        knots[table] = choose_tokens(raw.cleaned().some(chosen), rates)
+        between += left_out.moe_tokens(raw, rates, knots[table], np.flatnonzero(~chosen))
+    for table, (rows, version, rates) in format_tables.items():
+        raw = raws[table]
+        clean = raw.cleaned()
+        surface = fit_moe(clean, rates, knots[table])
+        kinds = {
+            "between": iter(between),
+            "shapes": left_out.moe_shapes(raw, rates, inside=True),
+            "beyond": left_out.moe_shapes(raw, rates, inside=False),
+        }
+        numbers = surface.log_ratio.size
+        fit = record(version, len(rows), raw.time_us, clean.time_us, numbers, kinds)
+        yield Fitted(table, surface, fit)
 
 
 def _without_quantisation(rows: pd.DataFrame, quantisation: pd.DataFrame | None) -> pd.DataFrame:

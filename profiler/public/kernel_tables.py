@@ -147,14 +147,17 @@ def experts(
     """A mixture's experts on one rank: hidden, inter, top_k, experts, tp, ep, tokens.
 
     Ranks that divide either the experts' width or their number, up to :data:`MOST_RANKS`. Left out
-    are experts without a gate and those with another activation. Where two kernels were timed, the
-    faster counts: an engine tunes.
+    are experts without a gate and those with another activation, and DeepSeek-V3's balanced rows of
+    vLLM and SGLang: its gate sends their tokens to four of eight groups of experts. Where two
+    kernels were timed, the faster counts: an engine tunes.
     """
     for path in _versions(datasets, device, "moe", stack, "moe_perf"):
         chosen = {"moe_dtype": _THEIRS.get(dtype, dtype), "distribution": distribution}
         rows = _read(path, tuple(_MOE), chosen, keep=("kernel_source",)).rename(columns=_MOE)
         other = rows.pop("kernel_source").astype(str).str.contains("nongated|situ")
         ungated = (rows["top_k"] == 22) | (rows["hidden"] == 2688)  # Nemotron 3, in every stack
+        if distribution == "balanced" and stack != "trtllm":
+            ungated |= (rows["hidden"] == 7168) & (rows["inter"] == 2048) & (rows["experts"] == 256)
         ranks = rows["tp"] * rows["ep"]
         one_way = (rows["tp"] == 1) | (rows["ep"] == 1)
         rows = rows[~other & ~ungated & one_way & (ranks <= MOST_RANKS)]

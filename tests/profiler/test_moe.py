@@ -11,16 +11,15 @@ import pytest
 
 from profiler.bundle.check import check_bundle
 from profiler.facts.device import load_device
+from profiler.facts.expert_loads import busiest
 from profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels
 from profiler.facts.model import load_model
 from profiler.facts.ops import ALL_TO_ALL, MOE
 from profiler.kernels import left_out
 from profiler.kernels.moe_surface import (
-    SHAPE,
     MoeSurface,
-    Rates,
+    MoeTable,
     choose_tokens,
-    expected_us,
     fit_moe,
     groups,
     moe_table,
@@ -28,8 +27,15 @@ from profiler.kernels.moe_surface import (
 from profiler.kernels.reduce_curves import ReduceCurve
 from profiler.kernels.stack_bundle import make_stack_bundle
 from profiler.kernels.stack_file import load_stack
-from profiler.kernels.stack_fit import fit_experts, fit_stack, rates_of
+from profiler.kernels.stack_fit import expert_tables, fit_experts, fit_stack
 from profiler.kernels.stack_times import StackTimes
+from profiler.physics.moe_expected import (
+    SHAPE,
+    Rates,
+    expected_us,
+    factors,
+    parts_us,
+)
 from profiler.public import kernel_tables
 from profiler.storage.paths import public_datasets
 from profiler.storage.strict import SpecError
@@ -68,10 +74,67 @@ def test_a_measured_shape_keeps_its_times_and_others_lie_between() -> None:
         np.testing.assert_allclose(times, part["time_us"], rtol=1e-9)
         near = stored.time_us(part["tokens"].to_numpy(), shape, RATES)
         np.testing.assert_allclose(near, part["time_us"], rtol=1e-3)
-    one = np.array([(3072, 1200, 8, 128, 1, 1)], np.float64)
-    between = surface.time_us(np.array([2.0, 300.0, 8192.0]), tuple(one[0].astype(int)), RATES)
-    ratio = between / expected_us(one, np.array([2.0, 300.0, 8192.0]), RATES)[0]
-    assert ((ratio > 1.5) & (ratio < 1.5 * 2**0.1)).all()
+    one, tokens = np.array([(3072, 1200, 8, 128, 1, 1)], np.float64), np.array([2.0, 300.0, 4096.0])
+    between = surface.time_us(tokens, tuple(one[0].astype(int)), RATES)
+    ratio = between / expected_us(one, tokens, RATES)[0]
+    assert ((ratio > 1.5) & (ratio < 1.05 * 1.5 * 2**0.1)).all()
+
+
+def table_of(slow: tuple[int, ...] = ()) -> MoeTable:
+    """A launch of 30 us, 1.25 times the weights, twice the FLOPs; one model 6 times as slow."""
+    shapes = np.unique(rows()[[*SHAPE]].to_numpy(), axis=0)
+    tokens = np.array(TOKENS, np.float64)
+    parts = parts_us(shapes, tokens, RATES)
+    time = 30.0 + 1.25 * parts[..., 1] + 2.0 * parts[..., 3]
+    time[(shapes[:, :4] == slow).all(axis=1) if slow else []] *= 6.0
+    return MoeTable(shapes, tokens, time)
+
+
+def test_an_unmeasured_shape_takes_the_sum_that_the_measured_ones_take() -> None:
+    table, wanted = table_of(), np.array([(4096, 2048, 8, 256, 1, 2)])
+    parts = parts_us(wanted, table.tokens, RATES)[0]
+    right = factors(parts_us(table.shapes, table.tokens, RATES), table.time_us)
+    np.testing.assert_allclose(right[[0, 1, 3]], [30.0, 1.25, 2.0], rtol=1e-6)
+    surface = fit_moe(table, RATES)
+    found = surface.time_us(table.tokens, tuple(wanted[0].tolist()), RATES)
+    np.testing.assert_allclose(found, 30.0 + 1.25 * parts[:, 1] + 2.0 * parts[:, 3], rtol=1e-3)
+
+
+def test_a_model_that_the_others_contradict_says_little_about_another_shape() -> None:
+    shape = (4096, 2048, 8, 256, 1, 2)
+    right, wrong = (
+        fit_moe(table_of(slow), RATES).time_us(np.array([64.0, 1024.0]), shape, RATES)
+        for slow in ((), (4096, 14336, 2, 8))
+    )
+    np.testing.assert_allclose(wrong, right, rtol=0.2)
+
+
+def test_weights_that_fit_l2_are_not_read_from_hbm() -> None:
+    """4 experts of a rank, 3 * 2048 * 768 weights of 2 bytes each: 36 MiB."""
+    shape, tokens = np.array([(2048, 768, 8, 128, 1, 32)]), np.array([64.0])
+    for cache, missed in ((0.0, 1.0), (48.0, 0.0), (36.0, 0.5), (29.0, 1.0)):
+        parts = parts_us(shape, tokens, replace(RATES, cache=2.0**20 * cache))[0, 0]
+        weights = 4 * 3 * 2048 * 768 * 2 / 3e12 * 1e6
+        assert parts[1:3] == pytest.approx([missed * weights, (1 - missed) * weights])
+
+
+def test_even_tokens_load_every_expert_alike() -> None:
+    """128 experts, 8 a token: 4 tokens reach 32; 1,024 give each of a rank's 16 experts 64 rows."""
+    rows, touched, padded = busiest(128, 8, 1, (4.0, 1024.0), 0.0)
+    assert (*rows, *touched, *padded) == (32, 8192, 32, 128, 32 * 64, 8192)
+    rows, touched, padded = busiest(128, 8, 8, (1.0, 1028.0), 0.0)
+    assert (*rows, *touched, *padded) == (1, 1028, 1, 16, 64, 16 * 128)
+
+
+def test_a_power_law_gives_the_busiest_rank_more_and_no_expert_a_token_twice() -> None:
+    tokens = (1.0, 16.0, 1024.0)
+    alone, one_of = busiest(128, 8, 1, tokens, 1.2), busiest(128, 8, 8, tokens, 1.2)
+    assert alone.rows == pytest.approx([8, 128, 8192])
+    assert (one_of.rows > alone.rows / 8).all() and (one_of.rows < alone.rows).all()
+    assert alone.touched[1] < 80 < 127 < alone.touched[2] <= 128
+    assert (alone.padded >= alone.rows).all()
+    both = busiest(2, 2, 1, (100.0,), 1.2)
+    assert (both.rows, both.touched) == (200, 2) and 192 <= both.padded <= 256
 
 
 def test_where_a_shape_comes_from() -> None:
@@ -104,12 +167,17 @@ def test_errors_are_those_of_whole_models_left_out() -> None:
         (model,) = np.unique(raw.shapes[mine, :4], axis=0).tolist()
         alike[tuple(model)] = found
     assert alike == {model: model[2] == 8 for model in MODELS}
-    inside = np.concatenate([off.ravel() for off, _ in left_out.moe_shapes(raw, RATES, True)])
-    assert len(inside) == 3 * 3 * len(TOKENS) and 0 < np.abs(inside).max() < 0.1
+    inside = np.stack([off.ravel() for off, _ in left_out.moe_shapes(table_of(), RATES, True)])
+    assert inside.shape == (3, 3 * len(TOKENS)) and np.abs(inside).max() < 1e-3
+    slow = list(left_out.moe_shapes(table_of(MODELS[1]), RATES, True))
+    assert max(np.median(np.abs(off)) for off, _ in slow) == pytest.approx(np.log(6), abs=0.3)
     knots = choose_tokens(raw, RATES)
     assert len(knots) == 2, "the ratio is the same at every number of tokens"
-    fitted = fit_experts("moe.bf16.balanced", rows(), "1.0", RATES)
-    assert set(fitted.fit.left_out) == {"between", "shapes", "beyond"}
+    tables = {f"moe.bf16.{spread}": (rows(), "1.0", RATES) for spread in ("balanced", "skewed")}
+    for fitted in fit_experts(tables):
+        assert set(fitted.fit.left_out) == {"between", "shapes", "beyond"}
+        # Of both: six of twelve shapes, five of seven token counts.
+        assert fitted.fit.left_out["between"].rows == 2 * 6 * 5
 
 
 def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_path: Path) -> None:
@@ -128,6 +196,25 @@ def test_experts_without_a_gate_are_left_out_and_the_faster_kernel_counts(tmp_pa
     assert tuple(row[name] for name in SHAPE) == (2048, 768, 8, 128, 1, 4)
     assert (row["tokens"], row["time_us"]) == (64, 50.0)
     assert kernel_tables.experts(tmp_path, "h100-80g-sxm", "vllm", "fp8", "balanced") is None
+
+
+def test_tokens_that_the_gate_of_deepseek_sent_to_four_of_eight_groups_are_not_balanced(
+    tmp_path: Path,
+) -> None:
+    grouped = {**ROW, "hidden_size": 7168, "inter_size": 2048, "num_experts": 256}
+    skewed = {**grouped, "distribution": "power_law_1.2"}
+    for stack in ("vllm", "trtllm"):
+        put(tmp_path, f"moe/{stack}/1.0/moe_perf.parquet", ROW, grouped, skewed)
+    hidden = {
+        (stack, spread): found[0]["hidden"].tolist()
+        for stack in ("vllm", "trtllm")
+        for spread in ("balanced", "power_law_1.2")
+        if (found := kernel_tables.experts(tmp_path, "h100-80g-sxm", stack, "bf16", spread))
+    }
+    assert hidden == {
+        ("vllm", "balanced"): [2048], ("vllm", "power_law_1.2"): [7168],
+        ("trtllm", "balanced"): [2048, 7168], ("trtllm", "power_law_1.2"): [7168],
+    }  # fmt: skip
 
 
 def test_an_all_to_all_is_read_in_bytes(tmp_path: Path) -> None:
@@ -149,14 +236,12 @@ def test_a_stack_without_other_tables_still_has_its_experts(tmp_path: Path) -> N
 
 @needs_datasets
 def test_the_shipped_experts_are_what_the_tables_give() -> None:
-    device, name = "h100-80g-sxm", "moe.fp8_block.power_law_1.2"
-    found = kernel_tables.experts(public_datasets(), device, "vllm", "fp8_block", "power_law_1.2")
-    assert found is not None
+    device, format_of = "h100-80g-sxm", "w4a16_mxfp4"
     spec, arrays = load_stack(device, "vllm")
-    fitted = fit_experts(name, *found, rates_of(device, "fp8_block"))
-    assert fitted.fit == spec.kernels[name]
-    for key, array in fitted.surface.arrays().items():
-        np.testing.assert_array_equal(array, arrays[f"{name}.{key}"])
+    for fitted in fit_experts(expert_tables(public_datasets(), device, "vllm", format_of)):
+        assert fitted.fit == spec.kernels[fitted.table]
+        for key, array in fitted.surface.arrays().items():
+            np.testing.assert_array_equal(array, arrays[f"{fitted.table}.{key}"])
 
 
 # Op times ---------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""How a layer's tokens load the experts of a rank, spread as the measured tables spread them.
+
+``balanced``: every expert is given as many rows, and rank 0 at least one. A power law: each expert
+draws from it, from 1 row to 0.8 of the tokens (from 0.01 to 2 where the rows are no more than the
+experts), scaled to all rows and rounded; an expert is given each token once at most. The rank with
+the most rows is timed.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.facts.roofline import Array
+
+#: Rows of a tile of the grouped GEMM: an expert's rows are computed in whole tiles.
+TILE = 64
+#: Of a power law the mean over so many samples is taken.
+_SAMPLES = 16
+
+
+class Loads(NamedTuple):
+    """Of the busiest rank, by number of tokens: rows, experts with any, rows in whole tiles."""
+
+    rows: Array
+    touched: Array
+    padded: Array
+
+
+@lru_cache(maxsize=1024)
+def busiest(
+    experts: int, top_k: int, ranks: int, tokens: tuple[float, ...], exponent: float
+) -> Loads:
+    """Of the rank with the most rows where ``ranks`` divide the experts, for each of ``tokens``.
+
+    ``exponent`` is that of the power law, 0 for balanced.
+    """
+    of = [_skewed(experts, top_k, ranks, t, exponent) for t in tokens] if exponent else [
+        _even(experts / ranks, max(t * top_k / ranks, 1.0)) for t in tokens
+    ]  # fmt: skip
+    return Loads(*np.array(of, np.float64).T)
+
+
+def _even(experts: float, rows: float) -> tuple[float, float, float]:
+    touched = min(experts, rows)
+    return rows, touched, touched * TILE * np.ceil(rows / touched / TILE)
+
+
+def _skewed(
+    experts: int, top_k: int, ranks: int, tokens: float, exponent: float
+) -> tuple[float, float, float]:
+    wanted, power = tokens * top_k, 1.0 - exponent
+    least, most = (1.0, 0.8 * tokens) if wanted > experts else (0.01, 2.0)
+    at = _samples(experts) * (most**power - least**power) + least**power
+    drawn = at ** (1.0 / power)
+    whole = np.round(drawn * wanted / drawn.sum(axis=1, keepdims=True))
+    load = np.minimum(whole, tokens).reshape(_SAMPLES, ranks, -1)
+    # What rounding left over, in equal parts to the ranks, one row to each expert without any.
+    more = (wanted - load.sum(axis=(1, 2))) / ranks
+    rows = load.sum(axis=2) + more[:, None]
+    which = np.arange(_SAMPLES), rows.argmax(axis=1)
+    mine = load[which]
+    new = np.clip(more, 0.0, (mine == 0).sum(axis=1))
+    touched = (mine > 0).sum(axis=1) + new
+    padded = TILE * (np.ceil(mine / TILE).sum(axis=1) + new)
+    return float(rows[which].mean()), float(touched.mean()), float(padded.mean())
+
+
+@lru_cache(maxsize=64)
+def _samples(experts: int) -> npt.NDArray[np.float64]:
+    return np.random.default_rng(0).random((_SAMPLES, experts))
