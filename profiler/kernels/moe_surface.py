@@ -80,7 +80,7 @@ class MoeSurface:
                 left = np.linalg.solve(inverse[np.ix_(mine, mine)], pull[mine])
                 missed[mine] = np.median(np.abs(left), axis=1)
             noise = _NOISE + _DOUBT * (missed / max(float(np.median(missed)), _LEAST_OFF)) ** 2
-        return np.linalg.solve(alike + np.diag(noise), off)
+        return np.asarray(np.linalg.solve(alike + np.diag(noise), off), np.float64)
 
     def from_what(self, shape: tuple[int, ...]) -> str:
         """What the times of a shape come from, as the errors of a fit call it: ``between`` its own
