@@ -60,9 +60,8 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     ),
     ("added", "batches"): Hold(
         "every other batch between one prompt and the most", _ATTENTION,
-        "times bend where blocks fill the GPU (39 % of what is far off) and where prompts outgrow "
-        "L2 (37 %); neighbours 4 x apart (in use 2 x)",
-        (("^l40s", "times jump as prompts outgrow L2 (51 %); neighbours 4 x apart (in use 2 x)"),),
+        "times bend where blocks fill the GPU (40 % of what is far off) and where prompts outgrow "
+        "L2 (22 %; L40S 32 %); neighbours 4 x apart (in use 2 x)",
     ),
     ("decode", "sizes"): Hold(
         "every other batch or context", _ATTENTION, _L2.format("54 %"),

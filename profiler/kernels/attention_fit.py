@@ -52,7 +52,7 @@ def attention_fits(
                 seen = window or np.inf
                 yield fit_attention(kind, f"prefill.{name}", alone, attention[1], window=seen)
                 if len(alone) < len(rows):
-                    yield fit_together(f"added.{name}", rows, attention[1])
+                    yield fit_together(f"added.{name}", rows, attention[1], seen)
         latent = latent_rows(datasets, device, stack, kind, kv_dtype, gemms)
         if latent is not None:
             rows, version = latent
@@ -113,10 +113,10 @@ def fit_attention(
     return Fitted(table, grid, fit)
 
 
-def fit_together(table: str, rows: pd.DataFrame, version: str) -> Fitted:
+def fit_together(table: str, rows: pd.DataFrame, version: str, window: float = np.inf) -> Fitted:
     """What prompts add to a batch of several, from a table of one head dimension."""
     grid, time = fit_added(rows), rows["time_us"].to_numpy(np.float64)
-    kinds = {"batches": left_out.together(rows)}
+    kinds = {"batches": left_out.together(rows, window)}
     return Fitted(table, grid, record(version, len(rows), time, time, grid.log_us.size, kinds))
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from profiler.facts.roofline import Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
-from profiler.physics.prompt_law import prompt_us
+from profiler.physics.prompt_law import NEAR_CALLS, call_rows, calls_us, prompt_us
 
 #: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
 #: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
@@ -107,21 +107,30 @@ class HeadGrid:
 def prefill_us(
     grid: HeadGrid, chunk: Array, heads: int, kv_heads: int, window: float = np.inf
 ) -> Array:
-    """One sequence's causal attention of ``chunk`` tokens without a prefix, within ``window``; of a
-    grid by batch and chunk, a row for each batch."""
+    """One sequence's causal attention of ``chunk`` tokens without a prefix, within ``window``."""
     wanted = np.array([heads, kv_heads])
     return prompt_us(grid.heads, grid.sizes[-1], grid.log_us, chunk, wanted, window)
 
 
 def together_us(
-    prompt: HeadGrid, added: HeadGrid, batch: Array, chunk: Array, heads: int, kv_heads: int
+    prompt: HeadGrid,
+    added: HeadGrid,
+    batch: Array,
+    chunk: Array,
+    heads: int,
+    kv_heads: int,
+    window: float = np.inf,
 ) -> Array:
-    """Calls of ``batch`` equal prompts of ``chunk`` tokens: linear in the batch."""
-    sizes = np.append(1.0, added.sizes[0])
-    alone = prefill_us(prompt, chunk, heads, kv_heads)
-    calls = sizes[:, None] * np.vstack([alone, prefill_us(added, chunk, heads, kv_heads)])
-    found = [np.interp(b, sizes, times) for b, times in zip(batch, calls.T, strict=True)]
-    return np.asarray(found * np.maximum(batch / sizes[-1], 1.0))
+    """Calls of ``batch`` equal prompts of ``chunk`` tokens without a prefix, within ``window``."""
+    batches, lengths = added.sizes
+    alone = call_rows(prompt.heads, np.ones(1), *prompt.sizes)
+    rows = np.vstack([alone, call_rows(added.heads, batches, lengths)])
+    calls = added.log_us + np.log(batches)[:, None]
+    logs = np.concatenate([prompt.log_us.ravel(), calls.ravel()])
+    many, long = np.broadcast_arrays(batch, chunk)
+    pair = np.broadcast_to([heads, kv_heads], (many.size, 2))
+    wanted = np.column_stack([long.ravel(), pair, many.ravel()])
+    return calls_us(rows, logs, wanted, window, NEAR_CALLS).reshape(many.shape)
 
 
 def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads: int) -> Array:

@@ -11,11 +11,9 @@ from profiler.facts.roofline import Array
 from profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
-    fit_added,
     fit_decode,
     fit_prefill,
     prefill_us,
-    together_us,
 )
 from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
 from profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
@@ -24,6 +22,7 @@ from profiler.kernels.reduce_curves import cleaned_messages, reduce_curve
 from profiler.kernels.stack_file import LeftOut
 from profiler.physics.hold_out import Rows, median_p95_worst
 from profiler.physics.moe_expected import Rates
+from profiler.physics.prompt_law import NEAR_CALLS, calls_us
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
 Errors = tuple[Array, Array]
@@ -195,17 +194,17 @@ def prefill_heads(
         yield from _prefill_errors(grid, out, window)
 
 
-def together(rows: pd.DataFrame) -> Iterator[Errors]:
+def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
     """Several prompts in one call: every other batch between one prompt and the most."""
-    prompt, place = fit_prefill(rows[rows["batch"] == 1]), ["heads", "kv_heads", "chunk"]
+    place, sizes = ["heads", "kv_heads", "chunk"], ["chunk", "heads", "kv_heads", "batch"]
     order = rows.groupby(place)["batch"].rank() - 1
     ends = (order == 0) | (order == order.groupby([rows[c] for c in place]).transform("max"))
     for first in (0, 1):
         fitted = ends | (order % 2 == first)
-        added = fit_added(rows[fitted])
-        for heads, kv_heads, part in _by_heads(rows[~fitted]):
-            batch, chunk = (part[c].to_numpy(np.float64) for c in ("batch", "chunk"))
-            predicted = together_us(prompt, added, batch, chunk, heads, kv_heads)
+        known, log_us = rows[fitted][sizes].to_numpy(float), np.log(rows["time_us"][fitted])
+        for _, _, part in _by_heads(rows[~fitted]):
+            wanted = part[sizes].to_numpy(float)
+            predicted = calls_us(known, log_us.to_numpy(), wanted, window, NEAR_CALLS)
             off = np.log(predicted / part["time_us"].to_numpy())
             yield off, off
 

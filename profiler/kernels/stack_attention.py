@@ -16,7 +16,13 @@ from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import PREFILL
 from profiler.facts.roofline import KEY_BLOCK, Array, attended_within
-from profiler.kernels.attention_grid import HeadGrid, decode_us, fastest_us, prefill_us
+from profiler.kernels.attention_grid import (
+    HeadGrid,
+    decode_us,
+    fastest_us,
+    prefill_us,
+    together_us,
+)
 from profiler.kernels.prefix_grid import alike, prefix_factor
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
@@ -122,18 +128,21 @@ class StackAttention:
         return self._added(chunk, alone, self._window)
 
     def _added(self, chunk: Array, alone: Array, window: int = 0) -> Array:
-        grid = self._grid("added", window)
-        each = prefill_us(grid, chunk, *self._prompt_heads, window or np.inf)
-        if len(grid.sizes) == 2:
-            return each
-        # Files of before: what each adds to the most; all else once.
-        return np.asarray(each + np.maximum(alone - each, 0.0) / self.batches[:, None])
+        grid, heads, batch = self._grid("added", window), self._prompt_heads, self.batches[:, None]
+        seen = window or np.inf
+        if len(grid.sizes) == 1:
+            # Files of before: what each adds to the most; all else once.
+            each = prefill_us(grid, chunk, *heads, seen)
+            return np.asarray(each + np.maximum(alone - each, 0.0) / batch)
+        prompt = self._grid("prefill", window)
+        return together_us(prompt, grid, batch, chunk, *heads, seen) / batch
 
     @property
     def batches(self) -> Array:
-        """Of prompts in one call, the numbers that were measured, from 2."""
+        """Numbers of prompts in one call: those that were measured, from 2, and halves between."""
         sizes = self._grid("added").sizes
-        return sizes[0] if len(sizes) == 2 else np.array([2.0, 4, 8, 16, 32, 64, 128, 256])
+        measured = sizes[0] if len(sizes) == 2 else np.array([2.0, 4, 8, 16, 32, 64, 128, 256])
+        return np.union1d(measured, 1.5 * measured[:-1])
 
     def decode_within(self, batch: Array, context: Array) -> Array:
         """Decodes in a layer with the model's window."""

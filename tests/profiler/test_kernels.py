@@ -226,19 +226,18 @@ def test_what_prompts_take_over_the_law_is_kriged() -> None:
     expected = 12.0 * np.exp(1.25 * np.exp(-fold / 8) * off.sum() / (1.29 + 1.25 * 4**-0.125))
     np.testing.assert_allclose(prefill_us(grid, one, 4, 2), [expected], rtol=1e-9)
     np.testing.assert_allclose(prefill_us(grid, one, 4, 4), 20.0, rtol=1e-9)
-    # Of a grid by batch and chunk, each batch has a law of its own.
-    both = HeadGrid(
-        grid.heads, (np.array([2.0, 4.0]), one), np.log([[[10.0], [7.0]], [[20.0], [7.0]]])
-    )
-    np.testing.assert_allclose(prefill_us(both, one, 4, 2), [[expected], [7.0]], rtol=1e-9)
     # A quarter of the heads with four times the chunk: as many blocks.
-    rows = np.array([[256.0, 4.0, 1.0], [1024.0, 1.0, 1.0]])
+    rows = np.array([[256.0, 4.0, 1.0, 1.0], [1024.0, 1.0, 1.0, 1.0]])
     waves = 0.25 * np.exp(-2 * fold / 2)
     expected = np.exp(-2 * fold * (1 / 2.5 + 1 / 8)) + waves
     np.testing.assert_allclose(likeness(rows[:1], rows), [[1.29, expected]], rtol=1e-9)
     # Half the chunk at the same head counts.
-    rows = np.array([[256.0, 4.0, 1.0], [512.0, 4.0, 1.0]])
+    rows = np.array([[256.0, 4.0, 1.0, 1.0], [512.0, 4.0, 1.0, 1.0]])
     expected = np.exp(-fold / 2.5) + 0.25 * np.exp(-fold / 0.8) + 0.04 * np.exp(-fold / 0.1)
+    np.testing.assert_allclose(likeness(rows[:1], rows), [[1.29, expected]], rtol=1e-9)
+    # As many blocks in two prompts of half the query heads.
+    rows = np.array([[256.0, 4.0, 1.0, 1.0], [256.0, 2.0, 1.0, 2.0]])
+    expected = np.exp(-fold * 2 / 8) + 0.25 * np.exp(-fold)
     np.testing.assert_allclose(likeness(rows[:1], rows), [[1.29, expected]], rtol=1e-9)
 
 
@@ -255,27 +254,27 @@ def test_prefill_of_other_head_counts_and_lengths() -> None:
         np.testing.assert_allclose(found, 1e-4 * heads * chunk**2, rtol=1e-9)
 
 
-def test_calls_of_several_prompts_are_linear_between_batches() -> None:
+def test_calls_of_several_prompts_follow_the_law_of_their_blocks() -> None:
     """12 us of launch and what each adds: every other batch between one prompt and the most is
-    scored, from its neighbours."""
-    batches = (1, 2, 4, 16, 64)
+    scored, from the others. What is off the law stays as it was measured."""
+    batches, heads, chunks = (1, 2, 4, 16, 64), (4, 16), (16, 64, 256)
     rows = pd.DataFrame(
-        [(b, h, 1, c, 12 + 1e-3 * b * h * c) for b in batches for h in (4, 16) for c in (16, 64)],
+        [(b, h, 1, c, 12 + 1e-3 * b * h * c) for b in batches for h in heads for c in chunks],
         columns=["batch", "heads", "kv_heads", "chunk", "time_us"],
     )
-    chunk = np.array([16.0, 64.0])
-    alone, added = fit_prefill(rows[rows["batch"] == 1]), fit_added(rows)
-    calls = prefill_us(HeadGrid.from_arrays(added.arrays()), chunk, 4, 1)
-    assert added.sizes[0].tolist() == [2, 4, 16, 64]
-    np.testing.assert_allclose(calls[2], 12 / 16 + 4e-3 * chunk, rtol=1e-3)  # 0.06 % is a step
-    found = together_us(alone, added, np.array([1.0, 64, 3, 256]), chunk[[0, 1, 1, 1]], 4, 1)
-    expected = [12 + 4e-3 * 16, 12 + 0.256 * 64, 12 + 0.256 * 3, 4 * (12 + 0.256 * 64)]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
     score = left_out.summary(left_out.together(rows))
-    assert score is not None and score.rows == 3 * 4 and score.worst_pct < 0.1
+    assert score is not None and score.rows == 3 * 6 and score.worst_pct < 0.1
     slow = rows.assign(time_us=rows["time_us"] * np.where(rows["batch"] == 4, 2, 1))
     other = left_out.summary(left_out.together(slow))
-    assert other is not None and other.worst_pct > 45
+    assert other is not None and other.worst_pct > 40
+    alone, added = fit_prefill(slow[slow["batch"] == 1]), fit_added(slow)
+    added = HeadGrid.from_arrays(added.arrays())
+    assert added.sizes[0].tolist() == [2, 4, 16, 64]
+    chunk = np.array([16.0, 64.0, 256.0])
+    for batch, heads_of in ((1, 4), (4, 16), (64, 4)):
+        found = together_us(alone, added, np.array([batch]), chunk, heads_of, 1)
+        part = slow.query("batch == @batch and heads == @heads_of")
+        np.testing.assert_allclose(found, part["time_us"], rtol=1e-3)  # a step is 0.06 %
 
 
 def test_a_batch_that_was_not_measured_lies_between_its_neighbours() -> None:
@@ -284,7 +283,7 @@ def test_a_batch_that_was_not_measured_lies_between_its_neighbours() -> None:
         [(1, 16, 8.0), (2, 16, 8.0), (4, 16, 16.0), (8, 16, 32.0), (1, 64, 20.0), (4, 64, 50.0)],
         columns=["batch", "chunk", "time_us"],
     ).assign(heads=4, kv_heads=1)
-    shares = prefill_us(fit_added(rows), np.array([16.0, 64.0]), 4, 1)
+    shares = np.exp(fit_added(rows).log_us[0])
     np.testing.assert_allclose(shares.T, [[4, 4, 4], [15, 12.5, 12.5]])
 
 
