@@ -209,14 +209,16 @@ def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
             yield off, off
 
 
-def prefix_sizes(rows: pd.DataFrame, prefill: HeadGrid) -> Iterator[Errors]:
+def prefix_sizes(rows: pd.DataFrame, prompt: HeadGrid, units: int) -> Iterator[Errors]:
     """Every inner chunk, then every inner context in turn: neighbours a factor of 4 apart."""
     for column in ("chunk", "context"):
         for size in np.unique(rows[column])[1:-1]:
-            fitted, out = rows[rows[column] != size], rows[rows[column] == size]
-            predicted = prefix_us(fit_prefix(fitted, prefill), prefill, out)
-            off = np.log(predicted / out["time_us"].to_numpy())
-            yield off, off
+            grid = fit_prefix(rows[rows[column] != size], prompt, units)
+            for heads, kv_heads, out in _by_heads(rows[rows[column] == size]):
+                chunk, context = (out[c].to_numpy(np.float64) for c in ("chunk", "context"))
+                predicted = prefix_us(grid, prompt, chunk, context, heads, kv_heads, units)
+                off = np.log(predicted / out["time_us"].to_numpy())
+                yield off, off
 
 
 def _prefill_errors(grid: HeadGrid, out: pd.DataFrame, window: float) -> Iterator[Errors]:

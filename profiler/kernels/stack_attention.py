@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from profiler.facts.attention_kinds import Latent
+from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.facts.ops import PREFILL
@@ -23,7 +24,7 @@ from profiler.kernels.attention_grid import (
     prefill_us,
     together_us,
 )
-from profiler.kernels.prefix_grid import alike, prefix_factor
+from profiler.kernels.prefix_grid import alike, prefix_us
 from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
 from profiler.storage.strict import SpecError
@@ -52,8 +53,8 @@ def alike_within(chunk: Array, context: Array, window: float) -> Array:
 class StackAttention:
     """Attention of one ``tp`` rank of ``model``, microseconds of one layer.
 
-    ``slowed`` makes times of a chip with other memory from (time, bytes), and ``bandwidth`` is the
-    device's. ``kv_up`` is the time of projecting keys and values of so many tokens again.
+    ``slowed`` makes times of a chip with other memory from (time, bytes). ``kv_up`` is the time of
+    projecting keys and values of so many tokens again.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StackAttention:
         kernels: Kernels,
         model: ModelSpec,
         tp: int,
-        bandwidth: float,
+        device: DeviceSpec,
         slowed: Slowed,
         kv_up: Callable[[Array], Array],
     ) -> None:
@@ -75,7 +76,8 @@ class StackAttention:
             tp,
         )
         self.heads, self.kv_heads = model.heads_per_rank(tp)
-        self._bandwidth, self._slowed, self._kv_up = bandwidth, slowed, kv_up
+        self._bandwidth, self._units = device.memory_bandwidth, device.num_sms
+        self._slowed, self._kv_up = slowed, kv_up
         if model.latent is not None and model.latent.kernel != MEASURED_LATENT.kernel:
             raise SpecError(
                 f"{model.name}: latent attention was measured with (kv_rank, rope_dim, nope_dim, "
@@ -92,8 +94,9 @@ class StackAttention:
         if self.prefixes is None:
             after, least = pairs, self.decode(np.ones_like(chunk), context + chunk)
         else:
-            factor = prefix_factor(self._grid("prefix"), chunk, context)
-            after, least = pairs * factor, self._fastest(self._cache_bytes(context))
+            grids = self._grid("prefix"), self._grid("prefill")
+            after = prefix_us(*grids, chunk, context, *self._prompt_heads, self._units)
+            least = self._fastest(self._cache_bytes(context))
         return np.where(context > 0, np.maximum(after, least), pairs)
 
     def decode(self, batch: Array, context: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from profiler.facts.device import load_device
 from profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, STACKS, WEIGHT_DTYPES, MoeDtype
 from profiler.facts.model import load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
@@ -136,8 +137,9 @@ def _perf_fits(datasets: Path, device: str) -> Iterator[Fitted]:
     kind = f"bf16.{spec.head_dim}"
     yield fit_attention("prefill", f"prefill.{kind}", fresh, version)
     after, prompts = chunks[chunks["context"] > 0], fit_prefill(fresh)
-    prefix = fit_prefix(after, prompts)
-    kinds = {"sizes": left_out.prefix_sizes(after, prompts)}
+    units = load_device(device).num_sms
+    prefix = fit_prefix(after, prompts, units)
+    kinds = {"sizes": left_out.prefix_sizes(after, prompts, units)}
     time = after["time_us"].to_numpy(np.float64)
     fit = record(version, len(after), time, time, prefix.log_us.size, kinds)
     yield Fitted(f"prefix.{kind}", prefix, fit)

@@ -79,8 +79,8 @@ class StackTimes:
         self.spec.need("gemm", kernels.dtype, "dtype")
         self.spec.need("gemm", "bf16", "dtype")
         self.attention = StackAttention(
-            self.spec, self._arrays, kernels, model, tp, self.device.memory_bandwidth,
-            self._as_on, lambda tokens: self.by_rows(KV_UP, tokens, model, tp),
+            self.spec, self._arrays, kernels, model, tp, self.device, self._as_on,
+            lambda tokens: self.by_rows(KV_UP, tokens, model, tp),
         )  # fmt: skip
         if tp > 1:
             self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")

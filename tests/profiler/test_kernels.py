@@ -27,7 +27,7 @@ from profiler.kernels.gemm_lattice import (
     gemm_cube,
     through,
 )
-from profiler.kernels.prefix_grid import alike, fit_prefix, prefix_factor, prefix_us
+from profiler.kernels.prefix_grid import expected_us, fit_prefix, prefix_us
 from profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
 from profiler.kernels.stack_fit import check_fitted, fit_stack
 from profiler.physics.prompt_law import likeness
@@ -350,26 +350,32 @@ def test_what_has_no_published_kernels() -> None:
         check_fitted(None, "vlm")
 
 
-def test_a_prefix_has_its_own_factor() -> None:
-    """What was measured comes back; between sizes, linear in logarithms; beyond, as at the edge."""
-    lengths = (64, 256, 1024, 8192)
-    fresh = pd.DataFrame([(n, 32, 8, 1e-3 * n * n) for n in lengths],
-                         columns=["chunk", "heads", "kv_heads", "time_us"])  # fmt: skip
-    prefill = fit_prefill(fresh)
-    rows = pd.DataFrame(
-        [(c, p, 32, 8, 0.0) for c in (64, 256) for p in (128, 512, 2048)],
-        columns=["chunk", "context", "heads", "kv_heads", "time_us"],
-    )
+def test_a_chunk_after_a_prefix_fills_the_gpu_or_takes_as_long() -> None:
+    """32 heads: 256 queries have a block of 64 for each of 128 units. A pair takes 1 ns."""
+    lengths = np.array([64.0, 256.0, 1024.0, 8192.0])
+    pairs = lengths * (lengths / 2 + 64)
+    fresh = pd.DataFrame({"chunk": lengths, "time_us": 1e-3 * pairs}).assign(heads=32, kv_heads=8)
+    prompt = fit_prefill(fresh)
+    sizes = [(c, p, 32, 8) for c in (64, 128, 512) for p in (128, 512, 2048)]
+    rows = pd.DataFrame(sizes, columns=["chunk", "context", "heads", "kv_heads"])
     chunk, context = (rows[c].to_numpy(np.float64) for c in ("chunk", "context"))
-    factor = np.where(chunk == 64, 2.0, 1.0) * (context / 128) ** 0.1
-    rows["time_us"] = factor * prefill_us(prefill, alike(chunk, context), 32, 8)
-    grid = fit_prefix(rows, prefill)
-    np.testing.assert_allclose(prefix_us(grid, prefill, rows), rows["time_us"], rtol=1e-9)
-    one = np.ones(1)
-    assert prefix_factor(grid, 128 * one, 256 * one)[0] == pytest.approx(2**0.5 * 2**0.1)
-    assert prefix_factor(grid, 8 * one, 64 * one)[0] == pytest.approx(2.0)
-    (clean, raw), *others = left_out.prefix_sizes(rows, prefill)
-    assert not others and clean is raw and np.abs(clean).max() < 1e-9, "a power law is a line"
+    alone = prefill_us(prompt, chunk, 32, 8)
+    expected = alone + 1e-3 * np.maximum(chunk, 256) * context
+    found = expected_us(prompt, chunk, context, 32, 8, 128)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    # Twice as long with 64 tokens, and 5 us at any size: linear in the cached tokens.
+    rows["time_us"] = np.where(chunk == 64, 2 * expected, expected) + 5.0
+    grid, one = fit_prefix(rows, prompt, 128), np.ones(1)
+    found = prefix_us(grid, prompt, chunk, context, 32, 8, 128)
+    np.testing.assert_allclose(found, rows["time_us"], rtol=1e-9)
+    found = prefix_us(grid, prompt, 128 * one, 300 * one, 32, 8, 128)
+    assert found == pytest.approx(alone[3] + 1e-3 * 256 * 300 + 5)
+    edge = rows["time_us"][0] / expected[0]
+    beyond = prefix_us(grid, prompt, 64 * one, 16 * one, 32, 8, 128)
+    assert beyond == pytest.approx(edge * (alone[0] + 1e-3 * 256 * 16))
+    (clean, raw), *others = left_out.prefix_sizes(rows, prompt, 128)
+    assert len(others) == 1 and clean is raw
+    assert np.abs(others[0][0]).max() < 1e-9, "a context left out lies on the line"
 
 
 def test_few_shapes_are_left_out_one_by_one() -> None:
