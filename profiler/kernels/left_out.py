@@ -175,8 +175,8 @@ def _decode_errors(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame) -> Iterat
 
 
 def _by_heads(rows: pd.DataFrame) -> Iterator[tuple[int, int, pd.DataFrame]]:
-    for heads, kv_heads in rows[["heads", "kv_heads"]].drop_duplicates().to_numpy().tolist():
-        yield heads, kv_heads, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
+    for _, part in rows.groupby(["heads", "kv_heads"], sort=False):
+        yield int(part["heads"].iloc[0]), int(part["kv_heads"].iloc[0]), part
 
 
 def prefill_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
