@@ -43,13 +43,13 @@ def attention_fits(
                 if rows.groupby(["heads", "kv_heads"]).ngroups < _FEWEST_HEADS:
                     continue
                 name = f"{kv_dtype}.{head_dim}" + (f"w{window}" if window else "")
+                seen = window or np.inf
                 if kind == "decode":
                     numbers = 2 * head_dim * rows["kv_heads"]
-                    least = reading_us(rows, numbers, kv_dtype, rate, window or np.inf)
-                    yield fit_attention(kind, f"decode.{name}", rows, attention[1], least)
+                    least = reading_us(rows, numbers, kv_dtype, rate, seen)
+                    yield fit_attention(kind, f"decode.{name}", rows, attention[1], least, seen)
                     continue
                 alone = rows[rows["batch"] == 1]
-                seen = window or np.inf
                 yield fit_attention(kind, f"prefill.{name}", alone, attention[1], window=seen)
                 if len(alone) < len(rows):
                     yield fit_together(f"added.{name}", rows, attention[1], seen)
@@ -85,7 +85,7 @@ def fit_attention(
 ) -> Fitted:
     """The surface of a table of prefill or decode attention of one head dimension.
 
-    ``least_us`` is what reading each decode's cache from HBM takes at least; a prompt's queries see
+    ``least_us`` is what reading each decode's cache from HBM takes at least; queries see
     ``window`` keys.
     """
     if kind == "prefill":
@@ -100,14 +100,14 @@ def fit_attention(
         published = rows["time_us"].to_numpy(np.float64)
         rows = rows.assign(time_us=np.maximum(published, least_us))
         # Whichever of two ways to other head counts is less far off on those left out.
-        ways = {way: [*left_out.decode_heads(rows, way)] for way in (False, True)}
+        ways = {way: [*left_out.decode_heads(rows, way, window)] for way in (False, True)}
         by_group = _p95(ways[True]) < _p95(ways[False])
-        grid = fit_decode(rows, by_group)
+        grid = fit_decode(rows, by_group, window)
         time, clean = published, _grid_times(grid, rows)
         kinds = {
-            "sizes": left_out.decode_sizes(rows),
+            "sizes": left_out.decode_sizes(rows, window),
             "heads": iter(ways[by_group]),
-            "beyond": left_out.decode_heads(rows, by_group, inside=False),
+            "beyond": left_out.decode_heads(rows, by_group, window, inside=False),
         }
     fit = record(version, len(rows), time, clean, grid.log_us.size, kinds)
     return Fitted(table, grid, fit)

@@ -1,13 +1,15 @@
 """Attention times by head counts: prefill over the chunk, decode over batch and context.
 
-Prompts follow a law of their blocks (:mod:`profiler.physics.prompt_law`). Decodes of other head
-counts are interpolated in the logarithm of the query heads. For KV heads that were not measured, a
-decode of ``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences.
+Prompts follow a law of their blocks (:mod:`profiler.physics.prompt_law`), decodes one of what they
+read (:mod:`profiler.physics.decode_law`). Decodes of other head counts are interpolated in the
+logarithm of the query heads. For KV heads that were not measured, a decode of ``b`` sequences with
+twice the KV heads counts as one of ``2 b`` sequences.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ import pandas as pd
 
 from profiler.facts.roofline import Array
 from profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from profiler.physics.decode_law import DecodeLaw
 from profiler.physics.prompt_law import NEAR_CALLS, call_rows, calls_us, prompt_us
 
 #: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
@@ -133,23 +136,29 @@ def together_us(
     return calls_us(rows, logs, wanted, window, NEAR_CALLS).reshape(many.shape)
 
 
-def decode_us(grid: HeadGrid, batch: Array, context: Array, heads: int, kv_heads: int) -> Array:
-    """One new token for each of ``batch`` sequences that hold ``context`` tokens each."""
-    from scipy.interpolate import RegularGridInterpolator
+def decode_us(
+    grid: HeadGrid,
+    batch: Array,
+    context: Array,
+    heads: int,
+    kv_heads: int,
+    window: float = np.inf,
+) -> Array:
+    """One new token for each of ``batch`` sequences that hold ``context`` tokens each, of which
+    ``window`` are read."""
+    law, rows = _law(grid, window), grid.of_kind(heads == kv_heads)
+    near = rows.nearest_kv(heads, kv_heads)
+    parts = rows.around(heads / kv_heads * near, near)
+    times = (
+        weight * np.log(law.us(rows.heads[row], batch * kv_heads / near, context))
+        for row, weight in parts
+    )
+    return np.exp(sum(times, np.zeros(1)))
 
-    grid = grid.of_kind(heads == kv_heads)
-    batches, contexts = grid.sizes
-    near = grid.nearest_kv(heads, kv_heads)
-    wide = np.maximum(batch * kv_heads / near, batches[0])
-    points = np.stack(np.broadcast_arrays(wide, np.maximum(context, contexts[0])), axis=-1)
-    total = np.zeros(points.shape[:-1])
-    for row, weight in grid.around(heads / kv_heads * near, near):
-        times = np.exp(grid.log_us[row])
-        at = RegularGridInterpolator(
-            (batches, contexts), times, bounds_error=False, fill_value=None
-        )
-        total += weight * np.log(at(points))
-    return np.exp(total)
+
+@lru_cache(maxsize=4)
+def _law(grid: HeadGrid, window: float) -> DecodeLaw:
+    return DecodeLaw(grid.heads, grid.sizes, grid.log_us, window)
 
 
 def fit_prefill(rows: pd.DataFrame) -> HeadGrid:
@@ -192,10 +201,11 @@ def _shares(batches: Array, times: Array) -> Array:
     return np.where(batches > most, times[known][-1] / most, inside)
 
 
-def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:
+def fit_decode(rows: pd.DataFrame, by_group: bool = False, window: float = np.inf) -> HeadGrid:
     """From rows (batch, context, heads, kv_heads, time_us) of one head dimension.
 
-    A larger batch or context takes no less time: a running minimum from the largest on.
+    A larger batch or context takes no less time: a running minimum from the largest on. What did
+    not fit the memory takes as much longer as the law of decodes within ``window`` says.
     """
     table = rows.pivot_table(
         index=["heads", "kv_heads"], columns=["batch", "context"], values="time_us"
@@ -208,13 +218,15 @@ def fit_decode(rows: pd.DataFrame, by_group: bool = False) -> HeadGrid:
     known = flat.reshape(len(table), len(batches), len(contexts))
     most = most_decode(known)
     times = np.where(np.isnan(known), np.nan, most)
-    along = (np.moveaxis(times, 1, 0), batches), (np.moveaxis(times, 2, 0), contexts)
-    for rows_of, sizes in along:  # what did not fit the memory: as much KV, as much time
-        for at in range(1, len(sizes)):
+    law = DecodeLaw(_heads(table), (batches, contexts), np.log(times), window).expected
+    along = [(np.moveaxis(times, axis, 0), np.moveaxis(law, axis, 0)) for axis in (1, 2)]
+    for rows_of, expected in along:  # what did not fit the memory
+        for at in range(1, len(rows_of)):
             missing = np.isnan(rows_of[at])
-            rows_of[at][missing] = rows_of[at - 1][missing] * sizes[at] / sizes[at - 1]
-    for rows_of, sizes in along:  # not measured at the smallest: as at the next
-        for at in range(len(sizes) - 2, -1, -1):
+            grown = rows_of[at - 1] * expected[at] / expected[at - 1]
+            rows_of[at][missing] = grown[missing]
+    for rows_of, _ in along:  # not measured at the smallest: as at the next
+        for at in range(len(rows_of) - 2, -1, -1):
             missing = np.isnan(rows_of[at])
             rows_of[at][missing] = rows_of[at + 1][missing]
     times = np.minimum(times, most)  # a hole amid the measured

@@ -135,25 +135,25 @@ def _errors(predicted: Array, clean: Array, raw: Array) -> Errors:
     return np.log(predicted / clean), np.log(predicted / raw)
 
 
-def decode_sizes(rows: pd.DataFrame) -> Iterator[Errors]:
+def decode_sizes(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
     """Every other context, then every other batch: neighbours a factor of 4 apart."""
-    whole = fit_decode(rows)
+    whole = fit_decode(rows, window=window)
     for column in ("context", "batch"):
         sizes = np.unique(rows[column])
         for first in (0, 1):
             kept = np.unique([0, *range(first, len(sizes), 2), len(sizes) - 1])
             fitted = rows[column].isin(sizes[kept])
-            grid = fit_decode(rows[fitted])
-            yield from _decode_errors(grid, whole, rows[~fitted])
+            grid = fit_decode(rows[fitted], window=window)
+            yield from _decode_errors(grid, whole, rows[~fitted], window)
 
 
 def decode_heads(
-    rows: pd.DataFrame, by_group: bool = False, inside: bool = True
+    rows: pd.DataFrame, by_group: bool = False, window: float = np.inf, inside: bool = True
 ) -> Iterator[Errors]:
     """Every pair of head counts in turn; ``inside``: those between others, else those beyond."""
-    whole = fit_decode(rows, by_group)
+    whole = fit_decode(rows, by_group, window)
     for grid, out in _each_pair(whole, rows, inside, decode=True):
-        yield from _decode_errors(grid, whole, out)
+        yield from _decode_errors(grid, whole, out, window)
 
 
 def _each_pair(
@@ -166,11 +166,13 @@ def _each_pair(
             yield grid, rows[(rows["heads"] == heads) & (rows["kv_heads"] == kv_heads)]
 
 
-def _decode_errors(grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame) -> Iterator[Errors]:
+def _decode_errors(
+    grid: HeadGrid, whole: HeadGrid, out: pd.DataFrame, window: float
+) -> Iterator[Errors]:
     for heads, kv_heads, part in _by_heads(out):
         batch, context = (part[c].to_numpy(np.float64) for c in ("batch", "context"))
-        predicted = decode_us(grid, batch, context, heads, kv_heads)
-        clean = decode_us(whole, batch, context, heads, kv_heads)
+        predicted = decode_us(grid, batch, context, heads, kv_heads, window)
+        clean = decode_us(whole, batch, context, heads, kv_heads, window)
         yield _errors(predicted, clean, part["time_us"].to_numpy())
 
 

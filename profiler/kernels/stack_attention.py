@@ -203,7 +203,7 @@ class StackAttention:
         self, grid: HeadGrid, batch: Array, context: Array, window: float = np.inf
     ) -> Array:
         """No faster than HBM reads what is cached, up to the ``window``."""
-        time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads)
+        time = decode_us(grid, batch, context + 1, self.heads, self.kv_heads, window)
         num_bytes = self._cache_bytes(batch * np.minimum(context, window))
         return np.maximum(self._slowed(time, num_bytes), self._fastest(num_bytes))
 

@@ -1,0 +1,121 @@
+"""Decodes by what the kernel does: a law, and how far the measured ones near by are off it.
+
+The law is a soft maximum of a launch, the sequences (times KV heads) and the cached tokens read
+(times KV heads, up to a window). The rates of the last two change from octave to octave, because a
+loop that measures finds a small cache in L2; all head counts of a table share them. What is
+measured over the law is interpolated (kriging) among the sizes of the same head counts: decodes say
+the more of one another the nearer they are in batch, in context, and in the cache that they read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from profiler.facts.roofline import Array
+
+#: Octaves of batch, context and cached tokens over which decodes are alike; 8 to 32 are as good.
+_OCTAVES = 16.0
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeLaw:
+    """One table of decodes by batches and contexts (``sizes``).
+
+    ``log_us[i, j, k]`` was measured with ``heads[i]`` = (query heads, KV heads), NaN where it was
+    not; ``window`` tokens of a context are read.
+    """
+
+    heads: npt.NDArray[np.int64]
+    sizes: tuple[Array, ...]
+    log_us: Array
+    window: float
+
+    def us(self, heads: npt.NDArray[np.int64], batch: Array, context: Array) -> Array:
+        """Microseconds of a measured pair of head counts; no less than its smallest decode takes.
+
+        Between sizes neither below what the next smaller measured decode takes, nor above the next
+        larger one; beyond the largest on the line through the last two.
+        """
+        from scipy.interpolate import RegularGridInterpolator
+
+        row = int(np.flatnonzero((self.heads == heads).all(axis=1))[0])
+        wanted = np.stack(np.broadcast_arrays(batch, context), axis=-1)
+        wanted = np.maximum(wanted, [size[0] for size in self.sizes])
+        inside = np.minimum(wanted, [size[-1] for size in self.sizes])
+        pairs = [(size, inside[..., axis]) for axis, size in enumerate(self.sizes)]
+        below = self.log_us[row][tuple(np.searchsorted(s, x, "right") - 1 for s, x in pairs)]
+        above = self.log_us[row][tuple(np.searchsorted(s, x, "left") for s, x in pairs)]
+        found, between = below.copy(), below < above
+        if between.any():
+            nodes = inside[between]
+            law = np.log(self._law(nodes, int(self.heads[row, 1])))
+            near = law + self._likeness(nodes) @ self._weights[:, row]
+            found[between] = np.clip(near, below[between], above[between])
+        line = RegularGridInterpolator(
+            self.sizes, np.exp(self.log_us[row]), bounds_error=False, fill_value=None
+        )
+        return np.asarray(np.exp(found) * line(wanted) / line(inside))
+
+    @cached_property
+    def expected(self) -> Array:
+        """Microseconds of every size by the law alone, as ``log_us``."""
+        each = [self._law(self._nodes, kv) for kv in self.heads[:, 1].tolist()]
+        return np.reshape(each, self.log_us.shape)
+
+    def _law(self, nodes: Array, kv_heads: int) -> Array:
+        return np.asarray(np.sqrt(self._work(nodes, kv_heads) @ self._rates))
+
+    def _work(self, nodes: Array, kv_heads: int) -> Array:
+        """The squares of what the law counts, octave by octave: a column each."""
+        parts = [np.ones((len(nodes), 1))]
+        for count, ends in zip(self._counts(nodes, kv_heads), self._octaves, strict=True):
+            upper = np.append(ends[1:], np.inf)
+            parts.append(np.clip(count[:, None], ends, upper) ** 2 / ends**2 - 1)
+        return np.hstack(parts)
+
+    def _counts(self, nodes: Array, kv_heads: int) -> tuple[Array, Array]:
+        batch, context = nodes.T
+        return batch * kv_heads, batch * kv_heads * np.minimum(context, self.window)
+
+    @cached_property
+    def _octaves(self) -> list[Array]:
+        """Where the rates change. With one number of KV heads they do not: no other has cache
+        sizes between the measured ones."""
+        kv_heads = np.unique(self.heads[:, 1]).tolist()
+        counts = zip(*(self._counts(self._nodes, kv) for kv in kv_heads), strict=True)
+        ends = [2.0 ** np.unique(np.round(np.log2(np.concatenate(count)))) for count in counts]
+        return ends if len(kv_heads) > 1 else [end[:1] for end in ends]
+
+    @cached_property
+    def _nodes(self) -> Array:
+        return np.stack(np.meshgrid(*self.sizes, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    @cached_property
+    def _rates(self) -> Array:
+        """Non-negative least squares of the relative error of the squares."""
+        from scipy.optimize import nnls
+
+        work = np.vstack([self._work(self._nodes, kv) for kv in self.heads[:, 1].tolist()])
+        squares = np.exp(2 * self.log_us).reshape(-1, 1)
+        known = np.isfinite(squares[:, 0])
+        return np.asarray(nnls(work[known] / squares[known], np.ones(known.sum()))[0])
+
+    @cached_property
+    def _weights(self) -> Array:
+        """What the measured sizes weigh: a column for each pair of head counts."""
+        off = (self.log_us - np.log(self.expected)).reshape(len(self.heads), -1)
+        return np.asarray(np.linalg.solve(self._likeness(self._nodes), off.T), np.float64)
+
+    def _likeness(self, nodes: Array) -> Array:
+        """How much decodes say of each measured size."""
+        sides = (
+            np.log2(np.column_stack([of, self._counts(of, 1)[1]]))[:, None, :]
+            for of in (nodes, self._nodes)
+        )
+        left, right = sides
+        apart = np.abs(left - right.swapaxes(0, 1)).sum(axis=-1)
+        return np.asarray(np.exp(-apart / _OCTAVES))
