@@ -186,13 +186,14 @@ def _cell(
     return cell
 
 
-def build(cell: Combination) -> None:
-    """Time every op at a small and a large size, at every TP degree of the cell.
+def build(cell: Combination, degrees: Iterable[int] | None = None) -> None:
+    """Time every op at a small and a large size, at these TP degrees (None: all of the cell).
 
     Raises ValueError for a time that is not positive and finite.
     """
     one, many, model = np.array([1.0, 64.0]), np.array([512.0, 4096.0]), cell.model
-    for tp, source in cell.sources.items():
+    for tp in cell.sources if degrees is None else degrees:
+        source = cell.sources[tp]
         times = {op: source.by_rows(op, many, model, tp) for op in model.row_ops}
         times[ATTENTION[0]] = source.attn_prefill(many, many, model, tp)
         times[ATTENTION[1]] = source.attn_decode(one, many, model, tp)

@@ -17,6 +17,8 @@ from profiler.facts.roofline import Array
 from profiler.storage.threads import one_thread
 
 Arrays = dict[str, npt.NDArray[Any]]
+#: Rows up to which gathering nodes takes less than comparing all rows in every node.
+_FEW = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Trees:
 
     def predict(self, features: Array) -> Array:
         """Log ratios, one per row of ``features`` (rows x features)."""
+        if len(features) <= _FEW:
+            return self._descend(features)
         # Every split for all rows, rather than each row's own way down: a dozen comparisons a
         # tree, without a gather, which is ten times faster.
         columns = np.ascontiguousarray(features.T)
@@ -53,6 +57,17 @@ class Trees:
         total = np.full(len(features), self.baseline)
         for root in self.roots.tolist():
             total += values(root)
+        return total
+
+    def _descend(self, features: Array) -> Array:
+        """The same of few rows: each goes its own way down all trees at once."""
+        node = np.tile(self.roots, (len(features), 1))
+        rows = np.arange(len(features))[:, np.newaxis]
+        for _ in range(self.depth):
+            goes_left = features[rows, self.feature[node]] <= self.threshold[node]
+            node = np.where(goes_left, self.left[node], self.right[node])
+        values = np.insert(self.value[node].astype(np.float64), 0, self.baseline, axis=1)
+        total: Array = np.cumsum(values, axis=1)[:, -1]  # tree by tree, as of many rows
         return total
 
     def arrays(self) -> Arrays:
