@@ -128,8 +128,7 @@ _LARGEST = "of some twenty residuals the band is the largest but one"
 CAUSES: dict[str, tuple[str, str]] = {
     "GEMM in range": ("", _ROUGH),
     "GEMM beyond the range": (_LIBRARY, "the correction beyond the range is uncertain: wide"),
-    "attention, prefill": ("chunks up to 128 tokens, where the kernel splits (4.6 / 14.4)", _ROUGH),
-    "attention, decode": ("", _ROUGH),
+    "attention, prefill": ("chunks up to 128 tokens, where the kernel splits (4.6 / 14.4)", ""),
     "all-reduce from 2 MB": (_NOISE, _LARGEST),
     "transfer": (_NOISE, _LARGEST),
     "GEMM of an unseen shape": ("the library's tiles between 129 and 512 tokens", ""),

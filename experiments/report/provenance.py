@@ -30,7 +30,7 @@ def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
     if not rows:
         return None
     note = (
-        "The error is half of the 90 % band, the median over the op's measured sizes: of the "
+        "The error is half of the 90 % band, the median between the op's measured sizes: of the "
         "regression, and of the device model where the times are modelled."
     )
     headings = ["profile bundle", "op", "origin", "error (± %)"]
@@ -38,7 +38,8 @@ def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
 
 
 def _percent(error: OpError) -> float:
-    local = float(np.median(error.sigmas(error.table.points)))
+    points = error.table.points
+    local = float(np.median(error.sigmas((points[1:] + points[:-1]) / 2)))
     return float(100 * np.expm1(NORMAL_90 * np.hypot(error.common, local)))
 
 

@@ -10,11 +10,15 @@ from profiler.physics.hold_out import Bools, Folds, Rows
 from simulator.confidence.held_out import FOLDS, Fit, OpTable, between, beyond, residuals
 from simulator.confidence.region import MeasuredRegion
 from simulator.loop.records import Floats
+from simulator.op_times.surface import coordinates
 
 LEVEL = 0.9
 FEWEST = 8
 """Residuals needed for a width; with fewer, the next wider kind is used."""
 
+NEAR = 0.1
+"""Octaves from a measured point up to which times of an op over two sizes differ by noise alone."""
+AT_ONCE = 1000
 TINY = 1e-9
 UNKNOWN = 0.25
 """Half-width (log) assumed where a table has too few points for any hold-out."""
@@ -24,12 +28,9 @@ UNKNOWN = 0.25
 class Band:
     """Half-widths on the logarithm of an op's time.
 
-    ``inside`` holds in the measured region, ``edges`` at tile edges that were not measured, and
-    ``beyond``, per octave, outside of the region (for at least one octave, on top of ``inside``).
-
-    Over one size the first two are multiples of the local roughness: the distance of the
-    surrounding points from the line through their neighbours, plus ``floor``. So a band is narrow
-    where times are smooth, or the grid is dense.
+    ``inside`` holds in the measured region, ``edges`` at tile edges that were not measured, both in
+    units of :func:`_unit`; and ``beyond``, per octave, outside of the region (for at least one).
+    So a band is narrow where times are smooth, the grid is dense, or a measured point is near.
     """
 
     inside: float
@@ -43,15 +44,21 @@ class Band:
         octaves = np.log2(region.times_beyond(points))
         measured = np.isin(points[:, 0], table.points[:, 0])
         edge = table.at_edge(points) & ~measured
-        width = np.where(edge, self.edges, self.inside) * _roughness(table, points, self.floor)
+        width = np.where(edge, self.edges, self.inside) * _unit(table, points, self.floor)
         further = self.beyond * np.maximum(octaves, 1.0)
-        return np.asarray(np.where(region.outside(points), np.hypot(width, further), width))
+        return np.asarray(np.where(region.outside(points), further, width))
 
 
-def _roughness(table: OpTable, points: Floats, floor: float) -> Floats:
-    """The local roughness, the unit of half-widths inside; 1 over two sizes."""
+def _unit(table: OpTable, points: Floats, floor: float) -> Floats:
+    """The unit of half-widths inside.
+
+    Over one size: the local roughness (how far the surrounding points are from the line through
+    their neighbours; at most how far their times are apart) in the middle of a gap, less towards
+    its ends, as for a parabola or a step that may be anywhere in the gap; plus ``floor``. Over two:
+    the root of the distance to the nearest measured point, as for a random walk.
+    """
     if points.shape[1] > 1:
-        return np.ones(len(points))
+        return np.sqrt(np.maximum(_octaves_away(table.points, points), NEAR))
     size, time = table.points[:, 0], table.time_s
     if len(size) < 3:
         return np.full(len(points), UNKNOWN)
@@ -59,19 +66,57 @@ def _roughness(table: OpTable, points: Floats, floor: float) -> Floats:
     through = time[:-2] + share * (time[2:] - time[:-2])
     off = np.pad(np.abs(np.log(time[1:-1] / through)), 1, mode="edge")
     above = np.clip(np.searchsorted(size, points[:, 0]), 1, len(size) - 1)
-    return np.asarray(np.minimum(off[above], off[above - 1]) + floor)
+    at = np.clip((points[:, 0] - size[above - 1]) / (size[above] - size[above - 1]), 0, 1)
+    step = table.at_edge(points) & (at > 0) & (at < 1)
+    within = np.where(step, 1.0, 4 * at * (1 - at))
+    rough = np.minimum(off[above], off[above - 1])
+    rough = np.minimum(rough, np.abs(np.log(time[above] / time[above - 1])))
+    return np.asarray(within * rough + floor)
+
+
+def _octaves_away(measured: Floats, points: Floats) -> Floats:
+    """The distance of points over two sizes to the nearest measured one, in octaves."""
+    wanted, known = coordinates(*points.T), coordinates(*measured.T)
+    found = np.empty(len(points))
+    for first in range(0, len(points), AT_ONCE):
+        some = wanted[first : first + AT_ONCE]
+        nearest = ((known**2).sum(axis=1) - 2 * some @ known.T).min(axis=1)
+        found[first : first + AT_ONCE] = nearest + (some**2).sum(axis=1)
+    return np.asarray(np.sqrt(np.maximum(found, 0)))
+
+
+def _left_out(table: OpTable) -> tuple[Folds, Floats]:
+    """Points to leave out in turn, and how much each point counts.
+
+    Over one size: every fifth, so that no two neighbours are away together; and by the octaves that
+    each stands for, because a profile is dense where times are rough, and its uses are not.
+    """
+    count = len(table.points)
+    if table.points.shape[1] > 1 or count < 3:
+        return between(table), np.ones(count)
+    inner = np.arange(1, count - 1)
+    octaves = np.log2(np.maximum(table.points[:, 0], 1))
+    return (
+        [
+            (np.delete(np.arange(count), out), out)
+            for i in range(FOLDS)
+            if len(out := inner[i::FOLDS])
+        ],
+        np.concatenate([[0], (octaves[2:] - octaves[:-2]) / 2, [0]]),
+    )
 
 
 def fit_band(table: OpTable) -> Band:
     """The band of one op of a bundle, from grouped hold-outs of its own points."""
-    folds = between(table)
+    folds, counts = _left_out(table)
     errors, rows = residuals(table, folds, table.fit)
+    weight = counts[rows]
     flat = table.points.shape[1] > 1
-    floor = 0.0 if flat or not len(errors) else max(float(np.median(np.abs(errors))), TINY)
-    rough = [_roughness(table.only(fit), table.points[rows], floor) for fit, rows in folds]
-    scaled = np.abs(errors) / np.concatenate([np.empty(0), *rough])
+    floor = 0.0 if flat or not len(errors) else max(_quantile(np.abs(errors), weight, 0.5), TINY)
+    units = [_unit(table.only(fit), table.points[rows], floor) for fit, rows in folds]
+    scaled = np.abs(errors) / np.concatenate([np.empty(0), *units])
     edge = table.at_edge(table.points[rows])
-    inside = covering_width(scaled[~edge], UNKNOWN if flat else 1.0)
+    inside = covering_width(scaled[~edge], UNKNOWN if flat else 1.0, weight[~edge])
     outside = beyond(table, share=2)
     misses, far = residuals(table, outside, table.far)
     for fitted, _ in outside:
@@ -79,7 +124,7 @@ def fit_band(table: OpTable) -> Band:
         misses = misses / np.maximum(octaves, 1.0)
     return Band(
         inside=inside,
-        edges=max(inside, covering_width(scaled[edge], inside)),
+        edges=max(inside, covering_width(scaled[edge], inside, weight[edge])),
         beyond=covering_width(np.abs(misses), UNKNOWN),
         floor=floor,
     )
@@ -99,19 +144,32 @@ def scored(table: OpTable, folds: Folds, fit: Fit) -> tuple[Floats, Bools, Rows]
 
 
 def coverage(table: OpTable) -> tuple[int, float]:
-    """The number of points that tested the band, and the share that it covered.
+    """The number of points that tested the band, and the share that it covered, each point counted
+    as :func:`_left_out` says.
 
     The points inside, a fifth at a time (over two sizes: two fifths, which takes seconds enough):
     neither the fit nor the residuals that gave the width saw them.
     """
-    folds = between(table)[: FOLDS if table.points.shape[1] == 1 else 2]
-    _, covered, _ = scored(table, folds, table.fit)
-    return len(covered), float(covered.mean()) if len(covered) else float("nan")
+    folds, counts = _left_out(table)
+    folds = folds if table.points.shape[1] == 1 else folds[:2]
+    _, covered, rows = scored(table, folds, table.fit)
+    share = np.average(covered, weights=counts[rows]) if len(rows) else np.nan
+    return len(rows), float(share)
 
 
-def covering_width(misses: Floats, default: float) -> float:
-    """The smallest width that covers :data:`LEVEL`, of a finite sample (split conformal)."""
+def covering_width(misses: Floats, default: float, weight: Floats | None = None) -> float:
+    """The smallest width that covers :data:`LEVEL`, of a finite sample (split conformal, weighted
+    where misses count for more or less)."""
     if len(misses) < FEWEST:
         return default
-    rank = min(int(np.ceil(LEVEL * (len(misses) + 1))), len(misses))
-    return float(np.sort(misses)[rank - 1])
+    counts = np.ones(len(misses)) if weight is None else weight
+    own = (counts**2).sum() / counts.sum() ** 2  # the weight to expect of one miss more
+    return _quantile(misses, counts, LEVEL * (1 + own))
+
+
+def _quantile(values: Floats, weight: Floats, share: float) -> float:
+    """The least of the values up to which a share of the weight lies; the largest if none is."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weight[order])
+    at = np.searchsorted(reached, share * reached[-1] - 1e-9 * reached[-1])
+    return float(values[order][min(int(at), len(values) - 1)])

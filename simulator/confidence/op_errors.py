@@ -91,7 +91,9 @@ def op_errors(ops: OpTimes) -> dict[str, OpError]:
     """The errors of every op of a bundle, by name (``send_recv_<scope>`` for transfers)."""
     bundle = ops.bundle
     tables = op_tables(bundle)
-    widths = ops.kept("bands", lambda: np.array([astuple(fit_band(table)) for table in tables]))
+    widths = ops.kept(
+        "bands by octave", lambda: np.array([astuple(fit_band(table)) for table in tables])
+    )
     try:
         device = load_device(bundle.meta.device)
     except SpecError:  # a device of the user's own: nothing was fitted for it
