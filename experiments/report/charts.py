@@ -227,14 +227,19 @@ def points(
     chart.line(*front, color=SEEN, line_dash="dashed", line_width=1.5)
     drawn, spots = {}, []
     labelled = sum(len(group.x) for group in groups.values()) <= _MOST_LABELS
-    middle = np.mean([end for g in groups.values() if len(g.x) for end in (g.x.min(), g.x.max())])
+    along = np.log if options.get("x_axis_type") == "log" else np.asarray
+    every = np.concatenate([np.zeros(0), *(along(group.x) for group in groups.values())])
+    middle = (every.min() + every.max()) / 2 if len(every) else 0.0
     for name, group in groups.items():
-        right = group.x > middle  # a label there goes to the left, so that it stays in the frame
-        columns = {"x": group.x, "y": group.y, "words": list(group.words)}
-        columns |= {"label": list(group.labels), "anchor": list(group.anchors)}
-        columns |= {"side": np.where(right, "right", "left").tolist()}
-        columns |= {"shift": np.where(right, -6, 6)}
-        source = ColumnDataSource(columns)
+        right = along(group.x) > middle  # a label there goes to the left: it stays in the frame
+        source = ColumnDataSource(
+            {
+                "x": group.x, "y": group.y, "words": list(group.words),
+                "label": list(group.labels), "anchor": list(group.anchors),
+                "side": np.where(right, "right", "left").tolist(),
+                "shift": np.where(right, -6, 6),
+            }
+        )  # fmt: skip
         colour = visible(group.colour)
         spot = chart.scatter("x", "y", source=source, size=10, color=colour, name=name)
         drawn[name] = [spot]

@@ -58,7 +58,7 @@ def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
     headings = (
         *("deployment", "breaks first", "because of", f"capacity ({unit})", "mean"),
         *("95 % interval", "with op errors, 90 %", "GPUs", f"{unit} a GPU"),
-        f"{currency} a million output tokens",
+        f"{currency} a million output tokens".lstrip(),
     )
     note = "Predicted. docs/capacity.md says what each number is."
     return SortableTable("Capacity", headings, rows, note, text=3)

@@ -25,6 +25,7 @@ from experiments.results import Tables, read_summary
 from experiments.run.compare import SimulatedAgain, simulate_again
 from experiments.run.overlay import labelled_tables
 from experiments.run.report import SHOWN, load_notes, number_or_dash, shown_row
+from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.progress import Progress, silent
 from profiler.storage.strict import UserError
 from simulator.confidence.coverage import Outside
@@ -188,8 +189,6 @@ def _all_numbers(summaries: Summaries) -> SortableTable:
 
 
 def _ratios(folder: Path, summary: Mapping[str, Any]) -> SortableTable | None:
-    from profiler.storage.plain_yaml import read_mapping
-
     ratios, bands, stated = (summary.get(k, {}) for k in ("ratios", "ratio_bands", "reference"))
     if not ratios:
         return None
@@ -211,8 +210,6 @@ def _outside(summaries: Summaries) -> list[str]:
 
 
 def _descriptions(folders: Sequence[Path]) -> str:
-    from profiler.storage.plain_yaml import read_mapping
-
     return "\n\n".join(
         str(text) for f in folders if (text := read_mapping(f / "config.yaml").get("description"))
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.page_tables import update
+from experiments.figures.page_tables import markdown, update
 from experiments.results import SUMMARY
 from experiments.score.host_fit import BASE
 from experiments.score.measured import METRICS
@@ -37,16 +37,18 @@ OTHERS = (
 """What others state for theirs, where we know of a number: mean errors on sets of their own."""
 
 Groups = Mapping[str, Mapping[str, Any]]
+Table = tuple[Sequence[str], Iterable[Sequence[str]]]
+"""Its header and its rows."""
 
 
 def tables(content: Mapping[str, Any]) -> str:
     """All tables of the page that follow from these rows, as Markdown with a title each."""
     groups, variants = content["groups"], content["variants"]
     fits = {name: of for name, of in variants.items() if name != BASE}
-    if groups.get(ALL, {"n": 0})["n"]:
+    if _dense(content):
         found = {
             "league": _league(content, ALL, OTHERS),
-            "groups": _groups(groups, variants[BASE], ("class", "mode")),
+            "groups": _groups(groups, variants[BASE], ("class ", "mode ", "model ")),
             "transfer": _transfer(fits, ALL),
             "constants": _constants(content["host_time"], FITTED),
             "refused": _refused(content),
@@ -54,21 +56,26 @@ def tables(content: Mapping[str, Any]) -> str:
     else:
         found = {
             "league of mixtures": _league(content, MIXTURES),
-            "groups of mixtures": _groups(groups, variants[BASE], ("class", "mode ")),
+            "groups of mixtures": _groups(groups, variants[BASE], ("class ", "mode ")),
             "transfer of mixtures": _transfer(fits, MIXTURES),
             "constants of mixtures": _constants(content["host_time_of_mixtures"], [*_COLUMNS]),
             "refused mixtures": _refused(content),
         }
-    return "\n".join(f"## {title}\n\n{text}\n" for title, text in found.items())
+    return "\n".join(markdown(title, *table) for title, table in found.items())
 
 
-def _refused(content: Mapping[str, Any]) -> str:
-    return _table(("reason", "rows"), [(k, str(n)) for k, n in content["refused"].items()])
+def _dense(content: Mapping[str, Any]) -> bool:
+    """Whether the rows are those of dense models."""
+    return bool(content["groups"].get(ALL, {"n": 0})["n"])
+
+
+def _refused(content: Mapping[str, Any]) -> Table:
+    return ("reason", "rows"), [(k, str(n)) for k, n in content["refused"].items()]
 
 
 def _league(
     content: Mapping[str, Any], which: str, others: Iterable[tuple[str, str, str]] = ()
-) -> str:
+) -> Table:
     zero = content["variants"][BASE][which]
     rows = [
         ("ours, nothing fitted to such rows", *_both(zero)),
@@ -81,10 +88,10 @@ def _league(
             ("ours on those, cross-validated", *_both(both, "ours")),
         ]
     rows += [(name, "other rows", ttft, tpot) for name, ttft, tpot in others]
-    return _table(("", "rows", "TTFT", "TPOT"), rows)
+    return ("", "rows", "TTFT", "TPOT"), rows
 
 
-def _groups(best: Groups, zero: Groups, apart: tuple[str, ...]) -> str:
+def _groups(best: Groups, zero: Groups, apart: tuple[str, ...]) -> Table:
     rows = []
     for name, one in best.items():
         if one["n"] and not name.startswith(apart):
@@ -99,10 +106,10 @@ def _groups(best: Groups, zero: Groups, apart: tuple[str, ...]) -> str:
     names = [
         f"{m.upper()}{what}" for m in METRICS for what in ("", ", bias", " in band", ", zero-fit")
     ]
-    return _table(("", "rows", *names), rows)
+    return ("", "rows", *names), rows
 
 
-def _transfer(variants: Mapping[str, Groups], which: str) -> str:
+def _transfer(variants: Mapping[str, Groups], which: str) -> Table:
     rows = [
         (
             name.replace("_", " "),
@@ -113,16 +120,16 @@ def _transfer(variants: Mapping[str, Groups], which: str) -> str:
         if groups.get(which, {"n": 0})["n"]
     ]
     names = ("TTFT", "TPOT", "latency")
-    return _table(("left out", "rows", *names, *(f"{name} in band" for name in names)), rows)
+    return ("left out", "rows", *names, *(f"{name} in band" for name in names)), rows
 
 
-def _constants(hosts: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> str:
+def _constants(hosts: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
     columns = {name: _COLUMNS[name] for name in names}
     rows = [
         (stack, *(f"{factor * host[n]:{digits}}" for n, (factor, digits, _) in columns.items()))
         for stack, host in hosts.items()
     ]
-    return _table(("stack", *(heading for _, _, heading in columns.values())), rows)
+    return ("stack", *(heading for _, _, heading in columns.values())), rows
 
 
 def _both(
@@ -132,16 +139,11 @@ def _both(
     return str(one["n"]), *(f"{errors[m]['mape']:.1f} / {errors[m]['median']:.1f}" for m in of)
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(names) - 1)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (names, rule, *rows))
-
-
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])
     page = docs / "accuracy.md"
     content = json.loads((result / SUMMARY).read_text("utf-8"))
     text = update(page.read_text(encoding="utf-8"), tables(content), some=True)
-    if ALL in content["groups"]:
+    if _dense(content):
         shutil.copy(result / "figures" / "measured_predicted.png", docs / "images" / "score.png")
     write_whole(page, text)

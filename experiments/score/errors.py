@@ -76,10 +76,10 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
             names.append(COLD)
         for name in ["flagged"] if row.flags else names:
             found.setdefault(name, []).append(row)
-    order = ["all", *GROUPS, MEMORY, COLD.split()[0], "flagged"]
+    order = ["all", *GROUPS, MEMORY, COLD, "flagged"]
 
     def place(name: str) -> tuple[int, int, str]:
-        word, _, which = name.partition(" ")
+        word, _, which = (name, "", "") if name in order else name.partition(" ")
         number = which.removeprefix("<= ")
         return order.index(word), int(number) if number.isdecimal() else 0, which
 

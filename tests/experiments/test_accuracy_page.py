@@ -56,7 +56,7 @@ def test_the_page_has_its_numbers() -> None:
 
 def test_a_score_of_mixtures_alone_leaves_the_other_tables() -> None:
     content = {
-        "groups": {MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
+        "groups": {ALL: {"n": 0}, MIXTURES: of(8.0), "model gpt": of(9.0), "mode agg": of(8.0)},
         "variants": {
             "zero_fit": {MIXTURES: of(30.0), "model gpt": of(31.0)},
             "cross_validated": {MIXTURES: of(8.5)},

@@ -19,8 +19,10 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
+from experiments.report.charts import Spots, points
 from experiments.report.content import Section, enumerated
 from experiments.report.html_page import page, write_report
+from experiments.report.of_capacity import capacity_section
 from experiments.report.of_run import _ledger, answer
 from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
@@ -126,6 +128,25 @@ def test_recorded_runs(sections: dict[str, Section]) -> None:
         "(fitted to these)."
     )
     assert section.table.rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
+
+
+def test_capacities_of_before_have_no_prices(reported: dict[str, Path]) -> None:
+    found = read_summary(reported["capacity"])
+    del found["prices"]
+    section = capacity_section(reported["capacity"], found)
+    assert section.table.headings[-1] == "a million output tokens"
+
+
+def test_labels_right_of_the_middle_stand_on_the_left() -> None:
+    def sides(**axis: str) -> list[str]:
+        x, words = np.array([1.0, 20.0, 100.0]), ["", "", ""]
+        spots = Spots("#000000", x, x, words, words, words)
+        chart = points({"a": spots}, (x, x), "x", "y", **axis)
+        (source,) = {r.data_source for r in chart.renderers if "side" in r.data_source.data}
+        return list(source.data["side"])
+
+    assert sides() == ["left", "left", "right"]
+    assert sides(x_axis_type="log") == ["left", "right", "right"]
 
 
 def test_capacities(sections: dict[str, Section]) -> None:
