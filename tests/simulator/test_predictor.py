@@ -290,6 +290,8 @@ def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> 
         if len(chunks) > 1:
             saved = cost.saved_s(np.array([size for size, _ in chunks], np.float64))
             assert 0 < saved < prefill
+            slower = dataclasses.replace(cost, ops=changed.scaled({"attn_prefill": 2.0}))
+            assert slower.saved_s(np.array([128.0, 64.0])) == pytest.approx(2 * saved)
             prefill -= saved
         decode = 0.0
         if decodes:
