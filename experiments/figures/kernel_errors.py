@@ -83,7 +83,7 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     ),
     (MOE, "shapes"): Hold(
         "each model's shapes", _EXPERTS,
-        "few other models are alike: kernels differ from shape to shape",
+        "stacks choose other kernels for some models and shapes, some badly; the others do not say so",
         (("mxfp4", "two to four models in all: one says little about another"),),
     ),
     (MOE, "beyond"): Hold("models that choose another number of experts"),

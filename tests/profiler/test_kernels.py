@@ -423,3 +423,14 @@ def test_few_shapes_are_left_out_one_by_one() -> None:
     assert len(off) == few.groupby(["n", "k"]).ngroups and all(map(np.isfinite, map(np.sum, off)))
     inner = [n for n, k in few[["n", "k"]].drop_duplicates().to_numpy().tolist()].index(2048)
     assert np.abs(off[inner]).max() < 1e-9, "the law is a line in the logarithm of n"
+
+
+def test_a_band_of_few_rows_is_as_wide_as_covers_further_ones() -> None:
+    """Nineteen errors: the eighteenth, 0.9 * (19 + 1). Of four, the largest."""
+    errors = np.log1p(np.arange(1.0, 20.0) / 100)
+    found = left_out.summary([(errors, errors)])
+    few = left_out.summary([(errors[:4], errors[:4])])
+    assert found is not None and found.half_width_pct == pytest.approx(18)
+    assert few is not None and few.half_width_pct == pytest.approx(4)
+    # Halves of two: 1 and 3 %, 2 and 4 %; the larger of the first covers one of the others.
+    assert few.covered_pct == 75
