@@ -83,7 +83,7 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
     ),
     (MOE, "shapes"): Hold(
         "each model's shapes", _EXPERTS,
-        "stacks choose other kernels for some models and shapes, some badly; the others do not say so",
+        "stacks run other kernels for some models and shapes, some badly; the others do not say",
         (("mxfp4", "two to four models in all: one says little about another"),),
     ),
     (MOE, "beyond"): Hold("models that choose another number of experts"),
