@@ -18,7 +18,9 @@ def support(
         str | None, typer.Option(help="A shipped model, or a Hugging Face config.json.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="A shipped device, or a device YAML.")] = None,
-    dtype: Annotated[str, typer.Option(help="Number format of the matrix' weights.")] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="Of these weights only.  [default: all; of the matrix, bf16]")
+    ] = None,
     json: JsonOption = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print docs/support.md on stdout.")
@@ -47,11 +49,13 @@ def support(
     from profiler.facts.formats import WEIGHT_DTYPES
     from profiler.facts.model import list_models, load_model
 
-    if dtype not in WEIGHT_DTYPES:
+    if dtype not in (None, *WEIGHT_DTYPES):
         raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(WEIGHT_DTYPES)}")
     models = [load_model(name) for name in ([model] if model else list_models())]
     devices = [load_device(name) for name in ([device] if device else list_devices())]
     found = list(cells(models, devices))
+    if model or device:
+        found = [cell for cell in found if dtype in (None, cell.dtype)]
     runs = [cell for cell in found if cell.memory is not None]
     if check:
         for cell in runs:
@@ -63,7 +67,7 @@ def support(
         typer.echo(text.page(found), nl=False)
     elif model is None and device is None:
         _print(text.by_device(found))
-        headings, rows = text.matrix(found, dtype)
+        headings, rows = text.matrix(found, dtype or "bf16")
         _print((tuple(name.replace("-", "\n") for name in headings), rows))
         consoles()[0].print(text.LEGEND, markup=False, highlight=False)
     else:

@@ -111,13 +111,15 @@ class ExperimentResult:
     def summary(self) -> dict[str, Any]:
         """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
 
-        A scenario's summary has the keys of docs/metrics.md, bands and warnings included.
+        A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
+        are its deployment's: the origin of every op's times, of the memory and of the host's time.
         """
         scenarios = {}
         for name, run in self.runs.items():
             extra = run.uncertainty.as_json(run.summary) if run.uncertainty is not None else {}
             scenarios[name] = {**run.summary, **extra}
         content = {"scenarios": scenarios, "ratios": self.ratios, "ratio_bands": self.ratio_bands}
+        content["notes"] = {name: list(run.deployment.notes) for name, run in self.runs.items()}
         cleaned: dict[str, Any] = to_json(content)
         return cleaned
 
