@@ -33,12 +33,15 @@ class Published:
 # cards. Weights: index files of the checkpoints (total_size), gpt-oss' card, vLLM's start-up logs.
 MODELS = {
     "llama-3.1-8b": Published(8_030_261_248, weights=16_060_522_496, kv=131_072),
+    "llama-3.1-70b": Published(70_553_706_496, kv=327_680),
     "llama-3.1-405b": Published(405_853_388_800, kv=516_096),
     "llama-3.2-3b": Published(3_212_749_824, weights=6_425_499_648, kv=114_688),
     "llama-3.3-70b": Published(70_553_706_496, weights=32.89 * GIB, tp=4, kv=327_680),
     "qwen2.5-7b": Published(7_615_616_512, kv=57_344),
     "qwen2.5-72b": Published(72_706_203_648, weights=145_412_407_296, kv=327_680),
+    "qwen3-8b": Published(8_190_735_360, kv=147_456),
     "qwen3-32b": Published(32_762_123_264, weights=65_524_246_528, kv=262_144),
+    "mistral-small-24b": Published(23_572_403_200, kv=163_840),
     "phi-4": Published(14_659_507_200, kv=204_800),
     "gemma-2-9b": Published(9_241_705_984, kv=344_064),
     "gemma-3-12b": Published(11_766_034_176, kv=393_216),
