@@ -30,7 +30,7 @@ class Hold(NamedTuple):
 _GEMM, _ATTENTION, _MESSAGES, _EXPERTS = (2.0, 8.0), (3.0, 12.0), (5.0, 15.0), (5.0, 20.0)
 _HEADS = "each pair of head counts between others"
 _WAVES = "kernels change from 128 to 1,024 tokens (Blackwell: steps of 2 us); long prompts scatter"
-_L2 = "times double as a layer's cache outgrows L2 ({} of what is far off); neighbours 4 x apart"
+_SPLITS = "kernels change with batch and context; a cache outgrows L2 ({} of what is far off)"
 _PROTOCOLS = "times jump as the protocol changes (0.1 to 8 MB); neighbours 4 x apart (in use 2 x)"
 _HEADS_WAVES = "long prompts scatter by 4 %, some rows by more; few pairs of head counts in a table"
 _MLA = r"\.mla$"
@@ -64,15 +64,15 @@ LEFT_OUT: dict[tuple[str, str], Hold] = {
         "L2 (22 %; L40S 32 %); neighbours 4 x apart (in use 2 x)",
     ),
     ("decode", "sizes"): Hold(
-        "every other batch or context", _ATTENTION, _L2.format("54 %"),
+        "every other batch or context", _ATTENTION, _SPLITS.format("19 %"),
         (
-            (r"w\d+$", "times bend at the window (14 %); " + _L2.format("26 %")),
-            (_MLA, _L2.format("40 %")),
+            (r"w\d+$", "times bend at the window (20 %); " + _SPLITS.format("13 %")),
+            (_MLA, _SPLITS.format("16 %")),
         ),
     ),
     ("decode", "heads"): Hold(
         _HEADS, _ATTENTION,
-        "groups above 16 heads and MHA use other kernels (70 % of what is far off)",
+        "groups above 16 heads and MHA use other kernels (52 % of what is far off)",
         ((_MLA, "kernels change from 16 to 64 heads (in use all are measured)"),),
     ),
     ("decode", "beyond"): Hold("the smallest and the largest groups of heads"),

@@ -74,10 +74,14 @@ class HeadGrid:
 
     def nearest_kv(self, heads: int, kv_heads: int) -> int:
         """The measured number of KV heads that is nearest by ratio; ``by_group`` of the same group
-        where there is one."""
+        where there is one.
+
+        A power of two counts as an octave nearer: it leads from measured batches to measured ones.
+        """
         alike = self.heads[:, 0] * kv_heads == self.heads[:, 1] * heads
         have = np.unique(self.heads[alike if self.by_group and alike.any() else slice(None), 1])
-        return int(have[np.argmin(np.abs(np.log(have / kv_heads)))])
+        octaves = np.abs(np.log2(have / kv_heads))
+        return int(have[np.argmin(octaves + (octaves % 1 > 0))])
 
     def only(self, rows: npt.NDArray[np.bool_]) -> HeadGrid:
         """These pairs of head counts."""

@@ -229,6 +229,14 @@ def test_head_counts_lie_between_others_of_their_kind_or_beyond() -> None:
         assert grid.between(*pair, decode=True) == decode, pair
 
 
+def test_kv_heads_an_octave_off_stand_in_before_nearer_ones() -> None:
+    """They lead from measured batches to measured ones; two octaves are too far."""
+    for other, wanted in ((12, 12), (3, 3), (24, 5)):
+        pairs = np.array([(5, 5), (other, other)])
+        grid = HeadGrid(pairs, (np.ones(1),), np.zeros((2, 1)))
+        assert grid.nearest_kv(6, 6) == wanted
+
+
 def test_a_law_of_prompts_holds_beyond_what_was_measured() -> None:
     """10 us, 0.05 us a key of the last block, 1e-3 us a row and 1e-5 us a pair of each head."""
 
