@@ -119,7 +119,7 @@ class StackAttention:
 
     def added(self, chunk: Array) -> Array:
         """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""
-        return self._added(chunk, self.prefill(chunk, np.zeros_like(chunk)))
+        return self._added(chunk)
 
     def added_within(self, chunk: Array) -> Array:
         """The same in a layer with the model's window."""
@@ -127,24 +127,17 @@ class StackAttention:
             return composed_prefill(
                 lambda size, *_: self.added(size), chunk, np.zeros_like(chunk), self.model, self.tp
             )
-        alone = self.prefill_within(chunk, np.zeros_like(chunk))
-        return self._added(chunk, alone, self._window)
+        return self._added(chunk, self._window)
 
-    def _added(self, chunk: Array, alone: Array, window: int = 0) -> Array:
-        grid, heads, batch = self._grid("added", window), self._prompt_heads, self.batches[:, None]
-        seen = window or np.inf
-        if len(grid.sizes) == 1:
-            # Files of before: what each adds to the most; all else once.
-            each = prefill_us(grid, chunk, *heads, seen)
-            return np.asarray(each + np.maximum(alone - each, 0.0) / batch)
-        prompt = self._grid("prefill", window)
-        return together_us(prompt, grid, batch, chunk, *heads, seen) / batch
+    def _added(self, chunk: Array, window: int = 0) -> Array:
+        grids = self._grid("prefill", window), self._grid("added", window)
+        batch, seen = self.batches[:, None], window or np.inf
+        return together_us(*grids, batch, chunk, *self._prompt_heads, seen) / batch
 
     @property
     def batches(self) -> Array:
         """Numbers of prompts in one call: those that were measured, from 2, and halves between."""
-        sizes = self._grid("added").sizes
-        measured = sizes[0] if len(sizes) == 2 else np.array([2.0, 4, 8, 16, 32, 64, 128, 256])
+        measured = self._grid("added").sizes[0]
         return np.union1d(measured, 1.5 * measured[:-1])
 
     def decode_within(self, batch: Array, context: Array) -> Array:

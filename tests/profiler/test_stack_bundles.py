@@ -249,12 +249,7 @@ def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
     for table, found in (
         ("gemm.fp8", fit_gemm("gemm.fp8", rows, version)),
         ("decode.bf16.128", fit_attention("decode", "decode.bf16.128", of_128, decodes[1], least)),
-        *(
-            # Files of before hold one number a chunk.
-            [("added.bf16.128", fit_together("added.bf16.128", prompts_of_128, prompts[1]))]
-            if "added.bf16.128.size1" in arrays
-            else []
-        ),
+        ("added.bf16.128", fit_together("added.bf16.128", prompts_of_128, prompts[1])),
     ):
         assert found.fit == spec.kernels[table]
         for name, array in found.surface.arrays().items():
