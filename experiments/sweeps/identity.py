@@ -17,9 +17,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 # The code that a run's files depend on. The profiler's parts are those that read profiles.
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
-    *(f"profiler/{room}/*.py" for room in ("storage", "facts", "bundle", "kernels")),
-    *(f"profiler/physics/{name}.py" for name in ("fit", "forms", "hold_out", "layer_mix")),
-    *(f"profiler/physics/{name}.py" for name in ("modelled", "op_times", "residual")),
+    *(f"profiler/{room}/*.py" for room in ("storage", "facts", "bundle", "physics", "kernels")),
     *("experiments/config/*.py", "experiments/results.py"),
     "experiments/sweeps/jobs.py",
 )

@@ -274,7 +274,8 @@ def test_provenance_names_format_ranks_and_spread() -> None:
     assert 1 < origin[MOE].half_width_pct < 10
     unlike = replace(QWEN, experts=replace(QWEN.experts, top_k=3))
     far = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), unlike, 4).provenance()[MOE]
-    assert "another number of experts" in far.mark and far.half_width_pct > 15
+    assert "another number of experts" in far.mark
+    assert far.half_width_pct > origin[MOE].half_width_pct
 
 
 def test_tensorrt_llm_takes_its_kernels_from_the_other_stacks_tables_on_blackwell() -> None:
