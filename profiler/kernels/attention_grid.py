@@ -160,7 +160,7 @@ def decode_us(
     return np.exp(sum(times, np.zeros(1)))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=256)
 def _law(grid: HeadGrid, window: float) -> DecodeLaw:
     return DecodeLaw(grid.heads, grid.sizes, grid.log_us, window)
 

@@ -7,7 +7,7 @@ as many query-key pairs, in blocks of keys, and no less than one decode at that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from profiler.kernels.attention_grid import (
     together_us,
 )
 from profiler.kernels.prefix_grid import alike, prefix_us
-from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec, stored
+from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
 from profiler.storage.strict import SpecError
 
@@ -41,6 +41,12 @@ _PROJECT_AGAIN = ("vllm", "trtllm")
 Slowed = Callable[[Array, Array], Array]
 
 
+@lru_cache(maxsize=256)
+def shipped_grid(device: str, stack: str, table: str) -> HeadGrid:
+    """A shipped table of attention; what is fitted over it (:func:`decode_us`) is kept with it."""
+    return HeadGrid.from_arrays(stored(load_stack(device, stack)[1], table))
+
+
 def alike_within(chunk: Array, context: Array, window: float) -> Array:
     """The same in a layer with a window."""
     pairs = attended_within(chunk, context, window, KEY_BLOCK)
@@ -53,14 +59,14 @@ def alike_within(chunk: Array, context: Array, window: float) -> Array:
 class StackAttention:
     """Attention of one ``tp`` rank of ``model``, microseconds of one layer.
 
-    ``slowed`` makes times of a chip with other memory from (time, bytes). ``kv_up`` is the time of
-    projecting keys and values of so many tokens again.
+    ``grid`` gives a table of attention. ``slowed`` makes times of a chip with other memory from
+    (time, bytes). ``kv_up`` is the time of projecting keys and values of so many tokens again.
     """
 
     def __init__(
         self,
         spec: StackSpec,
-        arrays: Arrays,
+        grid: Callable[[str], HeadGrid],
         kernels: Kernels,
         model: ModelSpec,
         tp: int,
@@ -68,13 +74,8 @@ class StackAttention:
         slowed: Slowed,
         kv_up: Callable[[Array], Array],
     ) -> None:
-        self.spec, self._arrays, self.kernels, self.model, self.tp = (
-            spec,
-            arrays,
-            kernels,
-            model,
-            tp,
-        )
+        self.spec, self._table = spec, grid
+        self.kernels, self.model, self.tp = kernels, model, tp
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self._bandwidth, self._units = device.memory_bandwidth, device.num_sms
         self._slowed, self._kv_up = slowed, kv_up
@@ -222,12 +223,5 @@ class StackAttention:
         """Query and KV heads in the table of prompts: latent attention has keys for every head."""
         return self.heads, self.heads if self.model.latent is not None else self.kv_heads
 
-    @cached_property
-    def _grids(self) -> dict[str, HeadGrid]:
-        return {}
-
     def _grid(self, kind: str, window: int = 0) -> HeadGrid:
-        table = f"{kind}.{self._name}" + (f"w{window}" if window else "")
-        if table not in self._grids:
-            self._grids[table] = HeadGrid.from_arrays(stored(self._arrays, table))
-        return self._grids[table]
+        return self._table(f"{kind}.{self._name}" + (f"w{window}" if window else ""))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from profiler.facts.ops import (
     names,
 )
 from profiler.facts.roofline import HALF, HBM_SHARE, Array
+from profiler.kernels.attention_grid import HeadGrid
 from profiler.kernels.gemm_lattice import GemmLattice
 from profiler.kernels.moe_times import ExpertTimes, experts_name
 from profiler.kernels.reduce_curves import (
@@ -30,7 +32,7 @@ from profiler.kernels.reduce_curves import (
     sent_us,
     stream_bytes,
 )
-from profiler.kernels.stack_attention import LESS, StackAttention
+from profiler.kernels.stack_attention import LESS, StackAttention, shipped_grid
 from profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
@@ -78,8 +80,11 @@ class StackTimes:
         self.spec, self._arrays = fitted or load_stack(device, kernels.stack)
         self.spec.need("gemm", kernels.dtype, "dtype")
         self.spec.need("gemm", "bf16", "dtype")
+        grid: Callable[[str], HeadGrid] = partial(shipped_grid, device, kernels.stack)
+        if fitted is not None:
+            grid = lru_cache(lambda table: HeadGrid.from_arrays(stored(self._arrays, table)))
         self.attention = StackAttention(
-            self.spec, self._arrays, kernels, model, tp, self.device, self._as_on,
+            self.spec, grid, kernels, model, tp, self.device, self._as_on,
             lambda tokens: self.by_rows(KV_UP, tokens, model, tp),
         )  # fmt: skip
         if tp > 1:
