@@ -168,14 +168,16 @@ def _print(content: Mapping[str, Any]) -> None:
         _print_groups(title.replace("_", " "), groups)
     typer.echo(f"{content['answered']} of {content['rows']} rows answered")
     typer.echo(f"host time: {content['constants']}")
+    typer.echo(f"host time of mixtures of experts: {content['constants_of_mixtures']}")
     drawn, again = content["bands"]["draws"], content["bands"]["redrawn"]
     typer.echo(
         f"90 % bands: {drawn} joint draws of op errors, host time and the stack's error; "
         f"{again['rows']} rows with a full KV cache were simulated again under {again['draws']}"
     )
-    for stack, host in content.get("host_time", {}).items():
-        listed = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in host.items())
-        typer.echo(f"  {stack}: {listed}")
+    for kind, models in (("host_time", ""), ("host_time_of_mixtures", " (mixtures of experts)")):
+        for stack, host in content.get(kind, {}).items():
+            listed = ", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in host.items())
+            typer.echo(f"  {stack}{models}: {listed}")
     for reason, count in content["refused"].items():
         typer.echo(f"  {count:5d} refused: {reason}")
 

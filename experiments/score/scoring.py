@@ -123,7 +123,7 @@ def score_rows(
     dense = {name: times for name, times in simulated.items() if name not in LAUNCHES}
     found = slopes(rows, dense, off, known)
     fits = {scheme: left_out(found, scheme) for scheme in SCHEMES}
-    shipped = to_ship(found, fits, file, known)
+    shipped = to_ship(found, fits, file, known) if found.rows else None
     mixed = slopes(rows, simulated, off, host_times(mixtures=True))
     of_mixtures = {scheme: left_out(mixed, scheme) for scheme in SCHEMES}
     mixtures = to_ship(mixed, of_mixtures, file, mixed.limits) if mixed.rows else None

@@ -238,15 +238,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.stdout == first.stdout
 
 
-def test_a_table_without_an_answer_draws_nothing(tmp_path: Path) -> None:
+def test_a_table_without_an_answer_draws_and_fits_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for rows in ([], [f"{ROW},x,2"]):
-        call = ["score", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out)]
+        call = ["score", str(table(tmp_path, *rows)), "--workers", "1", "--out", str(out), "--fit"]
         with warnings.catch_warnings(action="error"):
             done = CliRunner().invoke(app, call)
         assert done.exit_code == 0, done.output
         assert done.stdout.startswith(f"0 of {len(rows)} rows answered")
-        assert not (out / "figures").exists()
+        assert "host time of mixtures" in done.stdout
+        assert not (out / "figures").exists() and not list(out.glob("host_time*"))
 
 
 def test_an_outcome_is_that_of_its_scenario_and_data(tmp_path: Path) -> None:
