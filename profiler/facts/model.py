@@ -327,8 +327,9 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.suffix == ".json":
+        fields = model_fields(read_json(path), str(path))  # first: it names what cannot be read
         own = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return parse(ModelSpec, {"name": own, **model_fields(read_json(path), str(path))}, path)
+        return parse(ModelSpec, {"name": own, **fields}, path)
     if path.suffix != ".yaml":
         if name not in list_models():
             raise SpecError(

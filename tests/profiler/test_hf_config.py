@@ -305,6 +305,12 @@ def test_files_that_are_no_configuration(tmp_path: Path, text: str, message: str
     assert message in _refusal(tmp_path, text)
 
 
+def test_a_link_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to("config.json")
+    with pytest.raises(SpecError, match="config.json: Too many levels of symbolic links"):
+        load_model(tmp_path / "config.json")
+
+
 def test_a_device_for_a_file(tmp_path: Path) -> None:
     folder = tmp_path / "some-model"
     folder.mkdir()
