@@ -50,7 +50,10 @@ class MoeSurface:
         return np.asarray(ratio * expected.reshape(wanted.shape))
 
     def unmeasured(self, shapes: npt.NDArray[np.int64], rates: Rates) -> Array:
-        """The logarithms of the ratio at the knots, for each of ``shapes``, from the others."""
+        """The logarithms of the ratio at the knots, for each of ``shapes``, from the others.
+
+        More tokens take no less time, as in a cleaned table.
+        """
         every, own = np.concatenate([self.shapes, shapes]), len(self.shapes)
         expected = np.log(expected_us(every.astype(np.float64), self.tokens, rates))
         parts = parts_us(every, self.tokens, rates)
@@ -64,8 +67,8 @@ class MoeSurface:
         near = _alike(features[own:], features[:own])
         middle = np.asarray(np.median(off, axis=0), np.float64)
         kriged = middle + near @ self._pull(off - middle)
-        found: Array = trend[own:] - expected[own:] + _through(place[own:], grid[None], kriged)
-        return found
+        log_us = trend[own:] + _through(place[own:], grid[None], kriged)
+        return _rising(log_us) - expected[own:]
 
     def _pull(self, off: Array) -> Array:
         """What every shape's curve weighs (kriging). Those that the other models contradict weigh
@@ -129,6 +132,11 @@ def _through(wanted: Array, at: Array, curves: Array) -> Array:
     return np.stack([np.interp(*row) for row in zip(where, known, curves, strict=True)])
 
 
+def _rising(times: Array) -> Array:
+    """A running minimum from the largest number of tokens on."""
+    return np.flip(np.minimum.accumulate(np.flip(times, 1), axis=1), 1)
+
+
 @dataclass(frozen=True, eq=False)
 class MoeTable:
     """Measured times by shape and tokens; shapes with a gap are left out."""
@@ -138,9 +146,8 @@ class MoeTable:
     time_us: Array
 
     def cleaned(self) -> MoeTable:
-        """More tokens take no less time: a running minimum from the largest number on."""
-        times = np.flip(np.minimum.accumulate(np.flip(self.time_us, 1), axis=1), 1)
-        return MoeTable(self.shapes, self.tokens, times)
+        """More tokens take no less time."""
+        return MoeTable(self.shapes, self.tokens, _rising(self.time_us))
 
     def some(self, rows: npt.NDArray[np.bool_]) -> MoeTable:
         """These shapes alone."""

@@ -1,7 +1,8 @@
 """Attention of a model's shard from a stack's tables: whole contexts, windows, latent attention.
 
 A chunk after cached tokens is composed, unless that was measured: it takes as long as a prompt with
-as many query-key pairs, in blocks of keys, and no less than one decode at that context.
+as many query-key pairs, in blocks of keys, and no less than one decode at that context, or than it
+takes alone.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class StackAttention:
 
     def prefill(self, chunk: Array, context: Array) -> Array:
         """One sequence's chunk after ``context`` cached tokens."""
-        pairs = prefill_us(self._grid("prefill"), alike(chunk, context), *self._prompt_heads)
+        pairs = self._prompt(chunk, alike(chunk, context))
         if self.model.latent is not None and self.kernels.stack in _PROJECT_AGAIN:
             pairs = pairs + np.where(context > 0, self._kv_up(np.maximum(context, 1)), 0.0)
         if self.prefixes is None:
@@ -113,10 +114,15 @@ class StackAttention:
                 lambda size, held, model, tp: whole(size, held), chunk, context, self.model, self.tp
             )
         window = self._window
-        prompt = alike_within(chunk, context, window)
-        pairs = prefill_us(self._grid("prefill", window), prompt, self.heads, self.kv_heads, window)
+        pairs = self._prompt(chunk, alike_within(chunk, context, window), window)
         reading = self.decode_within(np.ones_like(chunk), context + chunk)
         return np.where(context > 0, np.maximum(pairs, reading), pairs)
+
+    def _prompt(self, chunk: Array, tokens: Array, window: int = 0) -> Array:
+        """A prompt of so many ``tokens``; no less than one of ``chunk``, which is no longer."""
+        both, grid = np.stack(np.broadcast_arrays(chunk, tokens)), self._grid("prefill", window)
+        found = prefill_us(grid, both, *self._prompt_heads, window or np.inf)
+        return np.asarray(found.max(axis=0))
 
     def added(self, chunk: Array) -> Array:
         """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""

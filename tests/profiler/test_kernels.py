@@ -215,6 +215,15 @@ def test_decodes_lie_between_measured_neighbours() -> None:
     np.testing.assert_allclose(twice, 3 * times[-1] - 2 * times[-2])
 
 
+def test_a_decode_that_did_not_fit_the_memory_takes_no_less_than_a_smaller_one() -> None:
+    """Eight short ones were measured, and two long ones: eight long ones were not."""
+    times = np.log([[[8.0, 9.0], [20.0, 10.0]]])
+    sizes = np.array([2.0, 8.0]), np.array([64.0, 4096.0])
+    grid = HeadGrid(np.array([[8, 1]]), sizes, times)
+    found = decode_us(grid, sizes[0][:, None], sizes[1], 8, 1, window=128.0)
+    np.testing.assert_allclose(found, [[8, 9], [20, 20]])
+
+
 def test_head_counts_lie_between_others_of_their_kind_or_beyond() -> None:
     pairs = [(1, 1), (2, 2), (4, 4), (4, 1), (8, 1), (16, 1), (8, 2)]
     grid = HeadGrid(np.array(pairs), (np.array([1.0]),), np.zeros((len(pairs), 1)))
@@ -285,6 +294,17 @@ def test_what_prompts_take_over_the_law_is_kriged() -> None:
     rows = np.array([[256.0, 4.0, 1.0, 1.0], [256.0, 2.0, 1.0, 2.0]])
     expected = np.exp(-fold * 2 / 8) + 0.25 * np.exp(-fold)
     np.testing.assert_allclose(likeness(rows[:1], rows), [[1.29, expected]], rtol=1e-9)
+
+
+def test_a_fault_of_a_measurement_says_nothing_of_other_heads() -> None:
+    """One prompt of 16 tokens that takes 100 times as long as a longer one; 3 times may be true."""
+    heads, sizes = np.array([[1, 1], [2, 1]]), np.array([1.0, 16.0, 64.0])
+    for slow in (3.0, 100.0):
+        log_us = np.log([[10.0, 10.0 * slow, 10.0], [10.0, 10.0, 10.0]])
+        grid = HeadGrid(heads, (sizes,), log_us)
+        np.testing.assert_allclose(prefill_us(grid, sizes, 1, 1), np.exp(log_us[0]))
+        other = prefill_us(grid, np.array([8.0]), 2, 1)
+        assert (other > 10.5) == (slow == 3.0), other
 
 
 def test_prefill_of_other_head_counts_and_lengths() -> None:

@@ -100,6 +100,16 @@ def test_an_unmeasured_shape_takes_the_sum_that_the_measured_ones_take() -> None
     np.testing.assert_allclose(found, 30.0 + 1.25 * parts[:, 1] + 2.0 * parts[:, 3], rtol=0.03)
 
 
+def test_more_tokens_take_an_unmeasured_shape_no_less_time() -> None:
+    """All measured ones take nine times as long for a few tokens: what says so falls then."""
+    table, shape = table_of(), np.array([(4096, 2048, 8, 256, 1, 2)])
+    few = MoeTable(table.shapes, table.tokens, table.time_us * np.where(table.tokens < 8, 9, 1))
+    assert (np.diff(few.time_us) < 0).any()
+    ratio = fit_moe(few, RATES).unmeasured(shape, RATES)
+    times = np.log(expected_us(shape.astype(float), table.tokens, RATES)) + ratio
+    assert (np.diff(times) > -1e-9).all()
+
+
 def test_a_model_that_the_others_contradict_says_little_about_another_shape() -> None:
     shape = (4096, 2048, 8, 256, 1, 2)
     right, wrong = (

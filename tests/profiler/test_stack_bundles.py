@@ -158,6 +158,15 @@ def test_a_chunk_after_a_prefix_has_its_pairs_and_reads_its_cache() -> None:
         assert found == pytest.approx(max(pairs, reading) if context else pairs)
 
 
+def test_a_chunk_after_a_prefix_takes_no_less_than_alone() -> None:
+    """B200, TensorRT-LLM, 16 query and 2 KV heads: 96 tokens take less than 64, as measured."""
+    kernels, model = Kernels("trtllm", "fp8", "fp8"), load_model("llama-3-70b")
+    times = StackTimes("b200-sxm", kernels, model, 4)
+    chunk, context = np.array([64.0, 96.0]), np.array([[0.0], [32.0]])
+    alone, after = times.attn_prefill(chunk, context, model, 4)
+    assert alone[1] < 0.97 * alone[0] and (after >= alone).all()
+
+
 def test_short_prompts_in_one_call_take_little_more_than_one() -> None:
     """H100, vLLM, 16 query and 2 KV heads, measured: 64 tokens 13.8 us, 16 times that 17 us; 4096
     tokens 131 us, 16 times that 2,003 us."""
