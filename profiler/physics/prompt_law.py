@@ -26,7 +26,7 @@ _BLOCK_FOLDS, _WAVE_HEAD_FOLDS, _WAVES = 0.8, 2.0, 0.25
 #: What a row says of its own head counts alone: e-folds of the chunk, and share.
 _OWN_FOLDS, _OWN = 0.1, 0.04
 #: A row that takes so many times as long as a longer prompt is a fault of the measurement.
-_FAULT = 4.0
+FAULT = 4.0
 
 Heads = npt.NDArray[np.int64]
 
@@ -79,7 +79,7 @@ def _faults(rows: Array, log_us: Array) -> npt.NDArray[np.bool_]:
     alike = (rows[:, None, 1:] == rows[None, :, 1:]).all(axis=2)
     longer = alike & (rows[:, None, 0] < rows[None, :, 0])
     least = np.where(longer, log_us, np.inf).min(axis=1)
-    return np.asarray(log_us > least + np.log(_FAULT))
+    return np.asarray(log_us > least + np.log(FAULT))
 
 
 def _work(rows: Array, window: float) -> Array:
