@@ -28,7 +28,6 @@ from profiler.kernels.attention_grid import (
 from profiler.kernels.prefix_grid import alike, prefix_us
 from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
 from profiler.physics.layer_mix import composed_decode, composed_prefill
-from profiler.physics.prompt_law import FAULT
 from profiler.storage.strict import SpecError
 
 #: The tables of latent attention, which are by heads only.
@@ -120,11 +119,10 @@ class StackAttention:
         return np.where(context > 0, np.maximum(pairs, reading), pairs)
 
     def _prompt(self, chunk: Array, tokens: Array, window: int = 0) -> Array:
-        """A prompt of so many ``tokens``; no less than one of ``chunk``, which is no longer, but
-        for faults of the measurement."""
+        """A prompt of so many ``tokens``; no less than one of ``chunk``, which is no longer."""
         both, grid = np.stack(np.broadcast_arrays(chunk, tokens)), self._grid("prefill", window)
-        alone, found = prefill_us(grid, both, *self._prompt_heads, window or np.inf)
-        return np.asarray(np.where(alone > FAULT * found, found, np.maximum(alone, found)))
+        found = prefill_us(grid, both, *self._prompt_heads, window or np.inf)
+        return np.asarray(found.max(axis=0))
 
     def added(self, chunk: Array) -> Array:
         """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""

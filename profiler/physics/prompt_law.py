@@ -26,7 +26,7 @@ _BLOCK_FOLDS, _WAVE_HEAD_FOLDS, _WAVES = 0.8, 2.0, 0.25
 #: What a row says of its own head counts alone: e-folds of the chunk, and share.
 _OWN_FOLDS, _OWN = 0.1, 0.04
 #: A row that takes so many times as long as a longer prompt is a fault of the measurement.
-FAULT = 4.0
+_FAULT = 4.0
 
 Heads = npt.NDArray[np.int64]
 
@@ -49,7 +49,8 @@ def calls_us(rows: Array, log_us: Array, wanted: Array, window: float, near: int
     """Microseconds of calls of equal prompts, of one pair of head counts.
 
     ``rows`` and ``wanted`` are (chunk, query heads, KV heads, batch), as :func:`call_rows` gives;
-    ``near`` pairs of head counts say something of another, but for faults of the measurement.
+    ``near`` pairs of head counts say something of another. Faults of a measurement say nothing, not
+    even of themselves.
     """
     from scipy.optimize import nnls
 
@@ -59,8 +60,7 @@ def calls_us(rows: Array, log_us: Array, wanted: Array, window: float, near: int
     apart = np.abs(np.log(pairs / wanted[0, 1:3])).sum(axis=1)
     chosen = pairs[np.argsort(apart, kind="stable")[:near]]
     at = np.flatnonzero((rows[:, None, 1:3] == chosen).all(axis=2).any(axis=1))
-    own = (rows[at, 1:3] == wanted[0, 1:3]).all(axis=1)
-    at = at[own | ~_faults(rows[at], log_us[at])]
+    at = at[~_faults(rows[at], log_us[at])]
     off = log_us[at] - np.log(work[at] @ rates)
     weights = np.linalg.solve(likeness(rows[at], rows[at]), off)
     held = np.minimum(wanted, [rows[:, 0].max(), np.inf, np.inf, np.inf])
@@ -79,7 +79,7 @@ def _faults(rows: Array, log_us: Array) -> npt.NDArray[np.bool_]:
     alike = (rows[:, None, 1:] == rows[None, :, 1:]).all(axis=2)
     longer = alike & (rows[:, None, 0] < rows[None, :, 0])
     least = np.where(longer, log_us, np.inf).min(axis=1)
-    return np.asarray(log_us > least + np.log(FAULT))
+    return np.asarray(log_us > least + np.log(_FAULT))
 
 
 def _work(rows: Array, window: float) -> Array:
