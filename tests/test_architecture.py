@@ -54,43 +54,45 @@ ROOMS: dict[str, str] = {
     "experiments.configs": "",
     "experiments.config": "policies profiler simulator",
     "experiments.results": "experiments.config profiler simulator",
+    "experiments.section": "simulator",
     "experiments.figures": "experiments.results experiments.config profiler simulator",
     "experiments.run": (
-        "experiments.figures experiments.results experiments.config policies profiler simulator"
-    ),
-    "experiments.sweeps": (
-        "experiments.run experiments.figures experiments.results experiments.config policies "
+        "experiments.section experiments.figures experiments.results experiments.config policies "
         "profiler simulator"
     ),
-    "experiments.capacity": (
-        "experiments.sweeps experiments.run experiments.figures experiments.results "
+    "experiments.sweeps": (
+        "experiments.run experiments.figures experiments.section experiments.results "
         "experiments.config policies profiler simulator"
+    ),
+    "experiments.capacity": (
+        "experiments.sweeps experiments.run experiments.figures experiments.section "
+        "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.sensitivity": (
         "experiments.capacity experiments.sweeps experiments.run experiments.figures "
-        "experiments.results experiments.config policies profiler simulator"
+        "experiments.section experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.score": (
-        "experiments.sweeps experiments.run experiments.figures experiments.results "
-        "experiments.config policies profiler simulator"
+        "experiments.sweeps experiments.run experiments.figures experiments.section "
+        "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.paper": (
-        "experiments.run experiments.figures experiments.results experiments.config policies "
-        "profiler simulator"
+        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.config policies profiler simulator"
     ),
     "experiments.validate": (
-        "experiments.run experiments.figures experiments.results experiments.config policies "
-        "profiler simulator"
+        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.config policies profiler simulator"
     ),
     "experiments.report": (
         "experiments.sensitivity experiments.capacity experiments.score experiments.sweeps "
-        "experiments.run experiments.figures experiments.results experiments.config profiler "
-        "simulator"
+        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.config profiler simulator"
     ),
     "experiments.api": (
         "experiments.report experiments.sensitivity experiments.capacity experiments.score "
-        "experiments.sweeps experiments.run experiments.figures experiments.results "
-        "experiments.config policies profiler simulator"
+        "experiments.sweeps experiments.run experiments.figures experiments.section "
+        "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.cli": "experiments policies profiler simulator",
     "experiments.reference": "experiments.config experiments.sweeps profiler simulator",

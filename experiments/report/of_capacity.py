@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.capacity.written import UNITS, prices_line, sentence
-from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
     Deployments,
@@ -18,6 +17,7 @@ from experiments.report.frontiers import (
     points_table,
 )
 from experiments.run.report import number_or_dash
+from experiments.section import Section, SortableTable
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:

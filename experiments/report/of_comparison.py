@@ -9,9 +9,9 @@ from typing import Any
 from experiments.config.errors import ConfigError
 from experiments.figures.style import policy_styles
 from experiments.report.charts import paired_bars
-from experiments.report.content import Chart, Section, SortableTable
 from experiments.run.compare import TITLES, by_difference, part_label, percent
 from experiments.run.compare_figure import drawn_parts
+from experiments.section import Chart, Section, SortableTable
 from simulator.views.metric_registry import number_text
 
 

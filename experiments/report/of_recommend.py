@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.capacity.written import UNITS, prices_line
-from experiments.report.content import Section, SortableTable
 from experiments.report.frontiers import (
     MOST_LINES,
     frontier_charts,
@@ -16,6 +15,7 @@ from experiments.report.frontiers import (
     points_table,
 )
 from experiments.run.report import number_or_dash
+from experiments.section import Section, SortableTable
 
 _MOST_DROPPED = 200
 _MARKS = ("warning: ", "note: ")

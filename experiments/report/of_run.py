@@ -18,13 +18,13 @@ from experiments.figures.distributions import (
 )
 from experiments.figures.slices import memory_curves
 from experiments.report.charts import StyledLine, lines, stacked_bars
-from experiments.report.content import Chart, Section, SortableTable, enumerated
 from experiments.report.provenance import op_times_grid
 from experiments.report.stages_chart import boxes_window, overviews, timelines
 from experiments.results import Tables, read_summary
 from experiments.run.compare import SimulatedAgain, simulate_again
 from experiments.run.overlay import labelled_tables
 from experiments.run.report import SHOWN, load_notes, number_or_dash, shown_row
+from experiments.section import Chart, Section, SortableTable, enumerated
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.progress import Progress, silent
 from profiler.storage.strict import UserError

@@ -8,7 +8,6 @@ from typing import Any
 
 from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
 from experiments.config.errors import ConfigError
-from experiments.report.content import Section
 from experiments.report.of_capacity import capacity_section
 from experiments.report.of_comparison import comparison_section
 from experiments.report.of_recommend import recommend_section
@@ -24,6 +23,7 @@ from experiments.results import (
     SWEEP_FORMAT,
     read_summary,
 )
+from experiments.section import Section
 from profiler.storage.manifest import spoken
 from profiler.storage.progress import Progress, silent
 

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.report.charts import Spots, points
-from experiments.report.content import Section, enumerated
 from experiments.report.html_page import page, write_report
 from experiments.report.of_capacity import capacity_section
 from experiments.report.of_run import _ledger, answer
@@ -30,6 +29,7 @@ from experiments.report.stages_chart import boxes_window, busy_shares
 from experiments.results import read_summary
 from experiments.run.compare import simulate_again
 from experiments.run.overlay import labelled_tables
+from experiments.section import Section, enumerated
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
