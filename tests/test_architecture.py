@@ -54,44 +54,44 @@ ROOMS: dict[str, str] = {
     "experiments.configs": "",
     "experiments.config": "policies profiler simulator",
     "experiments.results": "experiments.config profiler simulator",
-    "experiments.section": "simulator",
+    "experiments.content": "simulator",
     "experiments.figures": "experiments.results experiments.config profiler simulator",
     "experiments.run": (
-        "experiments.section experiments.figures experiments.results experiments.config policies "
+        "experiments.content experiments.figures experiments.results experiments.config policies "
         "profiler simulator"
     ),
     "experiments.sweeps": (
-        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config policies profiler simulator"
     ),
     "experiments.capacity": (
-        "experiments.sweeps experiments.run experiments.figures experiments.section "
+        "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.sensitivity": (
         "experiments.capacity experiments.sweeps experiments.run experiments.figures "
-        "experiments.section experiments.results experiments.config policies profiler simulator"
+        "experiments.content experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.score": (
-        "experiments.sweeps experiments.run experiments.figures experiments.section "
+        "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.paper": (
-        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config policies profiler simulator"
     ),
     "experiments.validate": (
-        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config policies profiler simulator"
     ),
     "experiments.report": (
         "experiments.sensitivity experiments.capacity experiments.score experiments.sweeps "
-        "experiments.run experiments.figures experiments.section experiments.results "
+        "experiments.run experiments.figures experiments.content experiments.results "
         "experiments.config profiler simulator"
     ),
     "experiments.api": (
         "experiments.report experiments.sensitivity experiments.capacity experiments.score "
-        "experiments.sweeps experiments.run experiments.figures experiments.section "
+        "experiments.sweeps experiments.run experiments.figures experiments.content "
         "experiments.results experiments.config policies profiler simulator"
     ),
     "experiments.cli": "experiments policies profiler simulator",

@@ -17,7 +17,7 @@ from experiments.report.frontiers import (
     points_table,
 )
 from experiments.run.report import number_or_dash
-from experiments.section import Section, SortableTable
+from experiments.content import Section, SortableTable
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:

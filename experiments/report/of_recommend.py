@@ -15,7 +15,7 @@ from experiments.report.frontiers import (
     points_table,
 )
 from experiments.run.report import number_or_dash
-from experiments.section import Section, SortableTable
+from experiments.content import Section, SortableTable
 
 _MOST_DROPPED = 200
 _MARKS = ("warning: ", "note: ")

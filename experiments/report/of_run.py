@@ -24,7 +24,7 @@ from experiments.results import Tables, read_summary
 from experiments.run.compare import SimulatedAgain, simulate_again
 from experiments.run.overlay import labelled_tables
 from experiments.run.report import SHOWN, load_notes, number_or_dash, shown_row
-from experiments.section import Chart, Section, SortableTable, enumerated
+from experiments.content import Chart, Section, SortableTable, enumerated
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.progress import Progress, silent
 from profiler.storage.strict import UserError

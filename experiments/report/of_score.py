@@ -11,7 +11,7 @@ from experiments.report.charts import paired_bars
 from experiments.score.figure import LABELS
 from experiments.score.measured import METRICS
 from experiments.score.server_run import MEASURES
-from experiments.section import Chart, Section, SortableTable, enumerated
+from experiments.content import Chart, Section, SortableTable, enumerated
 from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 from simulator.views.metric_registry import number_text
 

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.figures.style import BLUE, VERMILION
 from experiments.report.charts import paired_bars
 from experiments.report.frontiers import op_times_of_probes
-from experiments.section import Chart, Section, SortableTable, enumerated
+from experiments.content import Chart, Section, SortableTable, enumerated
 from experiments.sensitivity.tornado import HEADINGS, MOST_BARS, cells, panels, sides, title
 
 _MOST_CHARTS = 24

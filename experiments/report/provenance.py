@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import load_experiment
-from experiments.section import SortableTable
+from experiments.content import SortableTable
 from profiler.storage.strict import UserError
 from simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
 

@@ -23,7 +23,7 @@ from experiments.results import (
     SWEEP_FORMAT,
     read_summary,
 )
-from experiments.section import Section
+from experiments.content import Section
 from profiler.storage.manifest import spoken
 from profiler.storage.progress import Progress, silent
 

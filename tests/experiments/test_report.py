@@ -29,7 +29,7 @@ from experiments.report.stages_chart import boxes_window, busy_shares
 from experiments.results import read_summary
 from experiments.run.compare import simulate_again
 from experiments.run.overlay import labelled_tables
-from experiments.section import Section, enumerated
+from experiments.content import Section, enumerated
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
