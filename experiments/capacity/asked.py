@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from experiments.capacity.folder import CAPACITY_FORMAT
 from experiments.capacity.options import Option, options_of
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.written import capacities, headroom
+from experiments.capacity.written import capacities, capacity_answer, headroom
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Assignments, Config, Draft, read_draft
 from experiments.figures.style import styled
@@ -56,7 +56,7 @@ def answered(
     for one in deployments:
         if (gpu_hour := prices.gpu_hour.get(one["device"])) is not None:
             add_costs(one, gpu_hour * one["gpus"], section.load)
-    return {
+    content = {
         "format": CAPACITY_FORMAT,
         "name": draft.header.name,
         "description": draft.header.description,
@@ -64,41 +64,12 @@ def answered(
         "load": section.load,
         "tolerance": section.tolerance,
         "deployments": deployments,
-        "warnings": warnings(deployments, section),
+        "notes": {one.name: list(one.deployment.notes) for one in options},
         "prices": prices.stated,
         "probes": len(lab.runs.keys() - lab.report.failures.keys()),
         "provenance": "predicted",
     }
-
-
-MORE = "give more capacity.requests or replications"
-
-
-def warnings(
-    deployments: Iterable[Mapping[str, Any]], section: CapacitySection, advice: str = MORE
-) -> list[str]:
-    """Capacities that are less certain than the tolerance asks for, with what to do about it."""
-    lines = []
-    for one in deployments:
-        if one.get("error"):
-            lines.append(f"warning: {one['name']}: no capacity: {one['error']}")
-        elif one["capacity"] and one["interval"] is None:
-            lines.append(f"note: {one['name']}: one run, so it has no interval")
-        elif one["capacity"]:
-            low, high = one["interval"]
-            width = (high - low) / one["mean"]
-            if width > section.tolerance:
-                lines.append(
-                    f"warning: {one['name']}: the interval is {100 * width:.1f} % wide, more than "
-                    f"the tolerance: {advice}"
-                )
-        at = one.get("at_capacity")
-        if at and at["overloaded"]:
-            lines.append(
-                f"warning: {one['name']}: its queue still grows at {one['capacity']:.3g}, so runs "
-                f"of {at['requests']:,} requests end before the SLO breaks: {advice}"
-            )
-    return lines
+    return content | capacity_answer(content).words()
 
 
 def result_files(

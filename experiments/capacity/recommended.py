@@ -1,4 +1,5 @@
-"""A recommendation as its result: numbers, a table, sentences, a command line, a configuration."""
+"""A recommendation as its result: numbers, an answer in words and tables, a command line, a
+configuration."""
 
 from __future__ import annotations
 
@@ -7,21 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
 from experiments.capacity.answer import as_json, numbers
-from experiments.capacity.asked import warnings
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened
-from experiments.capacity.written import breaks, headroom, prices_line
+from experiments.capacity.written import UNITS, assumed, breaking, breaks, doubts, headroom
+from experiments.content import Section, SortableTable, number_or_dash
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
-from experiments.run.report import number_or_dash
-from experiments.run.rich_table import rich_table
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
 
@@ -48,11 +46,11 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "deployments": rows,
         "screened": [_only_screened(one, wanted) for one in found.screened],
         "dropped": found.dropped,
+        "notes": {one.option.name: list(one.option.deployment.notes) for one in found.finalists},
         "prices": prices.stated,
         "provenance": "predicted",
     }
-    content["lines"] = _lines(content, rows, wanted)
-    return content
+    return content | recommend_answer(content).words()
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
@@ -112,39 +110,53 @@ def _only_screened(one: Screened, wanted: Wanted) -> dict[str, Any]:
     return row
 
 
-def _lines(content: Mapping[str, Any], rows: list[dict[str, Any]], wanted: Wanted) -> list[str]:
-    looked_at = len(rows) + len(content["screened"]) + len(content["dropped"])
-    lines = [f"first: {rows[0]['name']} {rows[0]['why']}"]
-    lines += [f"next: {row['name']}: {row['why']}" for row in rows[1:2]]
-    if content["rate"]:
-        lines += _about_replicas(rows, content["rate"])
-    each = "" if content["replicas"] == 1 else f" ({content['replicas']} such servers)"
-    lines += warnings(rows, wanted.section, "give `capacity` winner.yaml with capacity.requests")
-    lines.append(f"start{each}: {content['command']}")
-    reasons = Counter(_kind(reason) for reason in content["dropped"].values())
-    told = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    lines.append(
-        f"{looked_at} deployments: {len(rows)} searched, {len(content['screened'])} screened"
-        + (f", {told}" if told else "")
+def recommend_answer(found: Mapping[str, Any]) -> Section:
+    """The answer of what ``recommend`` found, as its ``summary.json`` has it: which deployment,
+    why, what the others lose by, and the command that starts it."""
+    rows, unit, rate = found["deployments"], UNITS[found["load"]], found["rate"]
+    carried = not rate or (rows[0]["capacity"] or 0.0) >= rate
+    warnings = [] if carried else [f"none of them was seen to carry {rate:g} requests/s"]
+    warnings += doubts(rows, found["tolerance"], _MORE)
+    others = (breaking(rows), _screened(found, unit), _dropped(found))
+    each = "" if found["replicas"] == 1 else f", for each of {found['replicas']} servers"
+    return Section(
+        kind="recommendation",
+        name=str(found["model"]),
+        question=_question(found),
+        answer=f"{rows[0]['name']}: it {rows[0]['why']}{_one_fewer(found) if carried else ''}.",
+        table=_table(found, unit),
+        assumptions=assumed(found),
+        details=[grid for grid in others if grid.rows],
+        configuration={f"launch.sh{each}": found["command"]},
+        warnings=warnings,
     )
-    lines.append(prices_line(content["prices"]))
-    return lines
 
 
-def _about_replicas(rows: list[dict[str, Any]], rate: float) -> list[str]:
-    """Whether the first carries the rate, and by how much it misses it with one replica fewer."""
-    if not rows[0]["capacity"] or rows[0]["capacity"] < rate:
-        return [f"warning: none of them was seen to carry {rate:g} requests/s"]
-    name, _, replicas = rows[0]["name"].rpartition(" x ")
-    fewer = f"{name} x {int(replicas) - 1}"
-    return [
-        f"one replica fewer would not do: {fewer} carries {number_text(row['capacity'] or 0.0)} "
-        f"requests/s, {100 * (1 - (row['capacity'] or 0.0) / rate):.1f} % less than asked"
-        for row in rows
-        if row["name"] == fewer
-    ]
+def _question(found: Mapping[str, Any]) -> str:
+    devices = " or ".join(found["devices"])
+    if found["rate"] is None:
+        what = f"carries most for its price on {found['gpus']} GPUs ({devices})"
+    else:
+        what = f"is the cheapest for {found['rate']:g} requests/s ({devices})"
+    return f"Which deployment of {found['model']} {what} under the SLO {found['slo']}?"
 
 
+def _one_fewer(found: Mapping[str, Any]) -> str:
+    """By how much the first would miss the rate with one replica fewer, where that was searched."""
+    (first, *others), rate = found["deployments"], found["rate"]
+    name, _, replicas = first["name"].rpartition(" x ")
+    for row in others:
+        if rate and row["name"] == f"{name} x {int(replicas) - 1}":
+            carries = row["capacity"] or 0.0
+            return (
+                f"; one replica fewer would not do: {row['name']} carries {number_text(carries)} "
+                f"requests/s, {100 * (1 - carries / rate):.1f} % less than asked"
+            )
+    return ""
+
+
+_MORE = "give `capacity` winner.yaml with capacity.requests"
+_MOST_DROPPED = 200
 _UNFIT = "that do not fit or have no op times"
 
 
@@ -158,31 +170,49 @@ def _kind(reason: str) -> str:
     return _UNFIT
 
 
-def recommend_table(content: Mapping[str, Any]) -> Table:
-    """The finalists, the best first; the best of those that were only screened; of the other
-    shapes, why they were left out."""
+def _table(found: Mapping[str, Any], unit: str) -> SortableTable:
+    """The finalists, the best first."""
     rows = []
-    for row in content["deployments"]:
-        interval = row.get("interval")
-        numbers = [
-            number_text(float(row["capacity"] or 0)),
-            "-" if interval is None else " to ".join(map(number_text, interval)),
-            number_text(row["gpus"]),
-            number_or_dash(row["per_million_output_tokens"]),
-        ]
-        rows.append([row["name"], row["why"], *numbers])
-    for one in _of_layouts(content)[:8]:
-        name = f"{one['name']} x {one['replicas']}"
-        rows.append([name, "screened only", f"about {number_text(one['about'])}", "", "", ""])
-    rows += [[name, why, "", "", "", ""] for name, why in list(_left_out(content).items())[:8]]
-    currency = content["prices"]["currency"]
-    return rich_table(
-        ("deployment", "why"),
-        ("requests/s", "mean, 95 %", "GPUs", f"{currency} a million output tokens"),
-        rows,
-        title=f"{content['model']} under {content['slo']!r}",
-        caption="predicted; docs/capacity.md says what each number is",
+    for one in found["deployments"]:
+        numbers = (one["capacity"], one.get("interval"), one["gpus"], one.get("per_hour"))
+        cost = one.get("per_million_output_tokens")
+        rows.append([one["name"], one["why"], *map(number_or_dash, (*numbers, cost))])
+    currency = found["prices"]["currency"]
+    headings = (
+        *("deployment", "why", f"capacity ({unit})", "95 % interval", "GPUs"),
+        *(f"{currency} an hour", f"{currency} a million output tokens"),
     )
+    screened, dropped = found["screened"], found["dropped"]
+    reasons = Counter(_kind(reason) for reason in dropped.values())
+    told = "".join(f", {count} {reason}" for reason, count in reasons.most_common())
+    note = (
+        f"Of {len(rows) + len(screened) + len(dropped)} deployments {len(rows)} searched, "
+        f"{len(screened)} screened{told}. Predicted; prices as stated. docs/capacity.md says what "
+        "each number is."
+    )
+    return SortableTable("The best deployments", headings, rows, note, text=2)
+
+
+def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
+    """Those that were screened only: first the best of each layout that was not searched."""
+    first = _of_layouts(found)
+    ordered = [*first, *(one for one in found["screened"] if one not in first)]
+    rows = [
+        [one["name"], *(number_or_dash(one[key]) for key in ("replicas", "about"))]
+        for one in ordered
+    ]
+    headings = ("deployment", "replicas", f"about ({unit})")
+    note = "One replica in short runs, times their number: several percent off."
+    return SortableTable("Screened only", headings, rows, note)
+
+
+def _dropped(found: Mapping[str, Any]) -> SortableTable:
+    """Those that were left out: first one of each shape that has no other row."""
+    dropped = list((_left_out(found) | found["dropped"]).items())
+    more = len(dropped) - _MOST_DROPPED
+    note = f"And {more} more in summary.json." if more > 0 else ""
+    rows = [[name, why] for name, why in dropped[:_MOST_DROPPED]]
+    return SortableTable("Not simulated, or dropped", ("deployment", "why"), rows, note, text=2)
 
 
 def _of_layouts(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,19 +1,18 @@
-"""The answer as tables: on the screen, as CSV, and as JSON."""
+"""The answer of a search for capacities, in words and tables, and its tables as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import pandas as pd
-from rich.table import Table
 
-from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.judgement import OVERLOAD
-from experiments.run.report import number_or_dash
-from experiments.run.rich_table import rich_table
+from experiments.content import Section, SortableTable, number_or_dash, thinned
 from simulator.views.metric_registry import number_text
 
+Deployments = Sequence[Mapping[str, Any]]
 UNITS = {"rate": "requests/s", "clients": "clients"}
 _BECAUSE = {
     "memory": "the KV cache is full",
@@ -23,28 +22,81 @@ _BECAUSE = {
 }
 
 
-def capacity_table(
-    found: Sequence[Mapping[str, Any]], section: CapacitySection, currency: str
-) -> Table:
-    """A row a deployment: its capacity, how sure it is, what binds, and what its tokens cost."""
-    unit, rows = UNITS[section.load], []
-    for one in found:
-        binds = one.get("binds") or {}
-        cells = [one["name"], binds.get("slo", ""), binds.get("because", "")]
-        numbers = [one["capacity"], one.get("mean"), one.get("interval"), one.get("band")]
-        numbers.append(None if one["capacity"] is None else one["capacity"] / one["gpus"])
-        numbers.append(one.get("per_million_output_tokens"))
-        rows.append([*cells, *map(number_or_dash, numbers)])
-    return rich_table(
-        ("deployment", "breaks first", "because of"),
-        (
-            *(f"capacity ({unit})", "mean", "95 % interval", "with op errors, 90 %"),
-            *(f"{unit} a GPU", f"{currency} a million output tokens"),
-        ),
-        rows,
-        title=f"the SLO {section.slo!r} holds up to",
-        caption="predicted; docs/capacity.md says what each number is",
+MORE = "give more capacity.requests or replications"
+
+
+def capacity_answer(found: Mapping[str, Any]) -> Section:
+    """The answer of what ``capacity`` found, as its ``summary.json`` has it: which deployment
+    carries how much, how sure that is, what binds, and what its tokens cost."""
+    deployments, unit, load = list(found["deployments"]), UNITS[found["load"]], found["load"]
+    currency = found["prices"]["currency"] if found.get("prices") else ""  # once there was none
+    what = "rate of requests" if load == "rate" else "number of clients"
+    broken = breaking(deployments)
+    return Section(
+        kind="capacity",
+        name=str(found["name"]),
+        question=f"Up to which {what} does each deployment hold the SLO {found['slo']}?",
+        answer=sentence(deployments, unit, currency),
+        table=_table(deployments, unit, currency),
+        assumptions=assumed(found),
+        details=[broken] if broken.rows else [],
+        about=str(found["description"] or ""),
+        warnings=doubts(deployments, found["tolerance"], MORE),
     )
+
+
+def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
+    rows = []
+    for one in deployments:
+        binds, capacity = one.get("binds") or {}, one["capacity"]
+        cells = [one["name"], binds.get("slo", one.get("error", "")), binds.get("because", "")]
+        numbers = (
+            *(capacity, one.get("mean"), one.get("interval"), one.get("band")),
+            *(one["gpus"], None if capacity is None else capacity / one["gpus"]),
+            one.get("per_million_output_tokens"),
+        )
+        rows.append([*map(str, cells), *map(number_or_dash, numbers)])
+    headings = (
+        *("deployment", "breaks first", "because of", f"capacity ({unit})", "mean"),
+        *("95 % interval", "with op errors, 90 %", "GPUs", f"{unit} a GPU"),
+        f"{currency} a million output tokens".lstrip(),
+    )
+    note = "Predicted. docs/capacity.md says what each number is."
+    return SortableTable("Capacity", headings, rows, note, text=3)
+
+
+def assumed(found: Mapping[str, Any]) -> list[str]:
+    """What op times, memory, the host's time and prices are from."""
+    prices = found.get("prices")
+    told = thinned(chain(*found.get("notes", {}).values()))
+    if prices:
+        told.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
+    return told
+
+
+def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]:
+    """Capacities that are less certain than the tolerance asks for, with what to do about it."""
+    lines = []
+    for one in deployments:
+        if one.get("error"):
+            lines.append(f"{one['name']}: no capacity: {one['error']}")
+        elif one["capacity"] and one["interval"] is None:
+            lines.append(f"{one['name']}: one run, so it has no interval")
+        elif one["capacity"]:
+            low, high = one["interval"]
+            width = (high - low) / one["mean"]
+            if width > tolerance:
+                lines.append(
+                    f"{one['name']}: the interval is {100 * width:.1f} % wide, more than the "
+                    f"tolerance: {advice}"
+                )
+        at = one.get("at_capacity")
+        if at and at["overloaded"]:
+            lines.append(
+                f"{one['name']}: its queue still grows at {one['capacity']:.3g}, so runs of "
+                f"{at['requests']:,} requests end before the SLO breaks: {advice}"
+            )
+    return lines
 
 
 def breaks(binds: Mapping[str, Any], much: str = "") -> str:
@@ -56,7 +108,7 @@ def breaks(binds: Mapping[str, Any], much: str = "") -> str:
     return said if binds["because"] == "queueing" else f"{said}, because {why}"
 
 
-def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str) -> str:
+def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     """The answer in a sentence: which deployment carries most, by how much, and what binds it."""
     able = [one for one in deployments if one["capacity"]]
     if not able:
@@ -89,10 +141,10 @@ def sentence(deployments: Sequence[Mapping[str, Any]], unit: str, currency: str)
     return f"{said}."
 
 
-def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each deployment whose search ended: what breaks first, and why."""
-    lines = []
-    for one in found:
+def breaking(deployments: Deployments) -> SortableTable:
+    """For each deployment whose search ended: what breaks first, why, and how busy it is then."""
+    rows = []
+    for one in deployments:
         binds = one.get("binds")
         if not binds:
             continue
@@ -101,17 +153,20 @@ def reasons(found: Sequence[Mapping[str, Any]]) -> list[str]:
             even = "even under a small load "
             there = [p["stress"].get(slo) for p in one["curve"] if p["load"] == binds["at_load"]]
             much = f" ({number_text(there[0])} times the limit)" if any(there) else ""
-        lines.append(
-            f"{one['name']}: {even}{breaks(binds, much)} "
-            f"(at {number_text(binds['at_load'])}: KV cache {100 * binds['kv_peak_share']:.0f} % "
-            f"full, bubbles {100 * binds['bubble_share']:.0f} %, "
-            f"{100 * binds['queueing_share_of_ttft']:.0f} % of TTFT is waiting, "
-            f"batch {binds['mean_batch']:.0f})"
+        shares = [binds[key] for key in ("kv_peak_share", "bubble_share", "queueing_share_of_ttft")]
+        rows.append(
+            [one["name"], even + breaks(binds, much), number_text(binds["at_load"])]
+            + [f"{100 * share:.0f}" for share in shares]
+            + [f"{binds['mean_batch']:.0f}"]
         )
-    return lines
+    headings = (
+        *("deployment", "what breaks first", "at load", "KV cache full (%)", "bubbles (%)"),
+        *("waiting, of TTFT (%)", "batch"),
+    )
+    return SortableTable("What breaks first", headings, rows, text=2)
 
 
-def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def headroom(found: Deployments) -> pd.DataFrame:
     """A row a probe of the headroom curves."""
     rows = []
     for one in found:
@@ -125,7 +180,7 @@ def headroom(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def capacities(found: Deployments) -> pd.DataFrame:
     """A row a deployment."""
     rows = []
     for one in found:
@@ -138,8 +193,3 @@ def capacities(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         row |= {key: one.get(key) for key in ("per_hour", "per_million_output_tokens")}
         rows.append({**row, "breaks_first": binds.get("slo"), "because": binds.get("because")})
     return pd.DataFrame(rows)
-
-
-def prices_line(prices: Mapping[str, str]) -> str:
-    """Where the prices are from."""
-    return f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}"

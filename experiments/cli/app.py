@@ -29,6 +29,7 @@ from experiments.cli.common import (
     end_on_signals,
     print_json,
     print_notes,
+    print_section,
     print_written,
 )
 from experiments.cli.data import calibrate, devices, make_bundle, models, policies
@@ -124,16 +125,9 @@ def run(
         from experiments.config.loading import load_experiment
         from experiments.figures.slices import parse_window
         from experiments.run.experiment import run_experiment
-        from experiments.run.report import (
-            ProgressBar,
-            band_notes,
-            load_notes,
-            print_warnings,
-            ratios_table,
-            results_table,
-        )
+        from experiments.run.report import ProgressBar
+        from experiments.run.run_answer import run_answer
 
-        stdout, stderr = consoles()
         experiment = load_experiment(config, assignments or [])
         folder = out or Path("runs") / experiment.name
         outcome = run_experiment(
@@ -142,24 +136,15 @@ def run(
             figures=figures,
             trace=timeline,
             window=None if window is None else parse_window(window),
-            progress=stack.enter_context(ProgressBar(stderr, enabled=not quiet)),
+            progress=stack.enter_context(ProgressBar(consoles()[1], enabled=not quiet)),
             second=second,
         )
+    content = outcome.summary()
     if json:
-        print_json(outcome.summary())
+        print_json(content)
     if quiet:
         return
-    print_notes(note for run in outcome.runs.values() for note in run.deployment.notes)
-    print_notes(load_notes(outcome.summary()["scenarios"], folder))
-    print_notes(band_notes(outcome))
-    console = stderr if json else stdout
-    if experiment.description:
-        console.print(experiment.description, markup=False, highlight=False)
-    console.print(results_table(outcome))
-    ratios = ratios_table(outcome)
-    if ratios is not None:
-        console.print(ratios)
-    print_warnings(outcome)
+    print_section(run_answer(content), err=json)
     print_written(folder, figures=figures, err=json)
 
 

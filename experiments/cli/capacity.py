@@ -20,6 +20,7 @@ from experiments.cli.common import (
     consoles,
     print_json,
     print_notes,
+    print_section,
     print_written,
 )
 from experiments.cli.sweep import Where, WorkersOption, backend_at, check_backend
@@ -84,7 +85,7 @@ def capacity(
     from experiments.capacity.asked import answered, read_question, result_files
     from experiments.capacity.folder import CAPACITY_FORMAT, write_result
     from experiments.capacity.prices import load_prices
-    from experiments.capacity.written import UNITS, capacity_table, prices_line, reasons, sentence
+    from experiments.capacity.written import capacity_answer
 
     check_backend(backend, address, workers)
     draft, section, options = read_question(config, assignments or [])
@@ -98,13 +99,7 @@ def capacity(
         print_json(content)
     if quiet:
         return
-    print_notes(note for option in options for note in option.deployment.notes)
-    console = consoles()[1] if json else consoles()[0]
-    console.print(capacity_table(content["deployments"], section, costs.currency))
-    said = sentence(content["deployments"], UNITS[section.load], costs.currency)
-    told = prices_line(content["prices"])
-    for line in (said, *reasons(content["deployments"]), *content["warnings"], told):
-        typer.echo(line, err=json)
+    print_section(capacity_answer(content), err=json)
     print_written(folder, figures=True, err=json)
 
 
@@ -151,7 +146,7 @@ def recommend(
     from experiments.capacity.layouts import wanted_of
     from experiments.capacity.prices import load_prices
     from experiments.capacity.recommend import recommend as recommended
-    from experiments.capacity.recommended import answer_of, recommend_files, recommend_table
+    from experiments.capacity.recommended import answer_of, recommend_answer, recommend_files
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
@@ -169,9 +164,7 @@ def recommend(
         print_json(content)
     if quiet:
         return
-    (consoles()[1] if json else consoles()[0]).print(recommend_table(content))
-    for line in content["lines"]:
-        typer.echo(line, err=json)
+    print_section(recommend_answer(content), err=json)
     print_written(folder, figures=True, err=json)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from experiments.content import Section
     from profiler.facts.formats import Kernels
     from profiler.facts.model import ModelSpec
 
@@ -60,7 +60,8 @@ FormatOption = Annotated[
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
-_LONGEST_LINE, _MOST_LINES, _MOST_ALIKE = 4000, 50, 3
+_LONGEST_LINE, _MOST_LINES = 4000, 50
+_MOST_ROWS = 30
 _INTERRUPTED = 130  # 128 and SIGINT, as shells have it
 
 
@@ -199,15 +200,32 @@ def consoles() -> tuple[Console, Console]:
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print each note of the deployments once, on stderr; of many that differ in numbers, one."""
-    alike: dict[str, list[str]] = {}
-    for note in dict.fromkeys(notes):
-        alike.setdefault(re.sub(r"[\d.,]+", "0", note), []).append(note)
-    for same in alike.values():
-        shown = same if len(same) <= _MOST_ALIKE else same[:1]
-        for note in shown:
-            typer.echo(f"note: {note}", err=True)
-        if len(same) > len(shown):
-            typer.echo(f"note: and {len(same) - 1} more like this, with other numbers", err=True)
+    from experiments.content import thinned
+
+    for note in thinned(notes):
+        typer.echo(f"note: {note}", err=True)
+
+
+def print_section(section: Section, *, err: bool = False) -> None:
+    """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings."""
+    from experiments.run.rich_table import rich_table
+
+    typer.echo(f"{section.answer}\n", err=err)
+    if section.about:
+        consoles()[err].print(section.about, markup=False, highlight=False)
+    for line in section.assumptions:
+        typer.echo(f"assumed: {line}", err=err)
+    for grid in (section.table, *section.details):
+        more = len(grid.rows) - _MOST_ROWS
+        note = f"And {more} more: see --json. {grid.note}" if more > 0 else grid.note
+        headings = (grid.headings[: grid.text], grid.headings[grid.text :])
+        about = {"title": grid.title, "caption": note or None}
+        table = rich_table(*headings, grid.rows[:_MOST_ROWS], **about)
+        consoles()[err].print(table, markup=False, highlight=False)
+    for name, text in section.configuration.items():
+        typer.echo(f"{name}: {text.strip()}", err=err)
+    for line in section.warnings:
+        typer.echo(f"warning: {line}", err=err)
 
 
 def finite(value: float | None) -> float | None:

@@ -12,11 +12,10 @@ import pandas as pd
 
 from experiments.capacity import curves
 from experiments.capacity.folder import PROBES
+from experiments.content import Chart, SortableTable, anchor, number_or_dash
 from experiments.figures.style import line_styles
 from experiments.report.charts import Spots, StyledLine, lines, points
 from experiments.report.provenance import first_deployments, op_times_grid
-from experiments.run.report import number_or_dash
-from experiments.content import Chart, SortableTable, anchor
 from experiments.sweeps.figures.plot import read_table
 from profiler.storage.strict import UserError
 from simulator.views.metric_registry import number_text

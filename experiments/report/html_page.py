@@ -13,9 +13,9 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader
 
 from experiments.config.errors import ConfigError
+from experiments.content import Section, enumerated
 from experiments.report.sections import sections_of
 from experiments.results import resolved
-from experiments.content import Section, enumerated
 from profiler.storage.files import make_folders, regular, write_whole
 from profiler.storage.manifest import read_manifest
 from profiler.storage.progress import Progress, silent

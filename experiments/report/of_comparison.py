@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import ConfigError
+from experiments.content import Chart, Section, SortableTable
 from experiments.figures.style import policy_styles
 from experiments.report.charts import paired_bars
 from experiments.run.compare import TITLES, by_difference, part_label, percent
 from experiments.run.compare_figure import drawn_parts
-from experiments.content import Chart, Section, SortableTable
 from simulator.views.metric_registry import number_text
 
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.content import Chart, Section, SortableTable, enumerated
 from experiments.figures.style import BLUE, ORANGE, line_styles
 from experiments.report.charts import paired_bars
 from experiments.score.figure import LABELS
 from experiments.score.measured import METRICS
 from experiments.score.server_run import MEASURES
-from experiments.content import Chart, Section, SortableTable, enumerated
 from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 from simulator.views.metric_registry import number_text
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.content import Chart, Section, SortableTable, enumerated
 from experiments.figures.style import BLUE, VERMILION
 from experiments.report.charts import paired_bars
 from experiments.report.frontiers import op_times_of_probes
-from experiments.content import Chart, Section, SortableTable, enumerated
 from experiments.sensitivity.tornado import HEADINGS, MOST_BARS, cells, panels, sides, title
 
 _MOST_CHARTS = 24

@@ -11,9 +11,9 @@ import pandas as pd
 
 from experiments.config.errors import ConfigError
 from experiments.config.parameter_names import parameter
+from experiments.content import Chart, Section, SortableTable, anchor, enumerated
 from experiments.report.charts import Spots, StyledLine, lines, points
 from experiments.report.provenance import first_deployments, op_times_grid
-from experiments.content import Chart, Section, SortableTable, anchor, enumerated
 from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
 from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
 from experiments.sweeps.figures.plot import (

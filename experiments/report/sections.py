@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
 from experiments.config.errors import ConfigError
+from experiments.content import Section
 from experiments.report.of_capacity import capacity_section
 from experiments.report.of_comparison import comparison_section
 from experiments.report.of_recommend import recommend_section
@@ -23,7 +24,6 @@ from experiments.results import (
     SWEEP_FORMAT,
     read_summary,
 )
-from experiments.content import Section
 from profiler.storage.manifest import spoken
 from profiler.storage.progress import Progress, silent
 

@@ -35,6 +35,7 @@ from experiments.results import (
     to_json,
     write_summary,
 )
+from experiments.run.run_answer import run_answer
 from experiments.run.second_process import Errand, SecondProcess, Told
 from experiments.run.uncertainty import (
     Uncertainty,
@@ -50,6 +51,8 @@ from simulator.views.metrics import Analysis
 if TYPE_CHECKING:
     import pandas as pd
 
+OF_ARRIVALS = 0.9
+"""With this share of the makespan before the last arrival, the arrivals set the throughput."""
 MOST_SENT = 500_000
 """Iterations of a scenario up to which a second process computes its bands: some 100 MB."""
 
@@ -109,7 +112,8 @@ class ExperimentResult:
         return tables_of(self.runs)
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: ``{"scenarios": {name: summary}, "ratios": {name: value}, "ratio_bands": …}``.
+        """JSON-able: question and answer in words, then ``{"scenarios": {name: summary}, "ratios":
+        {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
         are its deployment's: the origin of every op's times, of the memory and of the host's time.
@@ -118,10 +122,20 @@ class ExperimentResult:
         for name, run in self.runs.items():
             extra = run.uncertainty.as_json(run.summary) if run.uncertainty is not None else {}
             scenarios[name] = {**run.summary, **extra}
-        content = {"scenarios": scenarios, "ratios": self.ratios, "ratio_bands": self.ratio_bands}
-        content["notes"] = {name: list(run.deployment.notes) for name, run in self.runs.items()}
+        asked, used = self.experiment, {name: run.deployment for name, run in self.runs.items()}
+        compare = {n: ratio.model_dump(exclude_none=True) for n, ratio in asked.compare.items()}
+        content: dict[str, Any] = {"name": asked.name, "description": asked.description}
+        content |= {"scenarios": scenarios, "compare": compare}
+        content |= {"ratios": self.ratios, "ratio_bands": self.ratio_bands}
+        content["deployments"] = {
+            name: {"model": d.model.name, "device": d.device.name, "op_times": d.bundle_name}
+            for name, d in used.items()
+        }
+        content["notes"] = {name: list(d.notes) for name, d in used.items()}
+        narrow = {name: _narrow_by(run) for name, run in self.runs.items()}
+        content["narrow_bands"] = {name: why for name, why in narrow.items() if why}
         cleaned: dict[str, Any] = to_json(content)
-        return cleaned
+        return run_answer(cleaned).words() | cleaned
 
 
 def deploy_all(experiment: Experiment) -> dict[str, Deployment]:
@@ -282,6 +296,17 @@ def _ratio(
     return above / below if below else float("nan")
 
 
+def _narrow_by(run: ScenarioRun) -> str | None:
+    """What keeps a run's band narrow although its op times are not that sure."""
+    workload, sent_s = run.deployment.scenario.workload, run.analysis.records.arrival_s
+    if run.uncertainty is None:
+        return None
+    if workload.sessions is not None or workload.arrivals.kind == "closed_loop":
+        return "clients"
+    lasts_s = float(sent_s.max() - sent_s.min())
+    return "arrivals" if lasts_s > OF_ARRIVALS * run.summary["makespan_s"] else None
+
+
 def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
     from experiments.figures.drawn import draw  # which the first process never imports
 
@@ -311,7 +336,6 @@ def _write_summary(outcome: ExperimentResult, folder: Path) -> None:
     }
     runs = {n: (run.deployment.scenario, run.analysis) for n, run in outcome.runs.items()}
     reference = {name: r.paper for name, r in compare.items() if r.paper is not None}
-    content = {"name": experiment.name, **outcome.summary(), "reference": reference}
-    write_summary(folder, FORMAT, content)
+    write_summary(folder, FORMAT, {**outcome.summary(), "reference": reference})
     for name, file in run_files(runs, config).items():
         (folder / name).write_bytes(file)

@@ -65,7 +65,9 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
 
     numbers = {"capacity": capacity, "mean": capacity, "interval": None, "band": [1.0, 9.0]}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
-    binds = {"slo": "p99 ttft 1s", "because": "queueing"}
+    binds = {"slo": "p99 ttft 1s", "because": "queueing", "at_load": 1.1 * capacity}
+    binds |= {"kv_peak_share": 0.25, "bubble_share": 0.1, "queueing_share_of_ttft": 0.9}
+    binds["mean_batch"] = 12.0
     found = {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
     found["at_capacity"] = curve[1]
     add_costs(found, 2.5 * gpus, "rate")
@@ -81,7 +83,8 @@ def write_capacities(folder: Path) -> Path:
         "slo": "p99 ttft 1s",
         "load": "rate",
         "deployments": [searched("TP 2", 2, 3.0), searched("TP 8", 8, 8.0), none],
-        "warnings": ["warning: TP 1: does not fit"],
+        "tolerance": 0.05,
+        "notes": {name: ["op times: all modelled"] for name in ("TP 2", "TP 8")},
         "prices": PRICES,
     }
     with result_folder(folder, CAPACITY_FORMAT) as scratch:
@@ -107,7 +110,9 @@ def write_recommendation(folder: Path) -> Path:
         "screened": [{**searched("TP 4", 4, 2.5), "replicas": 2, "about": 5.0}],
         "dropped": {"TP 1": "does not fit"},
         "prices": PRICES,
-        "lines": ["first: TP 8 carries 8.00 requests/s", "warning: none carries the rate"],
+        "tolerance": 0.05,
+        "replicas": 1,
+        "command": "vllm serve llama-13b",
     }
     with result_folder(folder, RECOMMEND_FORMAT) as scratch:
         write_summary(scratch, RECOMMEND_FORMAT, content)

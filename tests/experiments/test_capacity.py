@@ -16,8 +16,8 @@ from scipy.special import stdtrit
 from typer.testing import CliRunner
 
 from experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
-from experiments.capacity.asked import read_question, warnings
-from experiments.capacity.capacity_section import CapacitySection, Objective, parse_slo
+from experiments.capacity.asked import read_question
+from experiments.capacity.capacity_section import Objective, parse_slo
 from experiments.capacity.curves import cheapest, points
 from experiments.capacity.judgement import OVERLOAD, Verdict, attainment, judge
 from experiments.capacity.options import options_of, plan_of
@@ -37,7 +37,7 @@ from experiments.capacity.search import (
     race,
     replications_needed,
 )
-from experiments.capacity.written import breaks, reasons, sentence
+from experiments.capacity.written import breaking, breaks, doubts, sentence
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
@@ -386,7 +386,8 @@ def test_the_command(tmp_path: Path) -> None:
         cost = per_million_tokens(load_prices(None).of("a6000"), 1, 8 * one["capacity"])
         assert one["per_million_output_tokens"] == pytest.approx(cost, rel=1e-4)
     assert content["prices"]["mark"] == "assumed"
-    assert "prices in USD" in done.stderr
+    assert any(line.startswith("prices in USD") for line in content["assumptions"])
+    assert "assumed: prices in USD" in done.stderr
     assert (out / "figures" / "pareto_cost_slo.svg").is_file()
     table = pd.read_csv(out / "headroom.csv")
     assert set(table["deployment"]) == {"batch 2", "batch 6"}
@@ -445,10 +446,12 @@ def test_a_limit_that_nothing_keeps_says_by_how_much() -> None:
     why = {"slo": "p99 ttft 1ms", "because": "iterations", "at_load": 0.5, "mean_batch": 1}
     why |= dict.fromkeys(("kv_peak_share", "bubble_share", "queueing_share_of_ttft"), 0.0)
     probe = {"load": 0.5, "stress": {"p99 ttft 1ms": 32.0}}
-    (line,) = reasons([found_at("one", 0.0, 0.0, 0.0) | {"binds": why, "curve": [probe]}])
-    assert line.startswith(
-        "one: even under a small load p99 ttft 1ms (32.00 times the limit) breaks first, because "
+    (row,) = breaking([found_at("one", 0.0, 0.0, 0.0) | {"binds": why, "curve": [probe]}]).rows
+    assert row[0] == "one"
+    assert row[1].startswith(
+        "even under a small load p99 ttft 1ms (32.00 times the limit) breaks first, because "
     )
+    assert row[2:] == ["0.5", "0", "0", "0", "1"]
 
 
 def test_an_overload_is_said_in_plain_words() -> None:
@@ -473,17 +476,15 @@ def test_the_answer_is_a_sentence() -> None:
     assert "No deployment" in sentence([none], "requests/s", "USD")
     unknown = {"name": "TP 2", "gpus": 2, "capacity": None, "error": "the SLO holds"}
     assert sentence([none, unknown], "requests/s", "USD") == "No capacity was found."
-    assert reasons([unknown]) == []
-    (line,) = warnings([unknown], CapacitySection(slo="p90 ttft 1s"))
-    assert line == "warning: TP 2: no capacity: the SLO holds"
+    assert breaking([unknown]).rows == []
+    assert doubts([unknown], 0.05, "") == ["TP 2: no capacity: the SLO holds"]
 
 
 def test_a_queue_that_grows_at_the_capacity_is_said() -> None:
-    section = CapacitySection(slo="p99 ttft 1s")
     certain = {"name": "one", "capacity": 211.0, "mean": 211.0, "interval": (210.0, 212.0)}
     for overloaded in (False, True):
         at = {"overloaded": overloaded, "requests": 200}
-        told = warnings([{**certain, "at_capacity": at}], section)
+        told = doubts([{**certain, "at_capacity": at}], 0.05, "")
         assert len(told) == overloaded
     assert "still grows at 211" in told[0] and "runs of 200 requests" in told[0]
 

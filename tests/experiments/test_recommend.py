@@ -112,8 +112,8 @@ def test_the_replicas_for_a_rate_are_the_fewest(
         assert [one.option.scenario.cluster.replicas for one in found.finalists] == replicas
         enough, short = found.finalists[0].load, found.finalists[-1].load
         assert enough > 20 > short
-        lines = answer_of(found, asked, load_prices(None))["lines"]
-        (told,) = [line for line in lines if line.startswith("one replica fewer would not do: ")]
+        told = answer_of(found, asked, load_prices(None))["answer"]
+        assert "; one replica fewer would not do: " in told
         assert f"x 1 carries {short:.2f} requests/s, {100 - 5 * short:.1f} % less" in told
 
 

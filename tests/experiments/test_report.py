@@ -19,17 +19,18 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
+from experiments.content import Section, enumerated
 from experiments.report.charts import Spots, points
 from experiments.report.html_page import page, write_report
 from experiments.report.of_capacity import capacity_section
-from experiments.report.of_run import _ledger, answer
+from experiments.report.of_run import _ledger
 from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
 from experiments.report.stages_chart import boxes_window, busy_shares
 from experiments.results import read_summary
 from experiments.run.compare import simulate_again
 from experiments.run.overlay import labelled_tables
-from experiments.content import Section, enumerated
+from experiments.run.run_answer import answer
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
@@ -60,12 +61,14 @@ def test_every_kind_has_its_parts(sections: dict[str, Section], kind: str) -> No
 
 def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, Path]) -> None:
     section, summary = sections["run"], read_summary(reported["run"])["scenarios"]
-    cells = {row[0]: dict(zip(section.table.headings, row, strict=True)) for row in
-             section.table.rows}  # fmt: skip
-    assert cells.keys() == summary.keys() == {"orca", "sarathi"}
-    for name, numbers in summary.items():
-        assert float(cells[name]["makespan (s)"]) == pytest.approx(numbers["makespan_s"], rel=5e-3)
-        assert float(cells[name]["MFU (%)"]) == pytest.approx(100 * numbers["mfu"], rel=5e-3)
+    assert list(section.table.headings[2:]) == list(summary) == ["orca", "sarathi"]
+    rows = {row[0]: row[1:] for row in section.table.rows}
+    for label, key, factor, unit in (
+        ("makespan", "makespan_s", 1, "s"), ("model FLOPs utilisation", "mfu", 100, "%")
+    ):  # fmt: skip
+        exact = [factor * numbers[key] for numbers in summary.values()]
+        assert rows[label][0] == unit
+        assert [float(cell) for cell in rows[label][1:]] == pytest.approx(exact, rel=5e-3)
     ratio = summary["orca"]["makespan_s"] / summary["sarathi"]["makespan_s"]
     assert section.answer.startswith("sarathi is the fastest")
     assert f"{ratio:.3g} times as fast as orca" in section.answer
@@ -80,7 +83,7 @@ def test_the_numbers_of_a_run(sections: dict[str, Section], reported: dict[str, 
 
 def test_ratios_say_of_what(sections: dict[str, Section]) -> None:
     (grid,) = (grid for grid in sections["run"].details if grid.title == "Ratios")
-    assert [row[0] for row in grid.rows] == ["makespan_s: orca / sarathi"]
+    assert [row[:2] for row in grid.rows] == [["speedup", "makespan, orca / sarathi"]]
 
 
 def test_the_points_of_a_sweep(sections: dict[str, Section], reported: dict[str, Path]) -> None:
@@ -159,9 +162,15 @@ def test_capacities(sections: dict[str, Section]) -> None:
     )
     assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50", "4.63"]
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
-    assert section.warnings[0] == "TP 1: does not fit"
-    assert section.warnings[1] == "prices in USD of 2026-01-01: assumed"
-    assert section.warnings[2].startswith("no errors of op times: ")
+    assert section.warnings[:3] == [
+        *(f"{name}: one run, so it has no interval" for name in ("TP 2", "TP 8")),
+        "TP 1: no capacity: does not fit",
+    ]
+    assert section.warnings[3].startswith("no errors of op times: ")
+    assert section.assumptions == [
+        *("op times: all modelled", "prices in USD of 2026-01-01: assumed")
+    ]
+    assert section.details[0].rows[0][2:] == ["3.30", "25", "10", "90", "12"]
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
     assert section.charts[0].model.y_range.end == 210  # a probe at three times the limit is cut
 
@@ -194,16 +203,14 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "cost of a million output tokens",
     ]
     assert [grid.title for grid in section.details] == [
-        *("Every point", "Screened only", "Not simulated, or dropped")
+        *("What breaks first", "Screened only", "Not simulated, or dropped", "Every point")
     ]
     assert section.configuration == {
         "winner.yaml": "name: winner\n",
-        "launch.sh": "vllm serve llama-13b\n",
+        "launch.sh": "vllm serve llama-13b",
     }
-    assert section.warnings[:2] == [
-        "none carries the rate",
-        "prices in USD of 2026-01-01: assumed",
-    ]
+    assert section.assumptions == ["prices in USD of 2026-01-01: assumed"]
+    assert section.warnings[0] == "TP 8: one run, so it has no interval"
 
 
 def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> None:
@@ -256,8 +263,9 @@ def test_a_run_that_did_nothing_has_no_ledger_chart(result: Path) -> None:
 def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     shutil.copytree(result, tmp_path / "other")
     (section,) = sections_of([result, tmp_path / "other"])
-    assert len(section.table.rows) == 4
-    assert {row[0] for row in section.table.rows} >= {"run/orca", "other/sarathi"}
+    assert len(section.table.headings) == 2 + 4
+    assert set(section.table.headings) >= {"run/orca", "other/sarathi"}
+    assert [grid.title for grid in section.details].count("Ratios") == 2
 
 
 def test_the_page_asks_for_nothing_and_is_small(sections: dict[str, Section]) -> None:

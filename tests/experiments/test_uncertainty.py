@@ -107,10 +107,10 @@ def test_imported_data_give_a_band_and_warnings(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     assert "makespan, 90 % band" in ran.stdout
     # The MLP profiles end at 4,096 tokens: several prompts of one batch make more rows.
-    assert "warning: whole: a100-80g-sxm/llama-2-70b/tp4: ffn_ln1" in ran.stderr
+    assert "warning: whole: a100-80g-sxm/llama-2-70b/tp4: ffn_ln1" in ran.stdout
     whole = json.loads((out / "summary.json").read_text())["scenarios"]["whole"]
     (ffn,) = (o for o in whole["outside_profile"] if o["op"] == "ffn_ln1")
     assert ffn["beyond"] > 1.5 and 0 < ffn["iterations"] <= 1
-    assert f"size {ffn['profile'][0][0]}" in ran.stderr
+    assert f"size {ffn['profile'][0][0]}" in ran.stdout
     low, high = whole["makespan_s_band"]
     assert low < whole["makespan_s"] < high

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from experiments.config.deployment import deploy
 from experiments.config.loading import load_experiment
 from experiments.run.experiment import simulate_all
-from experiments.run.report import band_notes, load_notes, ratios_table, results_table
+from experiments.run.run_answer import ratios_table, run_answer
 from simulator.loop.records import Floats
 from simulator.views.metrics import Analysis
 from simulator.views.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
@@ -110,14 +109,12 @@ def test_of_a_simulated_cluster(rate: float, state: str) -> None:
 def test_latencies_of_an_overloaded_run_are_not_printed() -> None:
     changes = ["workload.arrivals.rate=4", "workload.requests=300"]
     outcome = simulate_all(load_experiment("first_experiment", changes))
-    notes = load_notes(outcome.summary()["scenarios"], Path("runs/mine"))
-    assert len(notes) == 2 and band_notes(outcome) == []  # op times alone set its makespan
-    assert "orca is overloaded: its queue grows" in notes[0]
-    assert (
-        "Those over all its 300 requests are in runs/mine/summary.json (scenarios.orca:" in notes[0]
-    )
-    table = results_table(outcome)
-    rows = list(table.columns[0].cells)
+    section = run_answer(outcome.summary())
+    assert len(section.warnings) == 2  # no band is narrow: op times alone set the makespan
+    assert "orca is overloaded: its queue grows" in section.warnings[0]
+    where = "Those over all its 300 requests are in summary.json (scenarios.orca:"
+    assert where in section.warnings[0]
+    rows = [row[0] for row in section.table.rows]
     assert "latency, median" not in rows
     assert "time between tokens, median" in rows
 
@@ -133,7 +130,8 @@ def test_a_band_that_is_narrow_because_of_its_arrivals_says_so(
     arrivals: dict[str, object], reason: str
 ) -> None:
     changes = ["workload.requests=20", f"workload.arrivals={json.dumps(arrivals)}"]
-    (note,) = band_notes(simulate_all(load_experiment("first_experiment", changes)))
+    outcome = simulate_all(load_experiment("first_experiment", changes))
+    (note,) = run_answer(outcome.summary()).warnings
     assert note.startswith("orca, sarathi: the 90 % bands") and reason in note
 
 
@@ -142,10 +140,9 @@ def test_a_ratio_of_latencies_of_an_overloaded_run_is_no_number() -> None:
     ratio = "{metric: latency_s.p50, over: [orca, sarathi], paper: 1.5}"
     times = "{metric: makespan_s, over: [orca, sarathi]}"
     changes += [f"compare.latency={ratio}", f"compare.makespan={times}"]
-    table = ratios_table(simulate_all(load_experiment("first_experiment", changes)))
+    table = ratios_table(simulate_all(load_experiment("first_experiment", changes)).summary())
     assert table is not None
-    rows = dict(zip(table.columns[0].cells, table.columns[2].cells, strict=True))
-    assert rows["latency"] == "overloaded"
-    assert float(str(rows["makespan"])) > 0
-    difference = dict(zip(table.columns[0].cells, table.columns[5].cells, strict=True))
-    assert difference["latency"] == ""
+    rows = {row[0]: dict(zip(table.headings, row, strict=True)) for row in table.rows}
+    assert rows["latency"]["predicted"] == "overloaded"
+    assert float(rows["makespan"]["predicted"]) > 0
+    assert rows["latency"]["difference"] == ""

@@ -1,0 +1,228 @@
+"""The answer of a run: its scenarios side by side, in numbers and in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+from experiments.content import Section, SortableTable, enumerated, number_or_dash, thinned
+from experiments.results import SUMMARY
+from simulator.confidence.coverage import Outside
+from simulator.views.metric_registry import STEADY, Quantity, known, number_text, quantity
+
+Summaries = Mapping[str, Mapping[str, Any]]
+OF_SCENARIOS = ("scenarios", "deployments", "notes", "narrow_bands")
+"""The keys of a run's summary that have an entry for each scenario, or for some."""
+
+SHOWN = (
+    *("makespan_s", "makespan_s_band", "requests_per_s", "tokens_per_s", "tokens_per_s_band"),
+    *(
+        "output_tokens_per_s",
+        "mfu",
+        "mean_batch",
+        "hit_rate",
+        "preemption_rate",
+        "recomputed_share",
+        "empty_iterations",
+    ),
+    *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
+    *("latency_s.p50", "latency_s.p99", "bubble_s.p50", "bubble_share", "rejected"),
+)
+"""Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
+_WHERE_ANY = (
+    *("bubble_s.p50", "bubble_share", "rejected"),
+    *("hit_rate", "preemption_rate", "recomputed_share", "empty_iterations"),
+)
+"""Those that are shown where some scenario has any."""
+
+
+def shown_row(path: str, summaries: Iterable[Mapping[str, Any]]) -> list[str] | None:
+    """A row of the results: name, unit, the scenarios' numbers. None where no scenario has any."""
+    metric = known(path.removesuffix("_band"))
+    values = [_value(summary, path, metric) for summary in summaries]
+    nothing = (None, "0") if path in _WHERE_ANY else (None,)
+    if all(value in nothing for value in values):
+        return None
+    band = ", 90 % band" if path.endswith("_band") else ""
+    cells = ("-" if value is None else value for value in values)
+    return [metric.label + band, metric.metric.unit, *cells]
+
+
+def _value(summary: Mapping[str, Any], path: str, quantity: Quantity) -> str | None:
+    """A cell. Latencies are of the steady part of a run that has one, none of an overloaded one."""
+    metric, state = quantity.metric, summary["steady"]["state"]
+    if metric.grows and state == "overloaded":
+        return None
+    found: Any = summary["steady"] if metric.grows and state == "steady" else summary
+    for part in path.split("."):
+        found = found.get(part)
+    if isinstance(found, list):
+        return " to ".join(map(quantity.text, found))
+    return None if found is None else quantity.text(found)
+
+
+_ALIKE = 1.02
+"""Makespans within this factor follow the arrivals, and say nothing of the scenarios."""
+_NARROW = {
+    "clients": (
+        "the 90 % bands are too narrow: they keep the arrivals as they were, although with slower "
+        "ops the clients would send later"
+    ),
+    "arrivals": (
+        "the 90 % bands are narrow because the arrivals set makespan and throughput, not because "
+        "op times are sure; they say nothing of latencies"
+    ),
+}
+
+
+def run_answer(found: Mapping[str, Any]) -> Section:
+    """The answer of what ``run`` found, as its ``summary.json`` has it."""
+    summaries, ratios = found["scenarios"], ratios_table(found)
+    rows = filter(None, (shown_row(path, summaries.values()) for path in SHOWN))
+    note = (
+        "Predicted. The 90 % bands follow from the errors of the op times (docs/uncertainty.md). "
+        "docs/metrics.md defines every number."
+    )
+    headings = ("number", "unit", *summaries)
+    return Section(
+        kind="run",
+        name=str(found["name"]),
+        question=_question(found),
+        answer=answer(summaries),
+        table=SortableTable("Numbers", headings, list(rows), note, text=2),
+        assumptions=thinned(chain(*found.get("notes", {}).values())),
+        details=[] if ratios is None else [ratios],
+        about=str(found.get("description") or ""),
+        warnings=[*_overloaded(summaries), *_outside(found), *_narrow(found)],
+    )
+
+
+def _question(found: Mapping[str, Any]) -> str:
+    what = "how many tokens a second, how soon, and where does the time go?"
+    served, names = found.get("deployments", {}).values(), list(found["scenarios"])
+    models, devices = (
+        enumerated(list(dict.fromkeys(one[key] for one in served))) for key in ("model", "device")
+    )
+    where = f"{models} on {devices}" if served else "its requests"
+    if len(names) == 1:
+        return f"How does {names[0]} serve {where}: {what}"
+    return f"Which of {enumerated(names)} serves {where} best: {what}"
+
+
+def answer(summaries: Summaries) -> str:
+    """The outcome in a sentence."""
+    if len(summaries) == 1:
+        ((name, one),) = summaries.items()
+        said = (
+            f"{name} serves {one['finished']:,} requests in {_text(one, 'makespan_s')} s, with "
+            f"{_text(one, 'output_tokens_per_s')} output tokens/s on {one['gpus']} GPUs"
+        )
+        return f"{said}; {_waits(one)}."
+    spans = {name: float(one["makespan_s"] or 0.0) for name, one in summaries.items()}
+    served = {one["finished"] for one in summaries.values()}
+    growing = [name for name, one in summaries.items() if _latency(one) is None]
+    if len(served) == 1 and not growing and max(spans.values()) > _ALIKE * min(spans.values()) > 0:
+        first, *others = sorted(spans, key=lambda name: spans[name])
+        ratios = enumerated(
+            [f"{spans[name] / spans[first]:.3g} times as fast as {name}" for name in others[:4]]
+        )
+        said = f"{first} is the fastest: it is done after {number_text(spans[first])} s, {ratios}"
+        return f"{said}; {_waits(summaries[first])}."
+    rated = {
+        name: number for name, one in summaries.items() if (number := _latency(one)) is not None
+    }
+    if not rated:
+        most = max(summaries, key=lambda name: summaries[name]["output_tokens_per_s"] or 0.0)
+        rate = _text(summaries[most], "output_tokens_per_s")
+        return f"All are overloaded; {most} has the most output tokens/s, {rate}."
+    best = min(rated, key=lambda name: rated[name])
+    rest = enumerated([f"{name} {number_text(rated[name])} s" for name in rated if name != best])
+    beside = f" ({rest})" if len(rated) > 1 else ""
+    said = (
+        f"{best} has the lowest latency: 99 % of its requests are done within "
+        f"{number_text(rated[best])} s{beside}"
+    )
+    return said + (f"; {enumerated(growing)}: overloaded." if growing else ".")
+
+
+def _latency(one: Mapping[str, Any]) -> float | None:
+    """The 99th percentile of the latency, of the steady part where there is one."""
+    state = one["steady"]["state"]
+    part = one["steady"] if state == "steady" else one
+    found = part["latency_s"]["p99"]
+    return None if state == "overloaded" or found is None else float(found)
+
+
+def _waits(one: Mapping[str, Any]) -> str:
+    state = one["steady"]["state"]
+    if state == "overloaded":
+        return "it is overloaded: its queue grows while requests arrive"
+    part = one["steady"] if state == "steady" else one
+    gap = f"99 % of the gaps between tokens are at most {_text(one, 'tbt_s.p99')} s"
+    if state == "closed":
+        return f"{gap} (all requests arrive at once, so most wait long for their first token)"
+    return f"99 % of the first tokens come within {_text(part, 'ttft_s.p99')} s, and {gap}"
+
+
+def _text(summary: Mapping[str, Any], path: str) -> str:
+    found: Any = summary
+    for part in path.split("."):
+        found = found.get(part)
+    return "-" if found is None else known(path).text(found)
+
+
+def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
+    """The ratios of the ``compare`` section beside those stated elsewhere; None without any."""
+    ratios, bands, scenarios = found.get("ratios"), found.get("ratio_bands", {}), found["scenarios"]
+    if not ratios:
+        return None
+    rows = []
+    for name, value in ratios.items():
+        asked = {"metric": name, "over": (), **found.get("compare", {}).get(name, {})}
+        growing = asked["metric"].startswith(STEADY) and any(
+            scenarios[over]["steady"]["state"] == "overloaded" for over in asked["over"]
+        )
+        label, stated, off = asked.get("label"), asked.get("paper"), ""
+        if stated is not None and value is not None and not growing:
+            off = f"{100 * (value / stated - 1):+.0f} %"
+        predicted = "overloaded" if growing else number_or_dash(value)
+        metric = quantity(asked["metric"])
+        said = label or f"{metric.label if metric else name}, {' / '.join(asked['over'])}"
+        cells = (number_or_dash(bands.get(name)), number_or_dash(stated), off)
+        rows.append([name, said, predicted, *cells])
+    headings = ("ratio", "of what", "predicted", "90 % band", "stated elsewhere", "difference")
+    columns = 6 if any("paper" in asked for asked in found.get("compare", {}).values()) else 4
+    return SortableTable("Ratios", headings[:columns], [row[:columns] for row in rows], text=2)
+
+
+def _overloaded(summaries: Summaries) -> list[str]:
+    """Each overloaded run, with the place of its latencies."""
+    return [
+        f"{name} is overloaded: its queue grows while requests arrive (Kendall's S "
+        f"{summary['steady']['kendall_s']} of 45 over ten blocks). Its latencies depend on the "
+        f"length of the run and are not printed. Those over all its {summary['finished']:,} "
+        f"requests are in {SUMMARY} (scenarios.{name}: {', '.join(STEADY)})"
+        for name, summary in summaries.items()
+        if summary["steady"]["state"] == "overloaded"
+    ]
+
+
+def _outside(found: Mapping[str, Any]) -> list[str]:
+    """Each op with batches outside the measured region, once for all runs that have the same."""
+    said: dict[str, list[str]] = {}
+    for name, summary in found["scenarios"].items():
+        bundle = found.get("deployments", {}).get(name, {}).get("op_times")
+        for one in summary.get("outside_profile", ()):
+            outside = Outside(**(one | {"profile": tuple(map(tuple, one["profile"]))}))
+            said.setdefault(": ".join(filter(None, [bundle, str(outside)])), []).append(name)
+    return [f"{', '.join(names)}: {text}" for text, names in said.items()]
+
+
+def _narrow(found: Mapping[str, Any]) -> list[str]:
+    """Why the bands of some runs are narrow although their op times are not that sure."""
+    because = found.get("narrow_bands", {})
+    return [
+        f"{', '.join(name for name in because if because[name] == reason)}: {_NARROW[reason]}"
+        for reason in dict.fromkeys(because.values())
+    ]
