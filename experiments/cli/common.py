@@ -219,9 +219,10 @@ def print_section(section: Section, *, err: bool = False) -> None:
         more = len(grid.rows) - _MOST_ROWS
         note = f"And {more} more: see --json. {grid.note}" if more > 0 else grid.note
         headings = (grid.headings[: grid.text], grid.headings[grid.text :])
-        about = {"title": grid.title, "caption": note or None}
-        table = rich_table(*headings, grid.rows[:_MOST_ROWS], **about)
+        rows = grid.rows[:_MOST_ROWS]
+        table = rich_table(*headings, rows, title=grid.title)
         consoles()[err].print(table, markup=False, highlight=False)
+        typer.echo(f"{note}\n", err=err)
     for name, text in section.configuration.items():
         typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:

@@ -44,7 +44,8 @@ def run_section(folders: Sequence[Path], progress: Progress = silent) -> Section
     They are simulated again for the timelines; where that cannot be done, a warning says why.
     Raises ConfigError where a folder is not a result.
     """
-    found, again, problems = labelled_tables(folders), {}, []
+    found, again = labelled_tables(folders), dict[str, SimulatedAgain]()
+    problems: list[str] = []
     for label, (folder, name, _) in found.items():
         try:
             again[label] = simulate_again(folder, name, label, progress)
