@@ -216,11 +216,11 @@ def print_section(section: Section, *, err: bool = False) -> None:
     for line in section.assumptions:
         typer.echo(f"assumed: {line}", err=err)
     for grid in (section.table, *section.details):
-        more = len(grid.rows) - _MOST_ROWS
+        most = len(grid.rows) if grid is section.table else _MOST_ROWS
+        more = len(grid.rows) - most
         note = f"And {more} more: see --json. {grid.note}" if more > 0 else grid.note
         headings = (grid.headings[: grid.text], grid.headings[grid.text :])
-        rows = grid.rows[:_MOST_ROWS]
-        table = rich_table(*headings, rows, title=grid.title)
+        table = rich_table(*headings, grid.rows[:most], title=grid.title)
         consoles()[err].print(table, markup=False, highlight=False)
         typer.echo(f"{note}\n", err=err)
     for name, text in section.configuration.items():

@@ -87,12 +87,13 @@ def test_terminal_json_and_page_say_the_same(
 
 
 def test_what_is_drawn_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """Brackets are no markup; a long table ends with the number of its further rows."""
+    """Brackets are no markup; a long table of details ends with the number of its further rows."""
     table = SortableTable("T", ("a [b]", "n"), [["[red]x", str(n)] for n in range(32)], "Noted.")
-    print_section(Section("run", "r", "?", "Is [bold]so[/].", table, warnings=["[w]"]))
+    section = Section("run", "r", "?", "Is [bold]so[/].", table, details=[table], warnings=["[w]"])
+    print_section(section)
     told = capsys.readouterr().out
     assert told.startswith("Is [bold]so[/].\n")
-    assert "a [b]" in told and told.count("[red]x") == 30
+    assert "a [b]" in told and told.count("[red]x") == 32 + 30
     assert "And 2 more: see --json. Noted." in told
     assert told.endswith("warning: [w]\n")
 
