@@ -19,7 +19,6 @@ from experiments.cli.common import (
     SetOption,
     consoles,
     print_json,
-    print_notes,
     print_section,
     print_written,
 )
@@ -200,7 +199,7 @@ def sensitivity(
     from experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
     from experiments.sensitivity.elasticities import read_sensitivity
     from experiments.sensitivity.elasticities import sensitivity as found_by
-    from experiments.sensitivity.tornado import answer_lines, sensitivity_files, sensitivity_tables
+    from experiments.sensitivity.tornado import sensitivity_answer, sensitivity_files
 
     check_backend(backend, address, workers)
     asked = read_sensitivity(
@@ -220,11 +219,7 @@ def sensitivity(
         print_json(content)
     if quiet:
         return
-    print_notes(note for option in asked.options for note in option.deployment.notes)
-    for table in sensitivity_tables(content):
-        (consoles()[1] if json else consoles()[0]).print(table)
-    for line in (*answer_lines(content), *(f"note: {note}" for note in content["warnings"])):
-        typer.echo(line, err=json)
+    print_section(sensitivity_answer(content), err=json)
     print_written(folder, figures=True, err=json)
 
 

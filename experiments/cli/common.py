@@ -215,14 +215,15 @@ def print_section(section: Section, *, err: bool = False) -> None:
         consoles()[err].print(section.about, markup=False, highlight=False)
     for line in section.assumptions:
         typer.echo(f"assumed: {line}", err=err)
-    for grid in (section.table, *section.details):
-        most = len(grid.rows) if grid is section.table else _MOST_ROWS
-        more = len(grid.rows) - most
-        note = f"And {more} more: see --json. {grid.note}" if more > 0 else grid.note
+    details = [(grid, grid.rows[:_MOST_ROWS]) for grid in section.details]
+    for grid, rows in [(section.table, section.table.rows), *details]:
+        more = len(grid.rows) - len(rows)
         headings = (grid.headings[: grid.text], grid.headings[grid.text :])
-        table = rich_table(*headings, grid.rows[:most], title=grid.title)
+        table = rich_table(*headings, rows, title=grid.title)
         consoles()[err].print(table, markup=False, highlight=False)
-        typer.echo(f"{note}\n", err=err)
+        typer.echo(
+            f"And {more} more: see --json. {grid.note}\n" if more else f"{grid.note}\n", err=err
+        )
     for name, text in section.configuration.items():
         typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:

@@ -37,6 +37,7 @@ from experiments.config.loading import Assignments, Config, Draft, load_experime
 from experiments.config.metric_paths import SHAPE, metric
 from experiments.config.policy_file import refuse_of_session
 from experiments.sensitivity.factors import Factor, chosen, factors_of
+from experiments.sensitivity.tornado import sensitivity_answer
 from experiments.sweeps.execute import execute
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SweepPlan
@@ -133,7 +134,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
             row |= {"factor": name, "kind": kinds[name]}
             rows.append(row | _row(values, low, high, measure, notes))
     rows = [row for row in rows if row["elasticity"] is not None]
-    return {
+    content = {
         "format": SENSITIVITY_FORMAT,
         "name": asked.draft.header.name,
         "description": asked.draft.header.description,
@@ -149,8 +150,10 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         "rows": rows,
         "warnings": list(dict.fromkeys(notes)),
         "probes": lab.report.finished,
+        "notes": {option.name: list(option.deployment.notes) for option in asked.options},
         "provenance": "predicted",
     }
+    return content | sensitivity_answer(content).words()
 
 
 def label(measure: str, section: CapacitySection) -> str:

@@ -1,22 +1,24 @@
-"""A sensitivity as its result: a table, sentences, a tornado figure, files."""
+"""A sensitivity as its result: an answer in words and a table, a tornado figure, files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from experiments.capacity.curves import figure_files
+from experiments.content import Section, SortableTable, enumerated, thinned
 from experiments.figures.style import BLACK, BLUE, VERMILION, styled
 from experiments.results import SUMMARY, json_bytes
-from experiments.run.rich_table import rich_table
-from experiments.sensitivity.elasticities import Question
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
+
+if TYPE_CHECKING:
+    from experiments.sensitivity.elasticities import Question
 
 MOST_PANELS, MOST_BARS = 12, 14
 HEADINGS = ("elasticity", "95 % interval")
@@ -45,19 +47,31 @@ def sides(content: Mapping[str, Any]) -> tuple[str, str]:
     return f"-{by}", f"+{by}"
 
 
-def sensitivity_tables(content: Mapping[str, Any]) -> list[Table]:
-    """One for each deployment and measure."""
-    caption = "predicted; docs/sensitivity.md says what each number is"
-    return [
-        rich_table(
-            ("factor", "is a"),
-            (*sides(content), *HEADINGS),
-            [[row["factor"], row["kind"], *cells(row)] for row in rows],
-            title=title(content, *key),
-            caption=caption,
-        )
-        for key, rows in panels(content).items()
+def sensitivity_answer(found: Mapping[str, Any]) -> Section:
+    """The answer of what ``sensitivity`` found, as its ``summary.json`` has it: what each factor
+    does to each measure of each deployment."""
+    said = [_strongest(found, *key) for key in panels(found)]
+    under = f" under the SLO {found['slo']}" if found["slo"] else ""
+    rows = [
+        [name, found["measures"][measure], row["factor"], row["kind"], *cells(row)]
+        for (name, measure), some in panels(found).items()
+        for row in some
     ]
+    headings = ("deployment", "of what", "factor", "is a", *sides(found), *HEADINGS)
+    note = (
+        "Predicted. The elasticity is percent for a percent. docs/sensitivity.md says what each "
+        "number is."
+    )
+    return Section(
+        kind="sensitivity",
+        name=str(found["name"]),
+        question=f"What moves {enumerated(list(found['measures'].values()))}{under} most?",
+        answer=f"{'; '.join(said)}." if said else "Nothing that was changed.",
+        table=SortableTable("What each factor does", headings, rows, note, text=4),
+        assumptions=thinned(chain(*found.get("notes", {}).values())),
+        about=str(found["description"] or ""),
+        warnings=found["warnings"],
+    )
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
@@ -68,13 +82,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
             f"{row['elasticity']:+.3f}", ends]  # fmt: skip
 
 
-def answer_lines(content: Mapping[str, Any]) -> list[str]:
-    """For each deployment and measure, what moves it most."""
-    return [answer(content, *key) for key in panels(content)]
-
-
-def answer(content: Mapping[str, Any], deployment: str, measure: str) -> str:
-    """What moves a measure most: one sentence."""
+def _strongest(content: Mapping[str, Any], deployment: str, measure: str) -> str:
+    """What moves a measure most."""
     rows = panels(content)[deployment, measure]
     single = [f"{r['factor']} ({r['elasticity']:+.2f})" for r in rows if r["kind"] != "ops"][:3]
     text = f"{title(content, deployment, measure)}: moves most with {', '.join(single)}"

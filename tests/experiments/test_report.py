@@ -225,7 +225,8 @@ def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> Non
 def test_sensitivities(sections: dict[str, Section]) -> None:
     section = sections["sensitivity"]
     assert section.question == "What moves output token throughput (tokens/s) most?"
-    assert re.search(r": output lengths, \+0\.\d\d % for 1 % more of it\.$", section.answer)
+    strongest = r": moves most with output lengths \(\+0\.\d\d\), .*; with all ops together -1\.00 "
+    assert re.search(strongest, section.answer)
     cells = {row[2]: row for row in section.table.rows}
     assert cells["all ops"][3:7] == ["ops", "+11.11 %", "-9.09 %", "-1.000"]
     assert [chart.title for chart in section.charts] == [section.answer.split(":")[0]]
