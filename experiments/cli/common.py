@@ -221,9 +221,8 @@ def print_section(section: Section, *, err: bool = False) -> None:
         headings = (grid.headings[: grid.text], grid.headings[grid.text :])
         table = rich_table(*headings, rows, title=grid.title)
         consoles()[err].print(table, markup=False, highlight=False)
-        typer.echo(
-            f"And {more} more: see --json. {grid.note}\n" if more else f"{grid.note}\n", err=err
-        )
+        note = f"And {more} more: see --json. {grid.note}" if more else grid.note
+        typer.echo(f"{note}\n" if note else "", err=err)
     for name, text in section.configuration.items():
         typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:

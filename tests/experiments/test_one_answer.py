@@ -42,6 +42,10 @@ ASKED = {
         *("--slo", "p90 ttft 2s", "--workload", "256:32", "--budget", "128", "--seqs", "8,16"),
         *("--tolerance", "0.5", "--workers", "1"),
     ],
+    "sensitivity": [
+        *("sensitivity", "server.yaml", "--metrics", "makespan_s", "--replications", "1"),
+        *("--only", "all ops,output lengths", "--by", "0.01", "--workers", "1"),
+    ],
 }
 
 
