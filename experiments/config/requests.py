@@ -18,6 +18,7 @@ from experiments.config.workload import (
     Closed,
     FixedLengths,
     Gamma,
+    PdRange,
     Poisson,
     QuantileLengths,
     RandomLengths,
@@ -45,6 +46,7 @@ from simulator.load.workload import (
     WorkloadError,
     at_once,
     gamma_arrivals,
+    log_uniform,
     make_requests,
     poisson_arrivals,
     quantile_lengths,
@@ -212,12 +214,10 @@ def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> Config
 
 def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[Ints, Ints]:
     workload = scenario.workload
-    lengths = workload.lengths
+    lengths, shown = workload.lengths, workload.model_dump()["pd_ratio"]
     if trace is not None:
         if workload.pd_ratio is not None:
-            raise source.error(
-                "workload.pd_ratio", workload.pd_ratio, "must be left out: a trace has its own"
-            )
+            raise source.error("workload.pd_ratio", shown, "must be left out: a trace has its own")
         return trace.prompt, trace.output
     count = workload.requests
     if count is None:
@@ -225,7 +225,7 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
     if isinstance(lengths, RandomLengths | QuantileLengths):
         if workload.pd_ratio is not None:
             problem = "must be left out where lengths.prompt and lengths.decode are given"
-            raise source.error("workload.pd_ratio", workload.pd_ratio, problem)
+            raise source.error("workload.pd_ratio", shown, problem)
         rng = stream(scenario.seed, "lengths")
         if isinstance(lengths, QuantileLengths):
             _check_quantiles(lengths, source)
@@ -234,8 +234,8 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
                 quantile_lengths(count, lengths.tokens("decode"), rng),
             )
         prompt, output = (
-            uniform_lengths(count, max(1, int(lengths.range_ratio * most)), most, rng)
-            for most in (lengths.prompt, lengths.decode)
+            uniform_lengths(count, *lengths.bounds(stated), rng)
+            for stated in (lengths.prompt, lengths.decode)
         )
         return prompt, output
     if isinstance(lengths, FixedLengths):
@@ -249,7 +249,7 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
         if lengths.prompt is not None and lengths.decode is not None:
             if workload.pd_ratio is not None:
                 problem = "must be left out where lengths.prompt and lengths.decode are given"
-                raise source.error("workload.pd_ratio", workload.pd_ratio, problem)
+                raise source.error("workload.pd_ratio", shown, problem)
             return (
                 np.full(count, lengths.prompt, np.int64),
                 np.full(count, lengths.decode, np.int64),
@@ -261,9 +261,19 @@ def _lengths(scenario: Scenario, trace: Trace | None, source: Source) -> tuple[I
         )
     total = _totals(lengths, count, scenario.seed, source)
     try:
-        return split_lengths(total, workload.pd_ratio)
+        return split_lengths(total, _pd_ratios(workload.pd_ratio, count, scenario.seed, source))
     except WorkloadError as error:
-        raise source.error("workload.pd_ratio", workload.pd_ratio, str(error)) from None
+        raise source.error("workload.pd_ratio", shown, str(error)) from None
+
+
+def _pd_ratios(pd_ratio: float | PdRange, count: int, seed: int, source: Source) -> float | Floats:
+    """P:D of all requests, or of each."""
+    if not isinstance(pd_ratio, PdRange):
+        return pd_ratio
+    if pd_ratio.high < pd_ratio.low:
+        problem = f"must be at least low, which is {pd_ratio.low:g}"
+        raise source.error("workload.pd_ratio.high", pd_ratio.high, problem)
+    return log_uniform(count, pd_ratio.low, pd_ratio.high, stream(seed, "pd_ratio"))
 
 
 def _check_quantiles(lengths: QuantileLengths, source: Source) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
 
 from experiments.config.base import Count, Name, Positive, Strict, Text, Tokens
 
@@ -37,13 +38,43 @@ class FixedLengths(Strict):
 
 
 class RandomLengths(Strict):
-    """Prompt and output tokens apart, as load generators draw them: each a whole number between
-    ``range_ratio`` of ``prompt`` (``decode``) and all of it, as likely as any other."""
+    """Prompt and output tokens apart, as a load generator draws them: each a whole number between
+    two bounds, as likely as any other. ``tool`` says between which.
+
+    ``vllm``, as ``vllm bench serve`` draws today: within ``range_ratio`` (0 to below 1) of
+    ``prompt`` (``decode``), which is the mean. ``sglang``, as the benchmarks of SGLang, InferenceX
+    and older vLLM draw: from ``range_ratio`` (above 0 to 1) times ``prompt`` (``decode``) up to it.
+    Without ``range_ratio`` all requests are alike.
+    """
 
     kind: Literal["random"]
     prompt: Tokens
     decode: Tokens
-    range_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tool: Literal["vllm", "sglang"] = "vllm"
+    range_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @field_validator("range_ratio")
+    @classmethod
+    def _of_its_tool(cls, value: float | None, found: ValidationInfo) -> float | None:
+        tool = found.data.get("tool")
+        if tool == "vllm" and value == 1:
+            raise ValueError("must be less than 1: tool vllm draws around the length")
+        if tool == "sglang" and value == 0:
+            raise ValueError("must be more than 0: tool sglang draws from it times the length up")
+        return value
+
+    def bounds(self, tokens: int) -> tuple[int, int]:
+        """The fewest and the most tokens of a prompt (an output) that is stated as ``tokens``.
+
+        Around it as vLLM rounds them, down and up, but never below 1: so it is the mean.
+        """
+        if self.range_ratio is None:
+            return tokens, tokens
+        if self.tool == "sglang":
+            return max(1, int(self.range_ratio * tokens)), tokens
+        # 0.07 x 100 is a little more than 7 in binary.
+        around = min(ceil(round(self.range_ratio * tokens, 6)), tokens - 1)
+        return tokens - around, tokens + around
 
 
 Percentile = Annotated[str, StringConstraints(pattern=r"^p(100|\d{1,2}(\.\d+)?)$")]
@@ -190,6 +221,22 @@ class Sessions(Strict):
     think_s: Annotated[float, Field(ge=0, le=1e6)]
 
 
+class PdRange(Strict):
+    """P:D from ``low`` to ``high``, drawn for each request, evenly over its logarithm."""
+
+    low: Positive
+    high: Positive
+
+
+def _pd_form(value: object) -> str:
+    return "<range>" if isinstance(value, dict | PdRange) else "<number>"
+
+
+PdRatio = Annotated[
+    Annotated[Positive, Tag("<number>")] | Annotated[PdRange, Tag("<range>")],
+    Discriminator(_pd_form),
+]
+
 Times = Annotated[float, Field(gt=0, le=100)]
 
 
@@ -204,7 +251,8 @@ class Shift(Strict):
 
 
 class Workload(Strict):
-    """The requests. ``pd_ratio`` splits a total length into prompt and output tokens.
+    """The requests. ``pd_ratio`` (a number, or ``low`` and ``high``) splits a total length into
+    prompt and output tokens.
 
     ``requests`` may be left out for a trace (all of it). ``declared`` is what a request says it
     may generate: up to ``max_length``, or ``exact``-ly its true output length. With ``sessions``
@@ -215,7 +263,7 @@ class Workload(Strict):
     lengths: Annotated[Lengths, Field(discriminator="kind")]
     arrivals: Annotated[Arrivals, Field(discriminator="kind")] = AtOnce(kind="at_once")
     requests: Count | None = None
-    pd_ratio: Positive | None = None
+    pd_ratio: PdRatio | None = None
     too_long: Literal["error", "reject"] = "error"
     declared: Literal["to_max_length", "exact"] = "to_max_length"
     system_prompts: dict[Name, SystemPrompt] = Field(default_factory=dict)

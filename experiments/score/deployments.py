@@ -112,6 +112,7 @@ def scenario_of(row: Measured, host: HostConstants) -> dict[str, Any]:
                 "kind": "random",
                 "prompt": row.isl,
                 "decode": row.osl,
+                "tool": "sglang",
                 "range_ratio": row.length_range_ratio,
             },
             "arrivals": {

@@ -61,8 +61,15 @@ def quantile_lengths(
     return np.asarray(np.maximum(1, np.rint(drawn)), np.int64)
 
 
-def split_lengths(total: npt.ArrayLike, pd_ratio: float) -> tuple[Ints, Ints]:
-    """(prompt, output) tokens with prompt : output about ``pd_ratio``, both at least 1.
+def log_uniform(count: int, low: float, high: float, rng: np.random.Generator) -> Floats:
+    """``count`` numbers from ``low`` to ``high``, spread evenly over their logarithm."""
+    found: Floats = low * (high / low) ** rng.random(count)
+    return found
+
+
+def split_lengths(total: npt.ArrayLike, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
+    """(prompt, output) tokens with prompt : output about ``pd_ratio``, both at least 1. It is one
+    for all, or one each.
 
     output = max(1, floor(total / (pd_ratio + 1))), prompt = total - output. Raises WorkloadError
     where a total is too short to split.
@@ -73,7 +80,7 @@ def split_lengths(total: npt.ArrayLike, pd_ratio: float) -> tuple[Ints, Ints]:
     if (prompt < 1).any():
         raise WorkloadError(
             f"a request of {int(totals.min())} tokens cannot be split into a prompt and an output "
-            f"at P:D {pd_ratio:g}"
+            f"at P:D {np.min(pd_ratio):g}"
         )
     return prompt, output
 

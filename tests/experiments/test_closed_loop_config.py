@@ -10,7 +10,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
 from simulator.views.metrics import Analysis
 
-RANDOM = "workload.lengths={kind: random, prompt: 100, decode: 20, range_ratio: 0.8}"
+RANDOM = "workload.lengths={kind: random, prompt: 100, decode: 20, tool: sglang, range_ratio: 0.8}"
 CLOSED = "workload.arrivals={kind: closed_loop, clients: 4, think_s: 0.5}"
 
 

@@ -21,7 +21,7 @@ model: llama-3.1-8b
 device: h100-80g-sxm
 workload:
   requests: 12
-  lengths: {kind: random, prompt: 64, decode: 8, range_ratio: 0.8}
+  lengths: {kind: random, prompt: 64, decode: 8, tool: sglang, range_ratio: 0.8}
   arrivals: {kind: closed_loop, clients: 4}
   declared: exact
 cluster: {max_length: 128}

@@ -37,7 +37,7 @@ def test_longer_requests_still_fit() -> None:
 
 
 def requests(**workload: object) -> list[Request]:
-    lengths = {"kind": "random", "prompt": 200, "decode": 40, "range_ratio": 0.5}
+    lengths = {"kind": "random", "prompt": 200, "decode": 40, "tool": "sglang", "range_ratio": 0.5}
     arrivals = {"kind": "poisson", "rate": 2.0}
     given = {"lengths": lengths, "arrivals": arrivals, "requests": 400, **workload}
     tree = {"model": "llama-13b", "device": "a6000", "workload": given, "policy": {"name": "orca"}}
