@@ -106,6 +106,7 @@ def find_capacity(
     config: Config,
     changes: Assignments = (),
     *,
+    workload: str | None = None,
     out: Folder | None = None,
     workers: int = 1,
     bands: bool = True,
@@ -115,7 +116,9 @@ def find_capacity(
     """Find the highest load under which the SLO of a ``capacity`` section holds: a row per
     deployment, with its ``capacity``, what breaks first, and what a million output tokens cost.
 
-    ``out`` keeps the folder that ``sarathi-sim capacity`` writes; the same call goes on from it.
+    ``workload`` gives lengths in place of its own, as ``"1024:256"`` or another text that
+    ``--workload`` takes (docs/workloads.md). ``out`` keeps the folder that ``sarathi-sim capacity``
+    writes; the same call goes on from it.
     ``bands`` also searches under errors of the op times. ``prices`` is a YAML (docs/capacity.md)
     in place of the shipped assumptions. Raises ConfigError for what cannot run.
     """
@@ -126,7 +129,7 @@ def find_capacity(
     from experiments.capacity.written import capacities
     from experiments.config.policy_file import refuse_of_session
 
-    draft, section, options = read_question(config, changes)
+    draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
     for option in options:
         refuse_of_session(option.scenario, draft.source)

@@ -24,7 +24,7 @@ import pandas as pd
 HERE = Path(__file__).resolve().parents[1]
 TABLES = ("requests.parquet", "iterations.parquet", "ledger.csv")
 PRINTED = {
-    "advise": ["advise", "--model", "llama-13b", "--device", "a6000", "--workload", "1K:14"],
+    "advise": ["advise", "--model", "llama-13b", "--device", "a6000", "--workload", "1K@14"],
     "reproduce": ["reproduce"],
 }
 

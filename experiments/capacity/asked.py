@@ -17,6 +17,7 @@ from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, capacity_answer, headroom
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Assignments, Config, Draft, read_draft
+from experiments.config.traffic import with_workload
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from profiler.storage.plain_yaml import dump_yaml
@@ -24,10 +25,11 @@ from profiler.storage.strict import KeyPath, mistakes
 
 
 def read_question(
-    config: Config, assignments: Assignments
+    config: Config, assignments: Assignments, workload: str | None = None
 ) -> tuple[Draft, CapacitySection, list[Option]]:
-    """A file with a ``capacity`` section, and its deployments, checked. Raises ConfigError."""
-    draft = read_draft(config, assignments)
+    """A file with a ``capacity`` section, and its deployments, checked; ``workload`` gives lengths
+    in place of its own (:func:`with_workload`). Raises ConfigError."""
+    draft = with_workload(read_draft(config, assignments), workload)
     raw = draft.header.capacity
     if raw is None:
         raise ConfigError(

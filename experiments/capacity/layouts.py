@@ -6,7 +6,6 @@ the GPUs. Each layout comes with several token budgets and sequence limits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +14,14 @@ from experiments.capacity.capacity_section import CapacitySection, parse_slo
 from experiments.capacity.options import Option, serving
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source, check_scenario, read_draft
+from experiments.config.loading import Source, check_scenario
+from experiments.config.traffic import parse_workload
 from experiments.sweeps.plan import SharedRequests
 from experiments.sweeps.points import Point
 from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from profiler.facts.model import ModelSpec, load_model
 from profiler.kernels.stack_file import stacks_on
-from profiler.storage.paths import user_path
-
-_LENGTHS = re.compile(r"(\d+):(\d+)")
-POISSON: dict[str, Any] = {"kind": "poisson", "rate": 1}
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 SEQUENCES = (64, 128, 256, 512)
@@ -186,32 +182,3 @@ def _counts(option: str, text: str | None) -> tuple[int, ...]:
     if any(not 1 <= count <= 1_000_000 for count in found):
         raise ConfigError(f"{option} {text}: expected counts from 1 on, with commas")
     return found
-
-
-def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], int]:
-    """The section ``workload``, and the longest sequence to be served. Raises ConfigError."""
-    usual = {"requests": 10_000, "arrivals": POISSON, "declared": "exact", "too_long": "reject"}
-    if match := _LENGTHS.fullmatch(text):
-        prompt, decode = int(match[1]), int(match[2])
-        lengths: dict[str, Any] = {"kind": "random", "prompt": prompt, "decode": decode}
-        lengths["range_ratio"] = 0.5
-        return {**usual, "lengths": lengths}, max_length or _rounded(prompt + decode)
-    path = user_path(text)
-    if path.suffix in (".csv", ".jsonl"):
-        if max_length is None:
-            raise ConfigError(f"--workload {text}: a trace needs --max-length, its longest request")
-        del usual["requests"]
-        return {**usual, "lengths": {"kind": "trace", "path": str(path)}}, max_length
-    draft = read_draft(text)
-    workload, cluster = draft.raw.get("workload"), draft.raw.get("cluster")
-    if not isinstance(workload, dict):
-        raise ConfigError(f"--workload {text}: this configuration has no section workload")
-    given = cluster.get("max_length") if isinstance(cluster, dict) else None
-    if max_length is None and not isinstance(given, int):
-        raise ConfigError(f"--workload {text}: it states no cluster.max_length: give --max-length")
-    kept = {key: value for key, value in workload.items() if key != "declared"}
-    return {**kept, "declared": "exact"}, max_length or int(str(given))
-
-
-def _rounded(tokens: int) -> int:
-    return -(-tokens // 512) * 512

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.cli.common import (
+    WORKLOAD,
     ConfigArgument,
     JsonOption,
     ModelOption,
     QuietOption,
     ResultOption,
     SetOption,
+    WorkloadOption,
     consoles,
     print_json,
     print_section,
@@ -61,6 +63,7 @@ def _laboratory(
 def capacity(
     config: ConfigArgument,
     assignments: SetOption = None,
+    workload: WorkloadOption = None,
     out: ResultOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -74,11 +77,13 @@ def capacity(
 
     Every deployment of CONFIG is searched. Its section `capacity` states the SLO, and the space of
     deployments. Finished probes stay in the folder: the same command goes on where it was stopped.
+    --workload gives lengths in place of those of CONFIG.
 
     \b
     Examples:
       sarathi-sim capacity capacity_llama3_70b
       sarathi-sim capacity capacity_llama3_70b --set 'capacity.slo=p99 ttft 1s, p99 tbt 100ms'
+      sarathi-sim capacity my.yaml --workload 1024:256
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
     from experiments.capacity.asked import answered, read_question, result_files
@@ -87,7 +92,7 @@ def capacity(
     from experiments.capacity.written import capacity_answer
 
     check_backend(backend, address, workers)
-    draft, section, options = read_question(config, assignments or [])
+    draft, section, options = read_question(config, assignments or [], workload)
     costs = load_prices(prices)
     folder = out or Path("runs") / draft.header.name
     where = backend_at(backend, address, workers)
@@ -110,10 +115,7 @@ def recommend(
     rate: Annotated[
         float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
     ] = None,
-    workload: Annotated[
-        str,
-        typer.Option(help="A configuration (its workload), a trace, or PROMPT:OUTPUT tokens."),
-    ] = "capacity_llama3_70b",
+    workload: Annotated[str, WORKLOAD] = "capacity_llama3_70b",
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest sequence, tokens.")] = None,
     stack: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm, with commas.")] = None,
     dtype: Annotated[str, typer.Option(help="bf16, fp8, ..., separated by commas.")] = "bf16",

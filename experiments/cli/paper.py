@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.cli.common import (
+    WORKLOAD,
     DegreeOption,
     JsonOption,
     consoles,
@@ -97,14 +98,7 @@ def reproduce(
 def advise(
     model: Annotated[str, typer.Option(help="A model of the profiles.")],
     device: Annotated[str, typer.Option(help="A device of the profiles, or its YAML file.")],
-    workload: Annotated[
-        str,
-        typer.Option(
-            metavar="LENGTH:PD",
-            help="Prompt + output tokens of a request, and their ratio: a number, a range "
-            "LOW..HIGH, or ? for unknown (1..200).",
-        ),
-    ],
+    workload: Annotated[str, WORKLOAD],
     tp: DegreeOption = 1,
     batch: Annotated[
         int | None, typer.Option(min=2, help="Largest batch.  [default: what the memory holds]")
@@ -119,17 +113,17 @@ def advise(
 ) -> None:
     """Advise on Sarathi's chunk size and batch cap.
 
-    Prints five lines of advice, and the numbers behind it.
+    Prints the lengths that it read and five lines of advice, with the numbers behind it.
 
     \b
     Examples:
-      sarathi-sim advise --model llama-13b --device a6000 --workload 1K:14 --batch 18
-      sarathi-sim advise --model llama-13b --device a6000 --workload "2K:?"
-      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 4K:5..50 --tbt-limit 40
+      sarathi-sim advise --model llama-13b --device a6000 --workload 1K@14 --batch 18
+      sarathi-sim advise --model llama-13b --device a6000 --workload "2K@?"
+      sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 1024:256
     """
     from experiments.run.advise import advise as find
     from experiments.run.advise import explain
-    from experiments.run.demand import parse_demand
+    from experiments.run.demand import demand_of
     from experiments.run.machine import Machine
     from experiments.run.report import ProgressBar
     from profiler.bundle.schema import find_bundle, load_bundle
@@ -137,7 +131,7 @@ def advise(
     from profiler.storage.paths import data_dir
     from simulator.op_times.regression import OpTimes
 
-    demand = parse_demand(workload)
+    demand = demand_of(workload)
     folder = profiles if profiles is not None else data_dir() / "profiles"
     path = find_bundle(folder, load_device(device).name, model, tp)
     machine = Machine(OpTimes(load_bundle(path)), device)

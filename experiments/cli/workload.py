@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from experiments.cli.common import (
     JsonOption,
     SetOption,
+    WorkloadOption,
     consoles,
     print_json,
     print_written,
@@ -18,15 +20,13 @@ from experiments.cli.common import (
 if TYPE_CHECKING:
     from policies.request import Request
 
-# A configuration without a limit takes its model's, which is not needed here.
-_ANY = 2**24
-
 
 def workload(
     what: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help="A trace (CSV, JSON), or a configuration."),
-    ],
+        str | None,
+        typer.Argument(metavar="[FILE]", help="A trace (CSV, JSON), or a configuration."),
+    ] = None,
+    workload: WorkloadOption = None,
     assignments: SetOption = None,
     column: Annotated[
         list[str] | None,
@@ -44,20 +44,25 @@ def workload(
     """Say what is in a workload.
 
     Prints lengths, rates, burstiness and how much of the prompts is shared. FILE is a trace as
-    `workload.lengths.path` takes it, or a configuration, of which the requests are drawn.
+    `workload.lengths.path` takes it, or a configuration, of which the requests are drawn. In its
+    place --workload takes what it takes elsewhere.
 
     \b
     Examples:
       sarathi-sim workload trace.csv
       sarathi-sim workload log.jsonl --column prompt=tokens_in --column output=tokens_out
       sarathi-sim workload shared_prefixes --out runs/workload
+      sarathi-sim workload --workload 1024:256~0.5 --json
     """
+    from experiments.config.errors import ConfigError
     from experiments.results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
     from simulator.load.describe import describe_workload
 
     if out is not None:
         check_replaceable(out, WORKLOAD_FORMAT)
-    found = _requests(what, assignments or [], column or [])
+    if (what is None) == (workload is None):
+        raise ConfigError("FILE and --workload: give one of them")
+    found = _requests(str(what or workload), assignments or [], column or [])
     described = {name: describe_workload(*given) for name, given in found.items()}
     if out is not None:
         from experiments.figures.style import save, styled
@@ -79,23 +84,29 @@ def workload(
 def _requests(
     what: str, assignments: list[str], columns: list[str]
 ) -> dict[str, tuple[list[Request], int | None]]:
-    """The requests of a trace, or of each scenario of a configuration that has its own; and the
-    clients of a closed loop."""
+    """The requests of lengths in a word, of a trace, or of each scenario of a configuration that
+    has its own; and the clients of a closed loop."""
     from experiments.config.errors import ConfigError
     from experiments.config.loading import load_experiment
     from experiments.config.requests import build_requests
+    from experiments.config.traffic import LONGEST, in_a_word, is_trace, or_forms, requests_of
 
-    if Path(what).suffix in (".csv", ".json", ".jsonl"):
+    if in_a_word(what):
+        if assignments or columns:
+            raise ConfigError(f"--set, --column: must be left out: {what} has neither")
+        requests = requests_of(what, arrivals={"kind": "at_once"})
+        return {re.sub(r"[^\w.]+", "-", what): (requests, None)}
+    if is_trace(what):
         if assignments:
             raise ConfigError("--set: must be left out: a trace has no keys")
         return {Path(what).stem: (_of_trace(what, columns), None)}
     if columns:
         raise ConfigError("--column: must be left out: a configuration has lengths.columns")
-    experiment = load_experiment(what, assignments)
+    experiment = or_forms(lambda text: load_experiment(text, assignments), what)
     found: dict[str, tuple[list[Request], int | None]] = {}
     seen: dict[str, str] = {}
     for name, scenario in experiment.scenarios.items():
-        length = scenario.cluster.max_length or _ANY
+        length = scenario.cluster.max_length or LONGEST
         key = f"{scenario.seed} {length} {scenario.workload.model_dump_json()}"
         if key not in seen:
             seen[key] = name

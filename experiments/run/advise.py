@@ -2,15 +2,16 @@
 
 The paper does not say how to choose the chunk (section 6). The closed form is a steady state of
 equal requests: a prompt of P tokens takes n chunks of C - (B - 1) tokens, B - 1 decodes piggybacked
-on each; decodes that find no chunk to piggyback on run on their own, B at a time. The best few, and
-the fixed chunks 256 and 512, are then simulated on requests drawn from the whole workload.
+on each; decodes that find no chunk to piggyback on run on their own, B at a time. All that are near
+the best, and the fixed chunks 256 and 512, are then simulated on requests of the whole workload,
+and the best batch of each chunk is looked for between those. A simulation decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 
@@ -24,7 +25,10 @@ from simulator.views.spans import Spans
 TILE = 128
 FIXED = (256, 512)
 _CHUNKS = (128, 256, 384, 512, 640, 768, 1024, 1536, 2048)
-_VERIFIED = 4
+_NEAR = 0.12
+"""Part of the throughput by which the closed form may be wrong."""
+_EVERY = 24
+"""Batches up to this are all tried; from then on each is an eighth larger than the last."""
 _REQUESTS = 360
 _LARGEST_BATCH = 256
 
@@ -60,7 +64,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Advice:
-    """All results; ``verified`` is sorted, the best first."""
+    """All results; ``verified`` keeps the limit and is sorted, the best first. ``fixed`` is the
+    best of each fixed chunk, whether or not it keeps the limit."""
 
     demand: Demand
     largest_batch: int
@@ -83,9 +88,9 @@ def advise(
 ) -> Advice:
     """The best chunk size and batch cap for a workload on one tensor-parallel group of GPUs.
 
-    ``tbt_limit_s`` bounds the time of an iteration that carries decodes. Raises ConfigError for a
-    cap beyond what the memory holds and for a limit that nothing meets, CapacityError where not
-    one request fits.
+    ``tbt_limit_s`` bounds the time of an iteration that carries decodes, in the closed form, and
+    P99 of the time between tokens, simulated. Raises ConfigError for a cap beyond what the memory
+    holds and for a limit that nothing meets, CapacityError where not one request fits.
     """
     capacity = kv_capacity_tokens(
         machine.ops.model,
@@ -101,40 +106,72 @@ def advise(
             "tokens do"
         )
     largest = batch_cap or fitting
-    shares = (0.25, 0.5, 0.75, 1.0)
-    batches = sorted({min(largest, max(2, ceil(largest * share))) for share in shares})
+    limit = inf if tbt_limit_s is None else tbt_limit_s
     chunks = [c for c in _CHUNKS if c <= max(FIXED[-1], ceil(demand.length / TILE) * TILE)]
-    candidates = sorted(
-        (candidate(machine, demand, chunk, batch) for chunk in chunks for batch in batches),
-        key=lambda p: p.seconds,
-    )
-    allowed = [p for p in candidates if tbt_limit_s is None or p.tbt_s <= tbt_limit_s]
-    if not allowed:
-        least = min(p.tbt_s for p in candidates)
-        raise ConfigError(
-            f"--tbt-limit {1e3 * (tbt_limit_s or 0):g}: no chunk and batch meets it; the least "
-            f"time between tokens is {1e3 * least:.1f} ms"
+    known: dict[tuple[int, int], Candidate] = {}
+    found: dict[Candidate, Verified] = {}
+
+    def closed(chunk: int, batch: int) -> Candidate:
+        if (chunk, batch) not in known:
+            known[chunk, batch] = candidate(machine, demand, chunk, batch)
+        return known[chunk, batch]
+
+    def simulated(jobs: Iterable[Candidate]) -> None:
+        for job in jobs:
+            if job not in found:
+                found[job] = _simulate(machine, demand, job)
+            if progress is not None:
+                progress(len(found), max(len(found), len(allowed)))
+
+    def kept(chunk: int | None = None) -> list[Verified]:
+        inside = (v for v in found.values() if max(v.candidate.tbt_s, v.tbt_p99_s) <= limit)
+        of_chunk = (v for v in inside if chunk in (None, v.candidate.chunk))
+        return sorted(of_chunk, key=lambda v: -v.tokens_per_s)
+
+    batches = _batches(largest)
+    candidates = [closed(chunk, batch) for chunk in chunks for batch in batches]
+    allowed = [p for p in candidates if p.tbt_s <= limit]
+    likely = {
+        chunk: min(
+            (p for p in candidates if p.chunk == chunk), key=lambda p: (p.tbt_s > limit, p.seconds)
         )
-    tried = allowed[:_VERIFIED]
-    at_most = [next(p for p in candidates if (p.chunk, p.batch) == (c, largest)) for c in FIXED]
-    jobs = [*tried, *(p for p in at_most if p not in tried)]
-    found = {}
-    for number, job in enumerate(jobs):
-        found[job] = _simulate(machine, demand, job)
-        if progress is not None:
-            progress(number + 1, len(jobs))
-    best = sorted((found[p] for p in jobs if p in allowed), key=lambda v: -v.tokens_per_s)
-    excluded = candidates[0] if candidates[0] not in allowed else None
-    fixed = {chunk: found[p] for chunk, p in zip(FIXED, at_most, strict=True)}
-    return Advice(demand, largest, excluded, best, fixed)
+        for chunk in FIXED
+    }
+    simulated(likely.values())
+    for near in sorted(allowed, key=lambda p: p.seconds):
+        best = min((v.candidate.seconds for v in kept()), default=inf)
+        if near.seconds * (1 - _NEAR) > best:
+            break
+        simulated([near])
+    for chunk in chunks:
+        step = 1 + largest // 8
+        while (step := step // 2) and (of_chunk := kept(chunk)):
+            batch = of_chunk[0].candidate.batch
+            around = (closed(chunk, b) for b in (batch - step, batch + step) if 2 <= b <= largest)
+            simulated(p for p in around if p.tbt_s <= limit)
+    if not (verified := kept()):
+        shortest = min(max(p.tbt_s, found[p].tbt_p99_s if p in found else 0) for p in candidates)
+        raise ConfigError(
+            f"--tbt-limit {1e3 * limit:g}: no chunk and batch meets it; the least time between "
+            f"tokens is {1e3 * shortest:.1f} ms"
+        )
+    fastest = min(candidates, key=lambda p: p.seconds)
+    excluded = fastest if fastest.tbt_s > limit else None
+    fixed = {chunk: (kept(chunk) or [found[likely[chunk]]])[0] for chunk in FIXED}
+    return Advice(demand, largest, excluded, verified, fixed)
+
+
+def _batches(largest: int) -> list[int]:
+    """Batch caps up to ``largest`` that are tried first."""
+    found = [*range(min(2, largest), min(_EVERY, largest) + 1)]
+    while found[-1] < largest:
+        found.append(min(largest, found[-1] + found[-1] // 8))
+    return found
 
 
 def candidate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candidate:
-    """The closed form, averaged over the workload's P:D."""
-    parts = [
-        _steady(machine, demand.length, pd, chunk, batch)
-        for pd in demand.ratios(1 if demand.low == demand.high else 5)
-    ]
+    """The closed form, averaged over the parts of the workload."""
+    parts = [_steady(machine, prompt, output, chunk, batch) for prompt, output in demand.parts]
     terms = parts[0][1]
     return Candidate(
         chunk,
@@ -146,11 +183,10 @@ def candidate(machine: Machine, demand: Demand, chunk: int, batch: int) -> Candi
 
 
 def _steady(
-    m: Machine, length: int, pd_ratio: float, chunk: int, batch: int
+    m: Machine, prompt: int, output: int, chunk: int, batch: int
 ) -> tuple[float, dict[str, float], float]:
     """Seconds per request, the cost of each term, and the longest iteration."""
-    output = min(max(1, ceil(length / (1 + pd_ratio))), length - 1)
-    prompt, decodes = length - output, output - 1
+    length, decodes = prompt + output, output - 1
     size = Sarathi(chunk, TILE, "reserve").chunk_tokens(batch - 1, batch)
     count = ceil(prompt / size)
     piggybacked = min(batch - 1, decodes / count)
@@ -202,10 +238,9 @@ def _simulate(machine: Machine, demand: Demand, chosen: Candidate) -> Verified:
 
 
 def explain(advice: Advice) -> list[str]:
-    """Five lines: the best choice, why, its limit, the next ones, and the regrets."""
+    """Six lines: the lengths, the best choice, why, its limit, other chunks, regrets."""
     best, demand = advice.verified[0], advice.demand
     chosen = best.candidate
-    ratio = f"{demand.low:g}" if demand.low == demand.high else f"{demand.low:g}..{demand.high:g}"
     piggybacked = chosen.batch - 1
     size = Sarathi(chosen.chunk, TILE, "reserve").chunk_tokens(piggybacked, chosen.batch)
     balance = "one request at a time: no decode has a chunk to piggyback on"
@@ -223,11 +258,14 @@ def explain(advice: Advice) -> list[str]:
             f"limited by the TBT limit: {advice.excluded.name} would be {gain:.1f} % faster, at "
             f"{1e3 * advice.excluded.tbt_s:.0f} ms an iteration; then {shares[0]}"
         )
-    others = [f"{v.candidate.name}: {_percent(v, best)}" for v in advice.verified[1:4]]
+    first = {v.candidate.chunk: v for v in reversed(advice.verified)}  # the best of each chunk
+    next_ones = sorted(first.values(), key=lambda v: -v.tokens_per_s)[1:4]
+    others = [f"{v.candidate.name}: {_percent(v, best)}" for v in next_ones]
     return [
+        f"workload: {demand.line()}",
         f"best: {chosen.name} (of at most {advice.largest_batch}): {best.tokens_per_s:,.0f} "
         f"tokens/s simulated, {1e3 * best.tbt_p99_s:.0f} ms between tokens (p99)",
-        f"why: {balance}, and the workload's is {ratio} at {demand.length} tokens",
+        f"why: {balance}, and the workload's is {demand.ratio}",
         limit,
         f"next: {'; '.join(others) or 'nothing else was allowed'}",
         "regret: " + "; ".join(_regret(advice, chunk) for chunk in FIXED),

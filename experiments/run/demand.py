@@ -1,56 +1,92 @@
-"""A workload in one word: the length of requests, and its division into prompt and output."""
+"""The lengths of a workload's requests, as advice needs them: a sample, and a few that stand for
+all."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from experiments.config.errors import ConfigError
+from experiments.config.traffic import FORMS, requests_of
+from simulator.load.describe import lengths_line
 from simulator.loop.records import Ints
 
+LONGEST = 8192
+"""Tokens of a request: as far as the machine's times go."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Demand:
-    """Requests of ``length`` tokens each, with P:D from ``low`` to ``high``.
+    """Prompt and output tokens of requests, kept in the order of their P:D."""
 
-    P:D is spread evenly over its logarithm.
-    """
+    prompt: Ints
+    output: Ints
 
-    length: int
-    low: float
-    high: float
+    @classmethod
+    def of(cls, prompt: Ints, output: Ints) -> Demand:
+        """Of requests in any order."""
+        order = np.argsort(prompt / output, kind="stable")
+        return cls(np.asarray(prompt)[order], np.asarray(output)[order])
 
-    def ratios(self, count: int) -> list[float]:
-        """P:D at the middles of ``count`` equally likely parts."""
-        share = (np.arange(count) + 0.5) / count
-        return [float(r) for r in self.low * (self.high / self.low) ** share]
+    @cached_property
+    def length(self) -> int:
+        """Tokens of the longest request."""
+        return int((self.prompt + self.output).max())
+
+    @cached_property
+    def parts(self) -> list[tuple[int, int]]:
+        """Mean prompt and output of five equally likely parts; of one where all are alike."""
+        if len(np.unique(np.stack([self.prompt, self.output]), axis=1).T) == 1:
+            return [(int(self.prompt[0]), int(self.output[0]))]
+        places = np.array_split(np.arange(len(self.prompt)), 5)
+        pairs = [(self.prompt[at].mean(), self.output[at].mean()) for at in places if len(at)]
+        return [(max(1, round(prompt)), max(1, round(output))) for prompt, output in pairs]
 
     def requests(self, count: int) -> tuple[Ints, Ints]:
-        """Prompt and output tokens of a sample, shuffled but always the same."""
-        ratios = np.random.default_rng(0).permutation(self.ratios(count))
-        output = np.clip(np.ceil(self.length / (1 + ratios)), 1, self.length - 1)
-        return self.length - output.astype(np.int64), output.astype(np.int64)
+        """Prompt and output tokens of a sample that has every P:D in proportion, shuffled but
+        always the same."""
+        at = ((np.arange(count) + 0.5) / count * len(self.prompt)).astype(np.int64)
+        at = np.random.default_rng(0).permutation(at)
+        return self.prompt[at], self.output[at]
+
+    @property
+    def ratio(self) -> str:
+        """P:D, or its range."""
+        ends = [f"{float(f'{self.prompt[at] / self.output[at]:.2g}'):g}" for at in (0, -1)]
+        return " to ".join(dict.fromkeys(ends))
+
+    def line(self) -> str:
+        """The lengths, in words."""
+        least = int((self.prompt + self.output).min())
+        most = "" if least == self.length else f"{least:,} to "
+        said = lengths_line(self.prompt, self.output)
+        return f"requests of {most}{self.length:,} tokens in all, P:D {self.ratio}: {said}"
 
 
-def parse_demand(text: str) -> Demand:
-    """``LENGTH:PD``, ``LENGTH:LOW..HIGH`` or ``LENGTH:?``, such as ``1K:14``.
-
-    Raises ConfigError saying what was wrong and what is allowed.
-    """
-    length, colon, ratio = text.replace(" ", "").partition(":")
-    thousand = length[-1:] in ("K", "k")
-    try:
-        tokens = float(length[:-1]) * 1024 if thousand else float(length)
-        low, dots, high = ("1", "..", "200") if ratio == "?" else ratio.partition("..")
-        least, most = float(low), float(high if dots else low)
-        good = colon and tokens.is_integer() and 2 <= tokens <= 8192 and 0 < least <= most < 1e6
-    except ValueError:
-        good = False
-    if not good:
+def demand_of(text: str) -> Demand:
+    """The lengths that ``--workload`` states. Raises ConfigError for what is not allowed there."""
+    word = text.replace(" ", "")
+    if old := re.fullmatch(r"(\d+(?:\.\d+)?[kK]):(\d+)", word):
         raise ConfigError(
-            f"--workload {text}: expected LENGTH:PD, where LENGTH is prompt + output tokens (2 to "
-            "8192, or as in 1K) and PD is their ratio: a number, a range as in 5..50, or ? for "
-            "unknown (1..200)"
+            f"--workload {text}: tokens in all with their P:D are written {old[1]}@{old[2]}; "
+            f"a prompt of {old[1]} with {old[2]} output tokens {_plain(old[1])}:{old[2]}; "
+            f"{FORMS}"
         )
-    return Demand(int(tokens), least, most)
+    requests = requests_of(text)
+    demand = Demand.of(
+        np.array([request.prompt_tokens for request in requests]),
+        np.array([request.output_tokens for request in requests]),
+    )
+    if demand.length > LONGEST:
+        raise ConfigError(
+            f"--workload {text}: its longest request has {demand.length:,} tokens; must be at most "
+            f"{LONGEST:,}"
+        )
+    return demand
+
+
+def _plain(thousands: str) -> str:
+    return f"{1024 * float(thousands[:-1]):g}"

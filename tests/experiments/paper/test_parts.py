@@ -115,8 +115,7 @@ def test_the_steady_state_by_hand(output: int, piggybacked: float, alone: float)
     """1000 tokens, C = 256, B = 7: chunks of up to 250 tokens; decodes piggyback, or run alone."""
     machine = Machine(plain_ops(), "a6000")
     prompt = 1000 - output
-    ratio = prompt / output
-    found = candidate(machine, Demand(1000, ratio, ratio), 256, 7)
+    found = candidate(machine, Demand(np.array([prompt]), np.array([output])), 256, 7)
     linear = LAYERS * (4 * 1e-3 + 2e-6 * (prompt + 4 * piggybacked))
     last = prompt - 750
     attention = LAYERS * 1e-9 * (250 * (1 + 251 + 501) + last * 751)

@@ -1,0 +1,174 @@
+"""What the option ``--workload`` may say: lengths in a word, a trace, or a configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Draft, Source, check_scenario, read_draft
+from experiments.config.requests import build_requests
+from experiments.config.workload import RandomLengths
+from policies.request import Request
+from profiler.storage.paths import user_path
+from simulator.load.trace import read_trace
+from simulator.load.workload import WorkloadError
+
+T = TypeVar("T")
+FORMS = (
+    "expected PROMPT:OUTPUT tokens in the mean, all alike (1024:256) or spread evenly around it "
+    "(1024:256~0.5), tokens in all with their P:D (1K@14, 1K@5..50, 1K@? for 1 to 200), a trace "
+    "(.csv, .json, .jsonl), or a configuration"
+)
+TRACES = (".csv", ".json", ".jsonl")
+POISSON: dict[str, Any] = {"kind": "poisson", "rate": 1}
+REQUESTS = 10_000
+"""Of lengths in a word."""
+LONGEST = 2**24
+"""Tokens: for whom any request will do."""
+_LENGTHS = ("lengths", "pd_ratio", "system_prompts", "sessions")
+_NUMBER = r"\d+(?:\.\d+)?"
+_PAIR = re.compile(rf"({_NUMBER}[kK]?):({_NUMBER}[kK]?)(?:~({_NUMBER}))?")
+_TOTAL = re.compile(rf"({_NUMBER}[kK]?)@(?:(\?)|({_NUMBER})(?:\.\.({_NUMBER}))?)")
+_RATIO_OF_TOTAL = re.compile(rf"({_NUMBER}[kK]?):(\?|{_NUMBER}\.\.{_NUMBER}|\d+\.\d+)")
+
+
+def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
+    """The lengths of requests that a word such as ``1024:256`` states, as keys of the section
+    ``workload``, and the longest request they allow; None where the text is no such word.
+
+    Raises ConfigError for one that is wrong, with all that is allowed.
+    """
+    word = text.replace(" ", "")
+    try:
+        if old := _RATIO_OF_TOTAL.fullmatch(word):
+            raise ValueError(f"a total and its P:D are written {old[1]}@{old[2]}")
+        if pair := _PAIR.fullmatch(word):
+            return _pair(_tokens(pair[1]), _tokens(pair[2]), pair[3])
+        if total := _TOTAL.fullmatch(word):
+            low, high = ("1", "200") if total[2] else (total[3], total[4] or total[3])
+            return _total(_tokens(total[1]), float(low), float(high))
+        if re.match(r"[\d.]+[kK]?[:@~]", word):
+            raise ValueError("no lengths")
+    except ValueError as error:
+        raise ConfigError(f"--workload {text}: {error}; {FORMS}") from None
+    return None
+
+
+def _tokens(text: str) -> int:
+    tokens = float(text[:-1]) * 1024 if text[-1] in "kK" else float(text)
+    if not (tokens.is_integer() and 1 <= tokens <= LONGEST):
+        raise ValueError(f"{text} must be whole tokens, from 1 to {LONGEST:,}")
+    return int(tokens)
+
+
+def _pair(prompt: int, decode: int, spread: str | None) -> tuple[dict[str, Any], int]:
+    given: dict[str, Any] = {"prompt": prompt, "decode": decode}
+    if spread is None:
+        return {"lengths": {"kind": "fixed", **given}}, prompt + decode
+    if not float(spread) < 1:
+        raise ValueError(f"the spread {spread} must be below 1")
+    given = {"kind": "random", **given, "tool": "vllm", "range_ratio": float(spread)}
+    lengths = RandomLengths(**given)
+    return {"lengths": given}, sum(lengths.bounds(mean)[1] for mean in (prompt, decode))
+
+
+def _total(total: int, low: float, high: float) -> tuple[dict[str, Any], int]:
+    if total < 2 or not 1e-6 <= low <= high <= 1e6:
+        raise ValueError("the total must be at least 2, and P:D rise, from 1e-6 to 1e6")
+    ratio = low if low == high else {"low": low, "high": high}
+    return {"lengths": {"kind": "fixed", "total": total}, "pd_ratio": ratio}, total
+
+
+def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], int]:
+    """The section ``workload``, and the longest sequence to be served: ``max_length``, or else the
+    longest request rounded up to 512 tokens (of a configuration: what it states).
+
+    Raises ConfigError for a text of no such form, and for a file that cannot be read.
+    """
+    usual = {"arrivals": POISSON, "declared": "exact", "too_long": "reject"}
+    if stated := in_a_word(text):
+        return {**usual, "requests": REQUESTS, **stated[0]}, max_length or _rounded(stated[1])
+    if is_trace(text):
+        path = user_path(text)
+        lengths = {"kind": "trace", "path": str(path)}
+        try:
+            longest = max_length or _rounded(_longest(path))
+        except WorkloadError as error:
+            raise ConfigError(f"--workload {error}") from None
+        return {**usual, "lengths": lengths}, longest
+    draft = or_forms(read_draft, text)
+    workload, cluster = draft.raw.get("workload"), draft.raw.get("cluster")
+    if not isinstance(workload, dict):
+        raise ConfigError(f"--workload {text}: this configuration has no section workload")
+    given = cluster.get("max_length") if isinstance(cluster, dict) else None
+    if max_length is None and not isinstance(given, int):
+        raise ConfigError(f"--workload {text}: it states no cluster.max_length: give --max-length")
+    kept = {key: value for key, value in workload.items() if key != "declared"}
+    return {**kept, "declared": "exact"}, max_length or int(str(given))
+
+
+def is_trace(text: str) -> bool:
+    """Whether this names a trace, by the end of its name."""
+    return Path(text).suffix in TRACES
+
+
+def _longest(path: Path) -> int:
+    trace = read_trace(path)
+    return int((trace.prompt + trace.output).max())
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // 512) * 512
+
+
+def or_forms(read: Callable[[str], T], text: str) -> T:
+    """What ``read`` makes of a configuration. Raises its ConfigError; where there is no such file,
+    with all that the option may say."""
+    try:
+        return read(text)
+    except ConfigError as error:
+        if user_path(text).exists():
+            raise
+        raise ConfigError(f"--workload {error}; {FORMS}") from None
+
+
+def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> list[Request]:
+    """The requests that the option states. Raises ConfigError as :func:`parse_workload` does."""
+    section, _ = parse_workload(text, LONGEST)
+    if arrivals is not None:
+        section = {**section, "arrivals": arrivals}
+    source = Source(f"--workload {text}", "", {}, ())
+    # A scenario needs these keys, its requests do not.
+    rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
+    return build_requests(check_scenario({**rest, "workload": section}, source), LONGEST, source)
+
+
+def with_workload(draft: Draft, text: str | None) -> Draft:
+    """A configuration with these lengths in place of its own, in all scenarios (None: as it is).
+
+    Number and arrivals of the requests stay; a trace has its own number. Raises ConfigError for a
+    text of no such form, and where ``--set`` gives lengths, too.
+    """
+    if text is None:
+        return draft
+    for path in draft.assigned:
+        if "workload" in path and not {*path} & {"arrivals", "requests", "declared", "too_long"}:
+            raise ConfigError(f"--set {'.'.join(path)}: has no effect: --workload gives lengths")
+    given, _ = parse_workload(text, LONGEST)
+    lengths = {key: given[key] for key in _LENGTHS if key in given}
+    number = {} if is_trace(text) else {"requests": REQUESTS}
+
+    def changed(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        own = tree.get("workload")
+        if not isinstance(own, dict) and not given:
+            return dict(tree)
+        left_out = (*_LENGTHS, *(("requests",) if is_trace(text) else ()))
+        kept = {k: v for k, v in (own or {}).items() if k not in left_out}
+        return {**tree, "workload": {**given, **kept}}
+
+    overrides = {name: changed(tree, {}) for name, tree in draft.overrides.items()}
+    return replace(draft, raw=changed(draft.raw, {**number, **lengths}), overrides=overrides)
