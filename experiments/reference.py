@@ -83,7 +83,7 @@ def _tables(schema: Mapping[str, Any], classes: Mapping[str, Any], prefix: str) 
         inner += [(named, each) for each in sections]
         if "const" in form:
             continue
-        kind = "section" if sections else _type(form)
+        kind = _type(form)
         default = "required" if key in schema.get("required", ()) else _default(form)
         rows.append((f"`{path}`", kind, default, *_meaning(path), _example(path)))
     if rows:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def workload(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE]", help="A trace (CSV, JSON), or a configuration."),
+        typer.Argument(metavar="FILE", help="A trace (CSV, JSON), or a configuration."),
     ] = None,
     workload: WorkloadOption = None,
     assignments: SetOption = None,
@@ -73,7 +73,8 @@ def workload(
             (folder / "figures").mkdir()
             for name, (requests, clients) in found.items():
                 with styled():
-                    save(workload_figure(requests, name, clients), folder / "figures", name)
+                    drawn = workload_figure(requests, name, clients)
+                    save(drawn, folder / "figures", re.sub("[:@?~]", "-", name))
     if json:
         print_json(described)
     for name, numbers in described.items():
@@ -95,7 +96,7 @@ def _requests(
         if assignments or columns:
             raise ConfigError(f"--set, --column: must be left out: {what} has neither")
         requests = requests_of(what, arrivals={"kind": "at_once"})
-        return {re.sub(r"[^\w.]+", "-", what): (requests, None)}
+        return {what: (requests, None)}
     if is_trace(what):
         if assignments:
             raise ConfigError("--set: must be left out: a trace has no keys")

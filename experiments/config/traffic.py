@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ REQUESTS = 10_000
 LONGEST = 2**24
 """Tokens: for whom any request will do."""
 _LENGTHS = ("lengths", "pd_ratio", "system_prompts", "sessions")
+_GIVEN = {("workload", key) for key in _LENGTHS}
 _NUMBER = r"\d+(?:\.\d+)?"
 _PAIR = re.compile(rf"({_NUMBER}[kK]?):({_NUMBER}[kK]?)(?:~({_NUMBER}))?")
 _TOTAL = re.compile(rf"({_NUMBER}[kK]?)@(?:(\?)|({_NUMBER})(?:\.\.({_NUMBER}))?)")
@@ -52,7 +54,7 @@ def in_a_word(text: str) -> tuple[dict[str, Any], int] | None:
             low, high = ("1", "200") if total[2] else (total[3], total[4] or total[3])
             return _total(_tokens(total[1]), float(low), float(high))
         if re.match(r"[\d.]+[kK]?[:@~]", word):
-            raise ValueError("no lengths")
+            raise ValueError("these are no lengths")
     except ValueError as error:
         raise ConfigError(f"--workload {text}: {error}; {FORMS}") from None
     return None
@@ -156,7 +158,7 @@ def with_workload(draft: Draft, text: str | None) -> Draft:
     if text is None:
         return draft
     for path in draft.assigned:
-        if "workload" in path and not {*path} & {"arrivals", "requests", "declared", "too_long"}:
+        if any(pair in _GIVEN for pair in pairwise(path)):
             raise ConfigError(f"--set {'.'.join(path)}: has no effect: --workload gives lengths")
     given, _ = parse_workload(text, LONGEST)
     lengths = {key: given[key] for key in _LENGTHS if key in given}

@@ -26,7 +26,7 @@ def test_the_trace_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     Path("small.jsonl").write_text(trace)
     Path("replay.yaml").write_text(YAML[-1])
     commands = re.findall(r"^    sarathi-sim (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         words = shlex.split(command)
         if "shared_prefixes" in words:
