@@ -133,7 +133,7 @@ def or_forms(read: Callable[[str], T], text: str) -> T:
     try:
         return read(text)
     except ConfigError as error:
-        if user_path(text).exists():
+        if user_path(text).is_file():
             raise
         raise ConfigError(f"--workload {error}; {FORMS}") from None
 

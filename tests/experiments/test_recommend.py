@@ -248,7 +248,7 @@ def test_fronts() -> None:
         (["--gpus", "2", "--stack", "vlm"], "--stack vlm: 'vlm': one of vllm, sglang, trtllm"),
         (["--gpus", "2", "--budget", "0"], "--budget 0: expected counts"),
         (["--gpus", "2", "--workload", "none"], "none: no such file"),
-        (["--gpus", "2", "--workload", "t.csv"], "a trace needs --max-length"),
+        (["--gpus", "2", "--workload", "t.csv"], "t.csv: No such file"),
     ],
 )
 def test_mistakes_are_named(options: list[str], message: str) -> None:

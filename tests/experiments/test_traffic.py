@@ -1,0 +1,239 @@
+"""Lengths in a word: the same requests in every command, and random lengths of two tools."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import experiments as sim
+from experiments.capacity import asked
+from experiments.capacity.layouts import deployable, wanted_of
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
+from experiments.config.loading import Source, check_scenario, read_draft
+from experiments.config.requests import build_requests
+from experiments.config.traffic import FORMS, parse_workload, requests_of, with_workload
+from experiments.run.demand import demand_of
+from policies.request import Request
+from simulator.load.describe import lengths_line, traffic_line
+
+SOURCE = Source("", "x", {}, ())
+CONFIG: dict[str, Any] = {
+    "name": "x",
+    "model": "llama-13b",
+    "device": "a6000",
+    "workload": {
+        "requests": 300,
+        "lengths": {"kind": "uniform", "min": 64, "max": 128},
+        "pd_ratio": 3,
+        "sessions": {"max_turns": 3, "think_s": 1.0},
+        "arrivals": {"kind": "gamma", "rate": 1, "cv": 0.5},
+    },
+    "cluster": {"max_length": 2048},
+    "policy": {"name": "sarathi", "chunk_size": 256},
+    "batching": {"max_batch": 8},
+    "capacity": {"slo": "p90 ttft 2s", "requests": 200},
+}
+WORDS = ["1024:256", "1024:256~0.5", "1K@14", "1K@5..50", "1K@?"]
+
+
+def drawn(workload: dict[str, Any], requests: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    given = {**workload, "requests": requests}
+    rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
+    scenario = check_scenario({**rest, "workload": given}, SOURCE)
+    return tokens(build_requests(scenario, 2**24, SOURCE))
+
+
+def tokens(requests: list[Request]) -> tuple[np.ndarray, np.ndarray]:
+    return (
+        np.array([request.prompt_tokens for request in requests]),
+        np.array([request.output_tokens for request in requests]),
+    )
+
+
+@pytest.mark.parametrize("ratio", [0, 0.07, 0.3, 0.5, 0.999])
+def test_the_stated_length_is_the_mean(ratio: float) -> None:
+    """Today's vLLM: floor(100 (1 - r)) to ceil(100 (1 + r)), each as likely."""
+    lengths = {"kind": "random", "prompt": 100, "decode": 7, "range_ratio": ratio}
+    prompt, output = drawn({"lengths": lengths})
+    low, high = {0: (100, 100), 0.07: (93, 107), 0.3: (70, 130), 0.5: (50, 150)}.get(
+        ratio, (1, 199)
+    )
+    counts = Counter(prompt.tolist())
+    assert set(counts) == set(range(low, high + 1))
+    expected = len(prompt) / len(counts)
+    assert all(abs(found - expected) < 6 * expected**0.5 for found in counts.values())
+    assert output.min() >= 1 and (low + high) / 2 == 100
+    assert prompt.mean() == pytest.approx(100, abs=6 * (high - low + 1) / 12**0.5 / 20_000**0.5)
+
+
+def test_the_older_tools_draw_up_to_the_stated_length() -> None:
+    lengths = {"kind": "random", "prompt": 100, "decode": 9, "tool": "sglang", "range_ratio": 0.8}
+    prompt, output = drawn({"lengths": lengths})
+    assert set(prompt) == set(range(80, 101)) and set(output) == {7, 8, 9}
+    for tool in ("vllm", "sglang"):
+        alike = drawn({"lengths": {"kind": "random", "prompt": 9, "decode": 3, "tool": tool}}, 50)
+        assert (set(alike[0]), set(alike[1])) == ({9}, {3})
+    for tool, ratio, said in (("vllm", 1, "less than 1"), ("sglang", 0, "more than 0")):
+        with pytest.raises(ConfigError, match=f"range_ratio: value {ratio}.*: must be {said}"):
+            drawn({"lengths": {**lengths, "tool": tool, "range_ratio": ratio}})
+
+
+def test_a_range_of_ratios_is_even_over_its_logarithm() -> None:
+    total = {"kind": "fixed", "total": 10_000}
+    prompt, output = drawn({"lengths": total, "pd_ratio": {"low": 1, "high": 100}})
+    assert (prompt + output == 10_000).all()
+    shares, _ = np.histogram(np.log10(prompt / output), [-0.01, 0.5, 1, 1.5, 2.01])
+    assert shares == pytest.approx(np.full(4, 5000), abs=300)
+    again, _ = drawn({"lengths": total, "pd_ratio": {"low": 1, "high": 100}}, 500)
+    assert (again == prompt[:500]).all()
+    uniform = {"kind": "uniform", "min": 500, "max": 900}  # a stream of its own
+    both = [np.sum(drawn({"lengths": uniform, "pd_ratio": pd}), axis=0)
+            for pd in (4, {"low": 2, "high": 9})]  # fmt: skip
+    assert (both[0] == both[1]).all()
+    with pytest.raises(ConfigError, match=r"pd_ratio.high: value 2.*must be at least low, .* 3"):
+        drawn({"lengths": total, "pd_ratio": {"low": 3, "high": 2}})
+    with pytest.raises(ConfigError, match=r"workload\.pd_ratio\.most: unknown key"):
+        drawn({"lengths": total, "pd_ratio": {"low": 3, "most": 2}})
+
+
+@pytest.mark.parametrize(
+    ("word", "means", "longest"),
+    [
+        ("1024:256", (1024, 256), 1536),
+        ("1K:0.25k", (1024, 256), 1536),
+        ("1024:256~0.5", (1024, 256), 2048),
+        ("1024 : 256 ~ 0.9", (1024, 256), 2560),
+        ("1000:24~0", (1000, 24), 1024),
+        ("1K@15", (960, 64), 1024),
+        # The mean of 1 / (1 + P:D): ln((1 + 1/5) / (1 + 1/50)) / ln 10, less half of a token.
+        ("8K@5..50", (8192 * (1 - 0.070581), 8192 * 0.070581), 8192),
+        ("8K@?", (8192 * (1 - 0.129881), 8192 * 0.129881), 8192),
+    ],
+)
+def test_a_word(word: str, means: tuple[int, int], longest: int) -> None:
+    section, max_length = parse_workload(word, None)
+    assert max_length == longest and parse_workload(word, 99)[1] == 99
+    prompt, output = drawn(section)
+    assert (prompt.mean(), output.mean()) == pytest.approx(means, rel=0.02)
+    assert int((prompt + output).max()) <= longest
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("1K:5..50", "a total and its P:D are written 1K@5..50"),
+        ("2K:?", "a total and its P:D are written 2K@?"),
+        ("1024:14.5", "a total and its P:D are written 1024@14.5"),
+        ("1024:", "these are no lengths"),
+        ("1024@", "these are no lengths"),
+        ("1024:256~x", "these are no lengths"),
+        ("1024:256~1", "the spread 1 must be below 1"),
+        ("0:256", "0 must be whole tokens"),
+        ("0.3:2", "0.3 must be whole tokens"),
+        ("99999K:2", "99999K must be whole tokens"),
+        ("1K@50..5", "P:D rise"),
+        ("1K@0", "P:D rise"),
+        ("1@14", "the total must be at least 2"),
+        ("1024", "1024: no such file, nor a shipped configuration"),
+        ("", "nor a shipped configuration"),
+    ],
+)
+def test_a_wrong_word(word: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_workload(word, None)
+    said = str(caught.value)
+    assert said.startswith("--workload ") and problem in said
+    assert said.endswith(FORMS) and "\n" not in said
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_it_is_the_same_traffic_everywhere(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In recommend, capacity, advise, workload, the library, and as a configuration has it."""
+    found = {"function": tokens(requests_of(word))}
+    wanted = wanted_of(
+        "llama-13b", "a6000", "p90 ttft 2s", 1, None, word, None, None, "bf16", "256", "8", 0.3
+    )
+    found["recommend"] = tokens(deployable(wanted)[0][0].deployment.requests)
+    _, _, (option,) = asked.read_question(CONFIG, (), word)
+    assert option.scenario.workload.sessions is None
+    arrivals = option.scenario.workload.arrivals
+    assert (arrivals.kind, option.scenario.seed) == ("gamma", 0)
+    few, workload = tokens(option.deployment.requests), option.scenario.workload.model_dump()
+    assert all((a == b).all() for a, b in zip(drawn(workload, len(few[0])), few, strict=True))
+    found["capacity"] = drawn(workload, 10_000)
+    demand = demand_of(word)
+    found["advise"] = demand.prompt, demand.output
+    seen: list[Any] = []
+    monkeypatch.setattr(asked, "with_workload", lambda *given: seen.append(given) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sim.find_capacity(CONFIG, workload=word)
+    ((draft, given),) = seen
+    assert given == word
+    found["library"] = drawn(with_workload(draft, word).raw["workload"], 10_000)
+    alike = {name: sorted(zip(*map(np.ndarray.tolist, pair), strict=True))
+             for name, pair in found.items()}  # fmt: skip
+    assert all(pairs == alike["function"] for pairs in alike.values()), alike.keys()
+    done = CliRunner().invoke(app, ["workload", "--workload", word, "--json"])
+    assert done.exit_code == 0, done.output
+    (numbers,) = json.loads(done.stdout).values()
+    prompt, output = found["function"]
+    assert numbers["prompt_tokens"]["sum"] == prompt.sum()
+    assert numbers["output_tokens"]["sum"] == output.sum()
+    assert (numbers["rate"], numbers["requests"]) == (None, 10_000)
+    assert lengths_line(prompt, output) in demand.line()
+
+
+def test_1024_to_256() -> None:
+    requests = requests_of("1024:256")
+    assert {(one.prompt_tokens, one.output_tokens) for one in requests} == {(1024, 256)}
+    assert traffic_line(requests) == (
+        "prompts of 1,024 tokens in the mean (P99 1,024), outputs of 256 (P99 256)"
+    )
+
+
+def test_every_scenario_gets_the_lengths() -> None:
+    other = {"lengths": {"kind": "fixed", "total": 64}, "arrivals": {"kind": "at_once"}}
+    draft = read_draft({**CONFIG, "scenarios": {"a": {}, "b": {"workload": other}}})
+    changed = with_workload(draft, "9:3")
+    assert changed.overrides == {"a": {}, "b": {"workload": {"arrivals": {"kind": "at_once"}}}}
+    assert changed.raw["workload"]["lengths"] == {"kind": "fixed", "prompt": 9, "decode": 3}
+    assert changed.raw["workload"]["requests"] == 300 and draft.raw["workload"]["pd_ratio"] == 3
+    assert with_workload(draft, None) is draft
+    for key in ("workload.pd_ratio=3", "scenarios.a.workload.lengths.max=9"):
+        with pytest.raises(ConfigError, match="has no effect: --workload gives lengths"):
+            with_workload(read_draft({**CONFIG, "scenarios": {"a": {}}}, [key]), "9:3")
+    with_workload(read_draft(CONFIG, ["workload.arrivals.cv=2"]), "9:3")
+
+
+def test_a_trace_brings_its_own_number_and_its_longest_request(tmp_path: Path) -> None:
+    """400 + 113 tokens are 513: the next whole 512 is 1,024."""
+    path = tmp_path / "log.csv"
+    path.write_text("prompt_tokens,output_tokens\n" + 20 * "400,112\n" + "400,113\n")
+    section, longest = parse_workload(str(path), None)
+    assert (longest, section.get("requests")) == (1024, None)
+    assert parse_workload(str(path), 512)[1] == 512
+    changed = with_workload(read_draft(CONFIG), str(path)).raw["workload"]
+    assert "requests" not in changed and "sessions" not in changed
+    assert len(requests_of(str(path))) == 21
+    path.write_text("prompt_tokens,output_tokens\n7,x\n")
+    with pytest.raises(ConfigError, match=r"--workload .*log\.csv: row 2"):
+        parse_workload(str(path), None)
+
+
+@pytest.mark.parametrize("command", ["recommend", "capacity", "advise", "workload"])
+def test_the_help_has_an_example(command: str) -> None:
+    said = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+    assert "--workload 1024:256" in said and "1K@5..50" in said
+
+
+def test_one_of_a_file_and_lengths() -> None:
+    for words in ([], ["shared_prefixes", "--workload", "9:3"]):
+        done = CliRunner().invoke(app, ["workload", *words])
+        assert done.exit_code == 2 and "FILE and --workload: give one of them" in done.stderr
