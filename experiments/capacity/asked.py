@@ -17,9 +17,9 @@ from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, capacity_answer, headroom
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Assignments, Config, Draft, read_draft
-from experiments.config.traffic import with_workload
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
+from experiments.run.traffic import with_workload
 from profiler.storage.plain_yaml import dump_yaml
 from profiler.storage.strict import KeyPath, mistakes
 

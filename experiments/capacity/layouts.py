@@ -15,7 +15,7 @@ from experiments.capacity.options import Option, serving
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario
-from experiments.config.traffic import parse_workload
+from experiments.run.traffic import parse_workload
 from experiments.sweeps.plan import SharedRequests
 from experiments.sweeps.points import Point
 from profiler.facts.device import DeviceSpec, load_device

@@ -90,7 +90,7 @@ def _requests(
     from experiments.config.errors import ConfigError
     from experiments.config.loading import load_experiment
     from experiments.config.requests import build_requests
-    from experiments.config.traffic import LONGEST, in_a_word, is_trace, or_forms, requests_of
+    from experiments.run.traffic import LONGEST, in_a_word, is_trace, or_forms, requests_of
 
     if in_a_word(what):
         if assignments or columns:

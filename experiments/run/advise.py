@@ -105,60 +105,99 @@ def advise(
             f"--batch {batch_cap}: does not fit: at most {fitting} requests of {demand.length} "
             "tokens do"
         )
-    largest = batch_cap or fitting
-    limit = inf if tbt_limit_s is None else tbt_limit_s
-    chunks = [c for c in _CHUNKS if c <= max(FIXED[-1], ceil(demand.length / TILE) * TILE)]
-    known: dict[tuple[int, int], Candidate] = {}
-    found: dict[Candidate, Verified] = {}
-
-    def closed(chunk: int, batch: int) -> Candidate:
-        if (chunk, batch) not in known:
-            known[chunk, batch] = candidate(machine, demand, chunk, batch)
-        return known[chunk, batch]
-
-    def simulated(jobs: Iterable[Candidate]) -> None:
-        for job in jobs:
-            if job not in found:
-                found[job] = _simulate(machine, demand, job)
-            if progress is not None:
-                progress(len(found), max(len(found), len(allowed)))
-
-    def kept(chunk: int | None = None) -> list[Verified]:
-        inside = (v for v in found.values() if max(v.candidate.tbt_s, v.tbt_p99_s) <= limit)
-        of_chunk = (v for v in inside if chunk in (None, v.candidate.chunk))
-        return sorted(of_chunk, key=lambda v: -v.tokens_per_s)
-
-    batches = _batches(largest)
-    candidates = [closed(chunk, batch) for chunk in chunks for batch in batches]
-    allowed = [p for p in candidates if p.tbt_s <= limit]
-    likely = {
-        chunk: min(
-            (p for p in candidates if p.chunk == chunk), key=lambda p: (p.tbt_s > limit, p.seconds)
-        )
-        for chunk in FIXED
-    }
-    simulated(likely.values())
-    for near in sorted(allowed, key=lambda p: p.seconds):
-        best = min((v.candidate.seconds for v in kept()), default=inf)
-        if near.seconds * (1 - _NEAR) > best:
-            break
-        simulated([near])
-    for chunk in chunks:
-        step = 1 + largest // 8
-        while (step := step // 2) and (of_chunk := kept(chunk)):
-            batch = of_chunk[0].candidate.batch
-            around = (closed(chunk, b) for b in (batch - step, batch + step) if 2 <= b <= largest)
-            simulated(p for p in around if p.tbt_s <= limit)
-    if not (verified := kept()):
-        shortest = min(max(p.tbt_s, found[p].tbt_p99_s if p in found else 0) for p in candidates)
+    search = _Search(machine, demand, batch_cap or fitting, tbt_limit_s or inf, progress)
+    likely = search.fixed()
+    search.simulate(likely.values())
+    search.race()
+    search.refine()
+    if not (verified := search.kept()):
+        shortest = min(search.shortest(p) for p in search.candidates)
         raise ConfigError(
-            f"--tbt-limit {1e3 * limit:g}: no chunk and batch meets it; the least time between "
-            f"tokens is {1e3 * shortest:.1f} ms"
+            f"--tbt-limit {1e3 * search.limit_s:g}: no chunk and batch meets it; the least time "
+            f"between tokens is {1e3 * shortest:.1f} ms"
         )
-    fastest = min(candidates, key=lambda p: p.seconds)
-    excluded = fastest if fastest.tbt_s > limit else None
-    fixed = {chunk: (kept(chunk) or [found[likely[chunk]]])[0] for chunk in FIXED}
-    return Advice(demand, largest, excluded, verified, fixed)
+    fastest = min(search.candidates, key=lambda p: p.seconds)
+    excluded = fastest if fastest.tbt_s > search.limit_s else None
+    fixed = {chunk: (search.kept(chunk) or [search.found[p]])[0] for chunk, p in likely.items()}
+    return Advice(demand, search.largest, excluded, verified, fixed)
+
+
+class _Search:
+    """What is known of chunks and batches: by the closed form, and by simulation.
+
+    A simulation decides; the closed form says which are worth one.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        demand: Demand,
+        largest: int,
+        limit_s: float,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.machine, self.demand, self.progress = machine, demand, progress
+        self.largest, self.limit_s = largest, limit_s
+        self.found: dict[Candidate, Verified] = {}
+        self._closed: dict[tuple[int, int], Candidate] = {}
+        longest = max(FIXED[-1], ceil(demand.length / TILE) * TILE)
+        self.chunks = [chunk for chunk in _CHUNKS if chunk <= longest]
+        self.candidates = [self.closed(c, b) for c in self.chunks for b in _batches(largest)]
+        self.allowed = [p for p in self.candidates if p.tbt_s <= limit_s]
+
+    def closed(self, chunk: int, batch: int) -> Candidate:
+        """By the closed form."""
+        key = chunk, batch
+        if key not in self._closed:
+            self._closed[key] = candidate(self.machine, self.demand, chunk, batch)
+        return self._closed[key]
+
+    def simulate(self, jobs: Iterable[Candidate]) -> None:
+        """Those that were not simulated yet."""
+        for job in jobs:
+            if job not in self.found:
+                self.found[job] = _simulate(self.machine, self.demand, job)
+            if self.progress is not None:
+                self.progress(len(self.found), max(len(self.found), len(self.allowed)))
+
+    def kept(self, chunk: int | None = None) -> list[Verified]:
+        """What keeps the limit (of one chunk), the best first."""
+        inside = [
+            v
+            for v in self.found.values()
+            if chunk in (None, v.candidate.chunk) and self.shortest(v.candidate) <= self.limit_s
+        ]
+        return sorted(inside, key=lambda v: -v.tokens_per_s)
+
+    def shortest(self, p: Candidate) -> float:
+        """The least limit that it keeps, as far as is known."""
+        return max(p.tbt_s, self.found[p].tbt_p99_s) if p in self.found else p.tbt_s
+
+    def fixed(self) -> dict[int, Candidate]:
+        """The likely best of each fixed chunk."""
+
+        def order(p: Candidate) -> tuple[bool, float]:
+            return p.tbt_s > self.limit_s, p.seconds
+
+        return {c: min((p for p in self.candidates if p.chunk == c), key=order) for c in FIXED}
+
+    def race(self) -> None:
+        """Simulate all that the closed form has near the best that keeps the limit."""
+        for near in sorted(self.allowed, key=lambda p: p.seconds):
+            best = min((v.candidate.seconds for v in self.kept()), default=inf)
+            if near.seconds * (1 - _NEAR) > best:
+                break
+            self.simulate([near])
+
+    def refine(self) -> None:
+        """Look for each chunk's best batch between those that were tried."""
+        for chunk in self.chunks:
+            step = 1 + self.largest // 8
+            while (step := step // 2) and (kept := self.kept(chunk)):
+                at = kept[0].candidate.batch
+                around = [b for b in (at - step, at + step) if 2 <= b <= self.largest]
+                near = (self.closed(chunk, b) for b in around)
+                self.simulate(p for p in near if p.tbt_s <= self.limit_s)
 
 
 def _batches(largest: int) -> list[int]:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from experiments.config.traffic import FORMS, requests_of
+from experiments.run.traffic import FORMS, requests_of
 from simulator.load.describe import lengths_line
 from simulator.loop.records import Ints
 

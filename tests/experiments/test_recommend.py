@@ -84,7 +84,7 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     for option in options:
         most = worth.of(option, most_requests_per_s(option, asked.section.objectives))
         assert loads[option.name] < most.load * most.replicas, option.name
-    assert said[0].startswith("best so far: TP 1 budget 128 seqs 16 x 2: about 3")
+    assert said[0].startswith("best so far: TP 1 budget 128 seqs 16 x 2: about 2")
     content = answer_of(found, asked, prices)
     assert content["winner"] == first.option.name
     tokens = np.mean([request.output_tokens for request in first.option.deployment.requests])
