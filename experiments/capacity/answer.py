@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from experiments.capacity.judgement import OVERLOAD
+from experiments.capacity.judgement import OVERLOAD, REJECTED, Verdict
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import (
@@ -25,6 +26,7 @@ from experiments.capacity.search import (
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
 from experiments.run.uncertainty import QUANTILES, uncertainty
+from simulator.load.describe import traffic_line
 from simulator.views.metrics import Analysis
 
 FINE = 0.005
@@ -38,8 +40,8 @@ latency."""
 class Answer:
     """The capacity of one deployment.
 
-    ``band`` is the load under op times that are slower, and faster, by their joint 90 % band (None:
-    not asked for). ``error`` says why there is no capacity.
+    ``band`` is what it carries under op times that are slower, and faster, by their joint 90 % band
+    (None: not asked for). ``error`` says why there is no capacity.
     """
 
     option: Option
@@ -49,8 +51,13 @@ class Answer:
 
     @property
     def load(self) -> float:
-        """The capacity; 0 where there is none."""
-        return self.found.load if self.found is not None else 0.0
+        """What it carries; 0 where that is nothing, or not known."""
+        return self.found.carried if self.found is not None else 0.0
+
+    @property
+    def unsettled(self) -> str:
+        """Why it is not known what it carries; empty where it is."""
+        return self.error if self.found is None else self.found.unsettled
 
 
 def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = True) -> list[Answer]:
@@ -82,21 +89,21 @@ def banded(
     for number, (option, one) in enumerate(found.items()):
         lab.progress("errors of op times", number, len(found))
         if isinstance(one.pilot, Crossing):
-            searches[option] = _scaled_pilots(plans[option], one.pilot, _slower(option, one))
+            slower = _slower(option, plans[option], one.pilot)
+            searches[option] = _scaled_pilots(plans[option], one.pilot, slower)
     lab.progress("errors of op times", len(found), len(found))
     return {
-        option: (low * found[option].load, high * found[option].load)
+        option: (low * found[option].carried, high * found[option].carried)
         for option, ratios in lab.pursue(searches).items()
         if not isinstance(ratios, str)
         for low, high in [ratios]
     }
 
 
-def _slower(option: Option, found: Capacity) -> list[float]:
+def _slower(option: Option, plan: SearchPlan, rough: Crossing) -> list[float]:
     """The quantiles of how many times longer a loaded run takes under errors of its op times."""
-    assert isinstance(found.pilot, Crossing)
-    probe = found.saturated.probe if found.saturated is not None else found.pilot.broken.probe
-    kind = "clients" if found.saturated is None else "rate"
+    at_once = Probe(AT_ONCE, plan.seed, plan.pilot_requests)
+    probe, kind = (rough.broken.probe, "clients") if plan.whole else (at_once, "rate")
     where = Source("capacity", option.name, {}, ())
     deployment = deploy(option.at(probe, kind).scenario, where)  # with the probe's own requests
     analysis = Analysis(deployment.simulate())
@@ -134,6 +141,7 @@ def binding(answer: Answer) -> dict[str, Any]:
     if found.crossings:
         broken = min((one.broken for one in found.crossings), key=lambda p: p.verdict.stress)
     else:
+        assert found.pilot is not None
         broken = found.pilot.broken if isinstance(found.pilot, Crossing) else found.pilot
     summary = broken.summary
     evidence = {
@@ -159,6 +167,8 @@ def _queueing(summary: Mapping[str, Any]) -> float:
 
 
 def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
+    if broken.verdict.worst == REJECTED:
+        return "too long"
     waits = broken.verdict.worst == OVERLOAD or any(
         word in broken.verdict.worst for word in ("ttft", "latency", "e2e", "attainment")
     )
@@ -174,8 +184,17 @@ def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
 # JSON ----------------------------------------------------------------------------------------
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
-    """One deployment's answer in numbers."""
+def traffic_of(options: Sequence[Option]) -> list[str]:
+    """The lengths that the options' requests are drawn with, in words, each once."""
+    return list(dict.fromkeys(traffic_line(option.deployment.requests) for option in options))
+
+
+def as_json(answer: Answer, kind: str) -> dict[str, Any]:
+    """One deployment's answer in numbers; ``kind`` of load: rate or clients.
+
+    ``capacity`` is what is carried: the load ``offered`` less the ``rejected_share``. Without an
+    error ``settled`` says whether it is known, and ``why_not`` why it is not.
+    """
     option, found = answer.option, answer.found
     cluster = option.scenario.cluster
     about = {
@@ -187,51 +206,100 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "pp": cluster.pp,
         "replicas": cluster.replicas,
         "gpus": option.gpus,
+        "settled": not answer.unsettled,
     }
     if found is None:
         return {**about, "capacity": None, "error": answer.error}
-    single = len(found.crossings) < 2
+    at = pooled_numbers(found.at, found.verdict, option) if found.verdict is not None else None
+    saturation = found.saturation
+    scenario = None if at is None else scenario_at(option, at, kind)
     return {
         **about,
-        "capacity": found.load,
-        "mean": found.mean,
-        "interval": None if single else list(found.interval),
+        "capacity": None if found.unsettled else found.carried,
+        "offered": None if found.unsettled else found.load,
+        "rejected_share": found.rejected,
+        "why_not": found.unsettled,
+        "interval": [(1 - found.rejected) * bound for bound in found.interval],
         "band": None if answer.band is None else list(answer.band),
-        "spread_of_a_run": None if single else found.spread,
+        "spread_of_a_run": found.spread if found.crossings else None,
         "replications": [one.load for one in found.crossings],
-        "saturation": found.saturated.summary["requests_per_s"] if found.saturated else None,
+        "simulated_replicas": cluster.replicas // (option.alike if kind == "rate" else 1),
+        "saturation": saturation if math.isfinite(saturation) else None,
         "binds": binding(answer),
-        "at_capacity": numbers(found.at, option) if found.at is not None else None,
-        "curve": [numbers(probed, option) for probed in curve(found)],
+        "at_capacity": at,
+        "curve": [at if p.probe.load == found.load else numbers(p, option) for p in curve(found)],
+        "scenario": scenario,
     }
 
 
+def scenario_at(option: Option, at: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The configuration of all replicas at a load, to simulate it again: with as many requests for
+    each of them as the pooled numbers ``at`` that load are from."""
+    under = option.under(at["load"], kind)
+    traffic = under.workload.model_copy(update={"requests": at["requests_of_all"]})
+    under = under.model_copy(update={"workload": traffic})
+    return under.model_dump(mode="json", exclude_none=True)
+
+
 def curve(found: Capacity) -> list[Probed]:
-    """All probes of the headroom curve, by load: the single ones, and those at the capacity."""
+    """All probes of the headroom curve, by load: the single ones, and one at the capacity."""
     probes = {probed.probe.load: probed for probed in found.curve}
-    if found.at is not None:
-        probes[found.at.probe.load] = found.at
+    if found.at:
+        probes[found.load] = found.at[0]
     if not probes and isinstance(found.pilot, Probed):
         probes[found.pilot.probe.load] = found.pilot
     return [probes[load] for load in sorted(probes) if load != AT_ONCE]
 
 
 def numbers(probed: Probed, option: Option) -> dict[str, Any]:
-    """A probe's load, values, and what a user of it, and a GPU, gets."""
+    """A probe's load, values, and what a user of it, and a GPU, gets.
+
+    ``output_tokens_per_s`` are those of all replicas if everything that is not rejected is served:
+    a run takes longer than its requests take to arrive. Of a closed loop they are the run's own.
+    """
     summary, after = probed.summary, probed.summary["after_warmup"]
-    tpot = after["tpot_s"]["p50"]
+    tpot, served = after["tpot_s"]["p50"], probed.scale * summary["requests_per_s"]
+    tokens = probed.scale * summary["output_tokens_per_s"]
+    clients = option.scenario.workload.arrivals.kind == "closed_loop"
+    if not clients and served and math.isfinite(probed.probe.load):
+        tokens *= probed.probe.load * (1 - probed.verdict.rejected) / served
     return {
         "run": probed.run,
         "load": probed.probe.load,
         "requests": probed.probe.requests,
         "holds": probed.verdict.holds,
         "overloaded": probed.verdict.overloaded,
+        "rejected_share": probed.verdict.rejected,
         "slo": probed.verdict.values,
         "stress": probed.verdict.stresses,
         "ttft_p99_s": after["ttft_s"]["p99"],
         "tbt_p99_s": after["tbt_s"]["p99"],
         "tokens_per_s_per_user": 1 / tpot if tpot else float("nan"),
-        "requests_per_s": summary["requests_per_s"],
-        "output_tokens_per_s": summary["output_tokens_per_s"],
-        "output_tokens_per_s_per_gpu": summary["output_tokens_per_s"] / option.gpus,
+        "requests_per_s": served,
+        "output_tokens_per_s": tokens,
+        "output_tokens_per_s_per_gpu": tokens / option.gpus,
+    }
+
+
+def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> dict[str, Any]:
+    """The numbers of replications at one load: of the SLO pooled, of the others their mean;
+    ``runs`` are theirs, and ``requests_of_all`` those of one of them on all replicas."""
+    each = [numbers(probed, option) for probed in at]
+    means = {
+        key: float(np.mean([one[key] for one in each]))
+        for key in ("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s")
+    }
+    tokens = float(np.mean([one["output_tokens_per_s"] for one in each]))
+    return {
+        **each[0],
+        "holds": verdict.holds,
+        "overloaded": verdict.overloaded,
+        "rejected_share": verdict.rejected,
+        "slo": verdict.values,
+        "stress": verdict.stresses,
+        **means,
+        "output_tokens_per_s": tokens,
+        "output_tokens_per_s_per_gpu": tokens / option.gpus,
+        "runs": [probed.run for probed in at],
+        "requests_of_all": at[0].probe.requests * at[0].scale,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.capacity.answer import answers, as_json
+from experiments.capacity.answer import answers, as_json, traffic_of
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
@@ -54,10 +54,10 @@ def answered(
     section = lab.section
     found = answers(lab, options, draft.source.file, bands)
     lab.write_tables()
-    deployments = [as_json(each) for each in found]
+    deployments = [as_json(each, section.load) for each in found]
     for one in deployments:
         if (gpu_hour := prices.gpu_hour.get(one["device"])) is not None:
-            add_costs(one, gpu_hour * one["gpus"], section.load)
+            add_costs(one, gpu_hour * one["gpus"])
     content = {
         "format": CAPACITY_FORMAT,
         "name": draft.header.name,
@@ -65,6 +65,9 @@ def answered(
         "slo": section.slo,
         "load": section.load,
         "tolerance": section.tolerance,
+        "keep": section.replications.keep,
+        "may_reject": section.rejected,
+        "traffic": traffic_of(options),
         "deployments": deployments,
         "notes": {one.name: list(one.deployment.notes) for one in options},
         "prices": prices.stated,

@@ -95,20 +95,23 @@ SloText = Annotated[Text, AfterValidator(_is_slo)]
 
 class Replications(Strict):
     """How many runs with seeds of their own: ``least``, and more, up to ``most``, until the
-    capacity's interval is narrower than the tolerance."""
+    capacity's interval is narrower than the tolerance. The share ``keep`` of all such runs keeps
+    the SLO at the capacity."""
 
-    least: Annotated[int, Field(ge=2, le=100)] = 3
+    least: Annotated[int, Field(ge=2, le=100)] = 5
     most: Annotated[int, Field(ge=2, le=100)] = 10
+    keep: Annotated[float, Field(ge=0.01, le=0.99)] = 0.9
 
 
 class CapacitySection(Strict):
     """What ``sarathi-sim capacity`` looks for: the highest ``load`` under which the ``slo`` holds.
 
     ``load``: arrivals a second (``rate``), or ``clients`` of a closed loop. ``tolerance`` is the
-    width of the capacity's 95 % interval, relative to it. ``requests`` of a run (default: so many
-    that one run's own capacity scatters by a third of the tolerance). ``space``: keys and values as
-    in a ``sweep`` section (``grid``, ``zip``, ``cases``); every scenario and every point is a
-    deployment.
+    width of the capacity's 95 % interval, relative to it. ``requests`` of a run (default: as many
+    as it takes that an overload shows, and that one run's own capacity scatters by a third of the
+    tolerance). ``rejected`` is the share of requests that may be rejected. ``space``: keys and
+    values as in a ``sweep`` section (``grid``, ``zip``, ``cases``); every scenario and every point
+    is a deployment.
     """
 
     slo: SloText
@@ -116,6 +119,7 @@ class CapacitySection(Strict):
     tolerance: Annotated[float, Field(ge=0.002, le=0.5)] = 0.03
     replications: Replications = Replications()
     requests: Count | None = None
+    rejected: Annotated[float, Field(ge=0, lt=1)] = 0.0
     space: dict[Text, Any] = Field(default_factory=dict)
 
     @property

@@ -1,32 +1,43 @@
-"""Whether a probe keeps an SLO, and by how much."""
+"""Whether probes keep an SLO, and by how much: one of them, or several pooled as one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from experiments.capacity.capacity_section import Objective
+from simulator.loop.records import Floats
 
 OVERLOAD = "overload"
 """What binds where the queue grows without bound although every clause still holds."""
+REJECTED = "rejected requests"
+"""What binds where more requests are rejected than may be."""
+TREND = 27
+"""Kendall's S of ten blocks from which on latencies are said to rise (one-sided 1 %)."""
+UNSERVED = 0.01
+"""The share of arrivals from which on rising latencies mean an overload."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A probe against an SLO.
+    """Probes against an SLO.
 
     ``values`` has, by the text of each clause, its value (seconds; of an attainment the share) and
     ``stresses`` what part of the limit that is: more than 1 breaks it (of an attainment: the share
-    that missed over the share that may).
+    that missed over the share that may). ``rejected`` is the share of requests that were rejected,
+    and ``rejects`` whether it is more than may be.
     """
 
     values: dict[str, float]
     stresses: dict[str, float]
     overloaded: bool
+    rejected: float = 0.0
+    rejects: bool = False
 
     @property
     def stress(self) -> float:
@@ -36,48 +47,137 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether the SLO is kept."""
-        return self.stress <= 1 and not self.overloaded
+        return self.stress <= 1 and not self.overloaded and not self.rejects
 
     @property
     def worst(self) -> str:
-        """The clause with the largest stress; of an overloaded run that keeps all: overload."""
+        """What breaks: the rejections, the clause with the largest stress, or the overload of a run
+        that keeps all clauses."""
+        if self.rejects:
+            return REJECTED
         if self.overloaded and self.stress <= 1:
             return OVERLOAD
         return max(self.stresses, key=lambda text: self.stresses[text])
 
 
+@dataclass(frozen=True)
+class RunTables:
+    """The tables of a finished run, read when they are asked for."""
+
+    folder: Path
+
+    def requests(self) -> pd.DataFrame:
+        """A row a request."""
+        return pd.read_parquet(self.folder / "requests.parquet")
+
+    def gaps(self) -> pd.DataFrame:
+        """Times between tokens after the warm-up, ``tbt_s``, and how many ``tokens`` have each."""
+        return pd.read_parquet(self.folder / GAPS)
+
+
+GAPS = "token_gaps.parquet"
+"""The file of :meth:`simulator.views.metrics.Analysis.gaps_after_warmup`."""
+
+
 def judge(
     objectives: Sequence[Objective],
-    summary: Mapping[str, Any],
-    requests: pd.DataFrame | None,
+    runs: Sequence[tuple[Mapping[str, Any], RunTables | None]],
     open_loop: bool,
+    may_reject: float = 0.0,
 ) -> Verdict:
-    """Judge a run's summary; ``requests`` is its table, which an attainment needs.
+    """Judge runs, pooled as one: their summaries and tables.
 
-    The warm-up is left out. Only where requests arrive by themselves can a run be overloaded. A
-    metric that no request has (the time per output token of single tokens) keeps its limit.
+    A run's warm-up is left out. Of several runs, and for an attainment, the tables are read. Only
+    where requests arrive by themselves can a run be overloaded; of several, when half of them are.
+    A metric that no request has (the time per output token of single tokens) keeps its limit.
     """
-    after = summary["after_warmup"]
     values, stresses = {}, {}
     for one in objectives:
         if one.share:
-            assert requests is not None
-            kept = attainment(one, requests, after["warmup_requests"])
+            kept = float(np.mean(np.concatenate([_attained(one, *run) for run in runs])))
             values[one.text] = kept
             stresses[one.text] = (1 - kept) / (1 - one.share)
         else:
             ((metric, limit),) = one.limits.items()
-            value = after[metric][one.statistic]
+            value = _statistic(metric, one.statistic, runs)
             values[one.text] = float("nan") if value is None else value
             stresses[one.text] = 0.0 if value is None else value / limit
-    overloaded = open_loop and summary["steady"]["state"] == "overloaded"
-    return Verdict(values, stresses, overloaded)
+    growing = [open_loop and overloaded(summary) for summary, _ in runs]
+    rejected = float(np.mean([summary["rejected"] / summary["requests"] for summary, _ in runs]))
+    most = 2 * sum(growing) > len(runs)
+    return Verdict(values, stresses, most, rejected, rejected > may_reject + 1e-9)
+
+
+def overloaded(summary: Mapping[str, Any]) -> bool:
+    """Whether more requests arrive than are served: their queueing delays rise over the run
+    (:mod:`simulator.views.steady`), or their latencies do while fewer leave than come, as long as a
+    batch fills up."""
+    after = summary["after_warmup"]
+    fewer = after["served_per_s"] < (1 - UNSERVED) * after["offered_per_s"]
+    rising = after["latency_trend"] >= TREND and fewer
+    return bool(summary["steady"]["state"] == "overloaded" or rising)
+
+
+def average(verdicts: Sequence[Verdict]) -> Verdict:
+    """The mean of verdicts, where there are no tables to pool."""
+    texts = verdicts[0].stresses
+    values = {text: float(np.mean([one.values[text] for one in verdicts])) for text in texts}
+    stresses = {text: float(np.mean([one.stresses[text] for one in verdicts])) for text in texts}
+    rejected = float(np.mean([one.rejected for one in verdicts]))
+    most = 2 * sum(one.overloaded for one in verdicts) > len(verdicts)
+    return Verdict(values, stresses, most, rejected, any(one.rejects for one in verdicts))
 
 
 def attainment(objective: Objective, requests: pd.DataFrame, warmup: int) -> float:
     """The share of the served requests after the warm-up that kept every limit."""
-    served = requests.dropna(subset="latency_s").sort_values("arrival_s", kind="stable")[warmup:]
+    kept = _kept(objective, _after(requests, warmup))
+    return float(kept.mean()) if len(kept) else float("nan")
+
+
+def _attained(objective: Objective, summary: Mapping[str, Any], tables: RunTables | None) -> Any:
+    assert tables is not None
+    return _kept(objective, _after(tables.requests(), summary["after_warmup"]["warmup_requests"]))
+
+
+def _kept(objective: Objective, served: pd.DataFrame) -> Any:
     kept = np.ones(len(served), bool)
     for metric, limit in objective.limits.items():
         kept &= ~(served[metric].to_numpy(np.float64) > limit)  # NaN: has no such time
-    return float(kept.mean()) if len(served) else float("nan")
+    return kept
+
+
+def _after(requests: pd.DataFrame, warmup: int) -> pd.DataFrame:
+    return requests.dropna(subset="latency_s").sort_values("arrival_s", kind="stable")[warmup:]
+
+
+def _statistic(
+    metric: str, statistic: str, runs: Sequence[tuple[Mapping[str, Any], RunTables | None]]
+) -> float | None:
+    """A statistic over all runs; None where no request has the metric."""
+    if len(runs) == 1:
+        found = runs[0][0]["after_warmup"][metric][statistic]
+        return None if found is None or np.isnan(found) else float(found)
+    if metric == "tbt_s":
+        gaps = pd.concat([tables.gaps() for _, tables in runs if tables is not None])
+        values, weights = gaps["tbt_s"].to_numpy(), gaps["tokens"].to_numpy()
+    else:
+        columns = [_column(metric, *run) for run in runs]
+        values = np.concatenate(columns)
+        weights = np.ones(len(values))
+    if not len(values):
+        return None
+    if statistic == "mean":
+        return float(np.average(values, weights=weights))
+    if metric != "tbt_s":
+        return float(np.percentile(values, float(statistic[1:])))
+    order = np.argsort(values)
+    until = np.cumsum(weights[order])
+    place = np.searchsorted(until, (float(statistic[1:]) / 100 - 1e-12) * until[-1])
+    return float(values[order[min(int(place), len(values) - 1)]])
+
+
+def _column(metric: str, summary: Mapping[str, Any], tables: RunTables | None) -> Floats:
+    assert tables is not None
+    served = _after(tables.requests(), summary["after_warmup"]["warmup_requests"])
+    values = served[metric].to_numpy(np.float64)
+    return np.asarray(values[~np.isnan(values)], np.float64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.capacity.capacity_section import CapacitySection, parse_slo
-from experiments.capacity.options import Option, serving
+from experiments.capacity.options import Option
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario
@@ -119,9 +119,13 @@ def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
         source = Source("recommend", name, {}, ())
         try:
             scenario = check_scenario(tree, source)
-            deployment = serving(deploy(scenario, source, requests_of), source)
+            deployment = deploy(scenario, source, requests_of)
         except ConfigError as error:
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
+            continue
+        share, why = deployment.rejected
+        if share > wanted.section.rejected:
+            dropped[name] = f"rejects {share:.1%} of the requests: the longest one {why}"
             continue
         options.append(Option(name, point, deployment))
     return options, dropped

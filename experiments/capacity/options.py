@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.search import AT_ONCE, Probe, SearchPlan
+from experiments.capacity.judgement import Verdict, judge
+from experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, merge
-from experiments.config.loading import Draft, Source, check_scenario
+from experiments.config.loading import Draft, check_scenario
 from experiments.config.parameter_names import parameter
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
@@ -31,13 +32,18 @@ from experiments.config.workload import (
 from experiments.sweeps.plan import SharedRequests, describe
 from experiments.sweeps.points import Point, expand
 from experiments.sweeps.section import SweepSpec
-from policies.request import too_long
 from profiler.facts.ops import OPS
 from profiler.storage.strict import mistakes
 
 PILOT_REQUESTS = 1000
-MOST_REQUESTS = 50_000
+LEAST_REQUESTS = 4000
+"""Of a run on one replica, times the variance of its gaps and lengths."""
+FINEST_REQUESTS = 50_000
 """Of a run whose length follows from the tolerance."""
+MOST_REQUESTS = 100_000
+"""Of a run on one replica that must last longer."""
+BLOCKS = 20
+"""A trace is resampled in so many blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +62,9 @@ class Option:
     @cached_property
     def natural_rate(self) -> float:
         """Its requests a second, as the configuration has them arrive."""
-        last = max((request.arrival_s for request in self.deployment.requests), default=0.0)
-        return len(self.deployment.requests) / last if last else 1.0
+        arrival_s = [request.arrival_s for request in self.deployment.requests]
+        span_s = max(arrival_s, default=0.0) - min(arrival_s, default=0.0)
+        return (len(arrival_s) - 1) / span_s if span_s else 1.0
 
     @property
     def gpus(self) -> int:
@@ -65,18 +72,58 @@ class Option:
         cluster = self.scenario.cluster
         return cluster.tp * cluster.pp * cluster.replicas
 
+    @cached_property
+    def alike(self) -> int:
+        """How many replicas are simulated as one: all, or 1.
+
+        A router that takes turns hands each replica the sum of as many gaps as there are replicas.
+        If gaps and requests are independent draws, all replicas see the same traffic, and none
+        sees what the others do: one of them then stands for all.
+        """
+        scenario, workload = self.scenario, self.scenario.workload
+        turns = scenario.cluster.router == "round_robin" and workload.sessions is None
+        drawn = not isinstance(workload.arrivals, TraceArrivals | Varying | Closed)
+        usual = workload.shift.burstiness == 1
+        return scenario.cluster.replicas if turns and drawn and usual else 1
+
     def at(self, probe: Probe, load: str) -> Deployment:
-        """The deployment under a probe's load."""
-        scenario = self.scenario
+        """The deployment under a probe's load, or one of its replicas with its share of the load
+        (:attr:`alike`)."""
         update: dict[str, Any] = {"seed": probe.seed}
-        arrivals = arrivals_at(scenario, probe.load, load, self.natural_rate)
-        workload = {"arrivals": arrivals, "requests": probe.requests}
-        update["workload"] = scenario.workload.model_copy(update=workload)
+        alike = self.alike if load == "rate" else 1
+        scenario = self.under(probe.load, load)
+        workload = scenario.workload
+        given: dict[str, Any] = {"requests": probe.requests}
+        if alike > 1:
+            update["cluster"] = scenario.cluster.model_copy(update={"replicas": 1})
+            if isinstance(workload.arrivals, Poisson | Gamma):
+                given["arrivals"] = one_of(workload.arrivals, alike)
+        update["workload"] = workload.model_copy(update=given)
         if probe.slower != 1:
             scale = scenario.engine.op_scale
             scaled = {op: probe.slower * scale.get(op, 1.0) for op in OPS}
             update["engine"] = scenario.engine.model_copy(update={"op_scale": scaled})
         return replace(self.deployment, scenario=scenario.model_copy(update=update))
+
+    def under(self, load: float, kind: str) -> Scenario:
+        """The scenario of all replicas at a load. A trace is resampled, so that a run may be
+        longer than it."""
+        workload = self.scenario.workload
+        update: dict[str, Any] = {}
+        update["arrivals"] = arrivals_at(self.scenario, load, kind, self.natural_rate)
+        if isinstance(workload.lengths, TraceLengths) and workload.lengths.resample is None:
+            block = {"resample": math.ceil(len(self.deployment.requests) / BLOCKS)}
+            update["lengths"] = workload.lengths.model_copy(update=block)
+        workload = workload.model_copy(update=update)
+        return self.scenario.model_copy(update={"workload": workload})
+
+
+def one_of(arrivals: Poisson | Gamma, replicas: int) -> Gamma:
+    """What a router that takes turns leaves to each of the replicas: gaps that are the sums of as
+    many gamma distributed ones are gamma distributed, too."""
+    cv = arrivals.cv if isinstance(arrivals, Gamma) else 1.0
+    cv = max(cv / math.sqrt(replicas), 0.001)
+    return Gamma(kind="gamma", rate=arrivals.rate / replicas, cv=cv)
 
 
 def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> Any:
@@ -92,15 +139,6 @@ def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> A
     if isinstance(given, TraceArrivals | Varying):
         return given.model_copy(update={"scale": given.scale * load / natural})
     return Poisson(kind="poisson", rate=load)
-
-
-def serving(deployment: Deployment, source: Source) -> Deployment:
-    """The same deployment. Raises ConfigError where it rejects every request."""
-    longest = deployment.scenario.cluster.max_length
-    assert longest
-    if all(too_long(request, longest) for request in deployment.requests):
-        raise source.error("cluster.max_length", longest, "every request is longer, and rejected")
-    return deployment
 
 
 def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
@@ -120,8 +158,7 @@ def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
             source = replace(draft.source, scenario=name, override=override)
             try:
                 scenario = check_scenario(tree, source)
-                pilots = deploy(_pilot_of(scenario, section), source, requests_of)
-                deployment = serving(pilots, source)
+                deployment = deploy(_pilot_of(scenario, section), source, requests_of)
             except ConfigError as error:
                 found |= dict.fromkeys(str(error).splitlines())
                 continue
@@ -140,11 +177,12 @@ def point_name(point: Mapping[str, Any], keys: list[str]) -> str:
 
 def _pilot_of(scenario: Scenario, section: CapacitySection) -> Scenario:
     """The scenario with the requests of a pilot, so that checking it takes no time."""
-    if isinstance(scenario.workload.arrivals, TraceArrivals | Varying):
-        return scenario  # its mean rate is that of all requests
-    count = min(pilot_requests(section), scenario.workload.requests or MOST_REQUESTS)
-    workload = scenario.workload.model_copy(update={"requests": count})
-    return scenario.model_copy(update={"workload": workload})
+    workload = scenario.workload
+    whole = isinstance(workload.lengths, TraceLengths) or isinstance(workload.arrivals, Varying)
+    if whole:  # its mean rate and lengths are those of all requests
+        return scenario
+    count = min(pilot_requests(section), workload.requests or MOST_REQUESTS)
+    return scenario.model_copy(update={"workload": workload.model_copy(update={"requests": count})})
 
 
 def _points(draft: Draft, section: CapacitySection) -> list[Point]:
@@ -176,44 +214,58 @@ def pilot_requests(section: CapacitySection) -> int:
 
 def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     """How to search for an option's capacity. Raises ConfigError for runs too short for the SLO."""
-    workload = option.scenario.workload
-    if section.replications.least > section.replications.most:
+    given = section.replications
+    if given.least > given.most:
         raise ConfigError(
-            f"{where}: capacity.replications.least: value {section.replications.least}: must be at "
-            f"most replications.most, which is {section.replications.most}"
+            f"{where}: capacity.replications.least: value {given.least}: must be at "
+            f"most replications.most, which is {given.most}"
         )
-    least, most = section.replications.least, section.replications.most
-    if section.load == "rate" and isinstance(workload.arrivals, TraceArrivals):
-        least = most = 1  # a trace's arrivals are one realisation
-    requests = section.requests or _long_enough(option, section)
-    if isinstance(workload.lengths, TraceLengths) and section.requests is None:
-        requests = min(requests, len(option.deployment.requests))
+    scale = option.alike if section.load == "rate" else 1
+    simulated = option.scenario.cluster.replicas // scale
+    requests = section.requests or simulated * _long_enough(option, section, scale)
     if requests < section.fewest:
-        told = "capacity.requests" if section.requests else "workload.lengths.path"
         raise ConfigError(
-            f"{where}: {told}: {requests} requests a run are too few for the SLO {section.slo!r}: "
-            f"at least {section.fewest}, so that {BEYOND_TEXT}"
+            f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
+            f"{section.slo!r}: at least {section.fewest}, so that {BEYOND_TEXT}"
         )
     return SearchPlan(
         section.tolerance,
-        least,
-        most,
+        given.least,
+        given.most,
         requests,
         min(requests, pilot_requests(section)),
         option.scenario.seed,
         whole=section.load == "clients",
+        keep=given.keep,
+        limit_s=max(max(objective.limits.values()) for objective in section.objectives),
+        budget=section.requests or simulated * MOST_REQUESTS,
+        scale=scale,
+        pooled=partial(_pooled, section),
     )
 
 
 BEYOND_TEXT = "ten of them lie beyond the percentile"
 
 
-def _long_enough(option: Option, section: CapacitySection) -> int:
-    """So many requests that the load which one run happens to offer scatters by a third of the
-    tolerance: a run's mean gap and mean work scatter with 1 / sqrt(requests)."""
-    tokens = np.array([r.prompt_tokens + r.output_tokens for r in option.deployment.requests])
+def _pooled(section: CapacitySection, probes: Sequence[Probed]) -> Verdict:
+    runs = [(probed.summary, probed.tables) for probed in probes]
+    return judge(section.objectives, runs, section.load == "rate", section.rejected)
+
+
+def _long_enough(option: Option, section: CapacitySection, scale: int) -> int:
+    """Requests of a run on one replica, before its latencies are known.
+
+    A run's mean gap and mean work scatter with 1 / sqrt(requests), so the load that it happens to
+    offer does. That scatter is at most a third of the tolerance, up to :data:`FINEST_REQUESTS`, and
+    at most that of :data:`LEAST_REQUESTS` Poisson arrivals.
+    """
+    requests = option.deployment.requests
+    tokens = np.array([r.prompt_tokens + r.output_tokens for r in requests], np.float64)
     variance = float(np.var(tokens) / np.mean(tokens) ** 2)
     if section.load == "rate":
-        variance += 1.0
-    wanted = 100 * math.ceil(variance / (section.tolerance / 3) ** 2 / 100)
-    return min(max(wanted, section.fewest), MOST_REQUESTS)
+        gaps = np.diff(np.sort([r.arrival_s for r in requests]))
+        spread = gaps.mean() > 0 and len(gaps) > 1
+        variance += float(np.var(gaps) / gaps.mean() ** 2) / scale if spread else 1.0 / scale
+    fine = min(variance / (section.tolerance / 3) ** 2, FINEST_REQUESTS)
+    wanted = 100 * math.ceil(max(fine, LEAST_REQUESTS * variance) / 100)
+    return min(max(wanted, section.fewest, LEAST_REQUESTS // 2), MOST_REQUESTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -55,18 +54,15 @@ def per_million_tokens(gpu_hour: float, gpus: int, output_tokens_per_s: float) -
     return gpu_hour * gpus / 3600 / output_tokens_per_s * 1e6
 
 
-def add_costs(row: dict[str, Any], per_hour: float, load: str) -> None:
+def add_costs(row: dict[str, Any], per_hour: float) -> None:
     """Add to a deployment what an hour of it costs, and to it and each of its probes what a million
-    output tokens do. Its own are those at its capacity; None where it has none."""
+    output tokens do. Its own are those at the rate that was asked for, or at its capacity; None
+    where it does not carry that."""
     row["per_hour"], at = per_hour, row.get("at_capacity")
-    for probe in (*row.get("curve", ()), *([at] if at else [])):
-        tokens = sustained_tokens_per_s(probe, load)
+    asked = row.get("at_rate")
+    for probe in (*row.get("curve", ()), *filter(None, (at, asked))):
+        tokens = probe["output_tokens_per_s"]
         probe["per_million_output_tokens"] = per_million_tokens(per_hour, 1, tokens)
-    row["per_million_output_tokens"] = at["per_million_output_tokens"] if at else None
-
-
-def sustained_tokens_per_s(probe: Mapping[str, Any], load: str) -> float:
-    """The output tokens a second if all requests at the probe's rate are served: a run takes longer
-    than its requests take to arrive. Of a closed loop, those of the run itself."""
-    tokens = float(probe["output_tokens_per_s"])
-    return tokens * float(probe["load"] / probe["requests_per_s"]) if load == "rate" else tokens
+    known = at and row["settled"] and row["capacity"]
+    there = (asked or at) if known else None
+    row["per_million_output_tokens"] = there["per_million_output_tokens"] if there else None

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import pandas as pd
-
 from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.judgement import judge
+from experiments.capacity.judgement import RunTables, judge
 from experiments.capacity.options import Option
 from experiments.capacity.search import Probe, Probed, Search, UnbreakableError
 from experiments.sweeps.backends import Backend, Bundles, Outcomes
@@ -99,7 +97,7 @@ class _Chase(Generic[T]):
         if any(key not in self._summaries for _, key in asked):
             return []
         try:
-            wanted = self.searches[option].send([self._probed(*one) for one in asked])
+            wanted = self.searches[option].send([self._probed(option, *one) for one in asked])
         except StopIteration as done:
             self._end(option, done.value)
             return []
@@ -132,12 +130,12 @@ class _Chase(Generic[T]):
         self._asked[option] = asked
         return runs
 
-    def _probed(self, probe: Probe, key: str) -> Probed:
-        summary, section, requests = self._summaries[key], self.lab.section, None
-        if any(one.share for one in section.objectives):
-            requests = pd.read_parquet(self.lab.store.runs / key / NAME / "requests.parquet")
-        verdict = judge(section.objectives, summary, requests, section.load == "rate")
-        return Probed(probe, key, summary, verdict)
+    def _probed(self, option: Option, probe: Probe, key: str) -> Probed:
+        summary, section = self._summaries[key], self.lab.section
+        tables = RunTables(self.lab.store.runs / key / NAME)
+        rate = section.load == "rate"
+        verdict = judge(section.objectives, [(summary, tables)], rate, section.rejected)
+        return Probed(probe, key, summary, verdict, option.alike if rate else 1, tables)
 
 
 @dataclass

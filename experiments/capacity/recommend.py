@@ -13,20 +13,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from experiments.capacity.answer import Answer, answers
 from experiments.capacity.bounds import alone, most_requests_per_s
+from experiments.capacity.judgement import Verdict
 from experiments.capacity.layouts import Wanted, deployable
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.search import Crossing, Probed, race
+from experiments.capacity.search import Crossing, Probed, at_load, race
 from experiments.config.errors import ConfigError
-from experiments.config.workload import Gamma, Poisson
 from profiler.storage.progress import Say
 from simulator.views.metric_registry import number_text
 
 FINALISTS = 4
-"""How many are searched exactly, at most."""
+"""How many are searched exactly, at first."""
+MOST_SEARCHED = 8
+"""How many in all."""
+CLOSE = 0.03
+"""How much worse than the best, by its screening, another one may be that is searched, too."""
 FIRST, WAVE = 4, 16
 """Deployments screened side by side before they are compared again: the first time, and later."""
 SCREENING = 0.05
@@ -102,13 +108,24 @@ class Worth:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """What a deployment does at the rate that was asked for: the replications, pooled."""
+
+    option: Option
+    at: list[Probed]
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """The finalists' answers, the best first; the others that were screened; why others were
-    dropped."""
+    dropped. ``checked`` has, by name, what deployments do at the rate: finalists, and the first
+    with one replica fewer."""
 
     finalists: list[Answer]
     screened: list[Screened]
     dropped: dict[str, str]
+    checked: dict[str, Checked]
 
 
 def recommend(
@@ -135,41 +152,95 @@ def recommend(
             screened.append(one)
     if not screened:
         raise ConfigError(_nothing(wanted, dropped))
-    chosen = finalists(screened, most)
-    say(f"searching {len(chosen)} of them exactly")
-    options = [_whole(one.option, one.replicas) for one in chosen]
-    found = answers(lab, options, "recommend", bands=False)
+    found, chosen = list[Answer](), finalists(screened, most)
+    searched = list[Screened]()
+    while chosen:
+        say(f"searching {len(chosen)} of them exactly")
+        searched += chosen
+        exactly = [whole(one.option, one.replicas) for one in chosen]
+        found += answers(lab, exactly, "recommend", bands=False)
+        chosen = _contenders(screened, searched, found, worth)[: MOST_SEARCHED - len(searched)]
+    checked: dict[str, Checked] = {}
     if wanted.rate is not None:
-        found = _least_replicas(lab, found, wanted, prices)
-    ranked = sorted(found, key=lambda one: -_value(one, wanted, prices))
-    return Recommendation(ranked, [one for one in screened if one not in chosen], dropped)
+        found, checked = _least_replicas(lab, found, wanted, prices)
+    ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
+    others = [one for one in screened if one not in searched]
+    return Recommendation(ranked, others, dropped, checked)
+
+
+def _contenders(
+    screened: Sequence[Screened],
+    searched: Sequence[Screened],
+    found: Sequence[Answer],
+    worth: Worth,
+) -> list[Screened]:
+    """Those that were screened only, and would be nearly as good as the best of those that were
+    searched, or better, if the exact search took as much from them; the next two where all of
+    those carry nothing."""
+    others = [one for one in screened if one not in searched]
+    exact = [
+        worth.of(one.option, answer.load / one.replicas).value if answer.load else 0.0
+        for one, answer in zip(searched, found, strict=True)
+    ]
+    if not max(exact):
+        return others[:2]
+    kept = np.median([there / one.value for one, there in zip(searched, exact, strict=True)])
+    return [one for one in others if one.value * kept > max(exact) * (1 - CLOSE)]
 
 
 def _least_replicas(
     lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
-) -> list[Answer]:
-    """The answers, and those with other numbers of replicas: one more of what falls short of the
-    rate; then one fewer of whatever carries it and would be the cheapest with one fewer, until that
-    does not carry it any more."""
-    assert wanted.rate is not None
-    tried = list(found)
-    more = (_changed(one.option, 1) for one in found if one.load < wanted.rate)
-    wave = [option for option in more if option.gpus <= wanted.gpus]
+) -> tuple[list[Answer], dict[str, Checked]]:
+    """The answers, and those with other numbers of replicas; and what was run at the rate.
+
+    What falls short of the rate is searched with one replica more. What carries it runs at the
+    rate, and again with one replica fewer, if that would be the cheapest: where this keeps the SLO,
+    it is searched, too.
+    """
+    rate = wanted.rate
+    assert rate is not None
+    tried, checked = list(found), dict[str, Checked]()
+    wave = [_changed(one.option, 1) for one in found if one.load < rate]
     while True:
+        wave = [option for option in wave if option.gpus <= wanted.gpus]
         if wave:
             tried += answers(lab, wave, "recommend", bands=False)
-        carry = [one for one in tried if one.load >= wanted.rate]
-        names = {one.option.name for one in tried}
+        carry = [one for one in tried if one.load >= rate]
+        checked |= _run_at(lab, [one for one in carry if one.option.name not in checked], 0, rate)
+        carry = [one for one in carry if checked[one.option.name].verdict.holds]
         least = min((_per_hour(one.option, prices) for one in carry), default=0.0)
-        wave = [
-            fewer
+        names = {one.option.name for one in tried} | checked.keys()
+        fewer = [
+            one
             for one in carry
             if one.option.scenario.cluster.replicas > 1
-            and (fewer := _changed(one.option, -1)).name not in names
-            and _per_hour(fewer, prices) < least
+            and (less := _changed(one.option, -1)).name not in names
+            and _per_hour(less, prices) < least
         ]
-        if not wave:
-            return tried
+        if not fewer:
+            return tried, checked
+        found_fewer = _run_at(lab, fewer, -1, rate)
+        checked |= found_fewer
+        wave = [one.option for one in found_fewer.values() if one.verdict.holds]
+
+
+def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, Checked]:
+    """Deployments with so many replicas more (``by``) under the rate, with runs as long as those of
+    the answers."""
+    searches, options = {}, {}
+    for one in like:
+        assert one.found is not None
+        option = _changed(one.option, by) if by else one.option
+        plan = plan_of(option, lab.section, "recommend")
+        requests = one.found.at[0].probe.requests
+        searches[option] = at_load(replace(plan, requests=requests), rate)
+        options[option] = option.name
+    found = lab.pursue(searches)
+    return {
+        name: Checked(option, *outcome)
+        for option, name in options.items()
+        if not isinstance(outcome := found[option], str)
+    }
 
 
 def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
@@ -182,7 +253,7 @@ def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
     )
 
 
-def _whole(option: Option, replicas: int) -> Option:
+def whole(option: Option, replicas: int) -> Option:
     """The deployment with so many replicas; it may have some number of them already."""
     scenario = option.scenario
     cluster = scenario.cluster.model_copy(update={"replicas": replicas})
@@ -193,7 +264,7 @@ def _whole(option: Option, replicas: int) -> Option:
 
 def _changed(option: Option, by: int) -> Option:
     """The deployment with so many replicas more than it has."""
-    return _whole(option, option.scenario.cluster.replicas + by)
+    return whole(option, option.scenario.cluster.replicas + by)
 
 
 def _per_hour(option: Option, prices: Prices) -> float:
@@ -201,13 +272,20 @@ def _per_hour(option: Option, prices: Prices) -> float:
     return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
-def _value(answer: Answer, wanted: Wanted, prices: Prices) -> float:
+def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, Checked]) -> float:
     idle = 1.0 if wanted.rate is not None else wanted.gpus / answer.option.gpus
     price = _per_hour(answer.option, prices) * idle
     if wanted.rate is None:
         return answer.load / price
     # Of those that carry the rate the cheapest, and then the one with most to spare.
-    return (1e6 + answer.load if answer.load >= wanted.rate else answer.load) / price
+    carries = carries_rate(answer, wanted.rate, checked)
+    return (1e6 + answer.load if carries else answer.load) / price
+
+
+def carries_rate(answer: Answer, rate: float, checked: Mapping[str, Checked]) -> bool:
+    """Whether a deployment's capacity reaches the rate, and runs at it keep the SLO."""
+    there = checked.get(answer.option.name)
+    return answer.load >= rate and there is not None and there.verdict.holds
 
 
 # The race ------------------------------------------------------------------------------------
@@ -248,16 +326,19 @@ def screen(
         searches, asked = {}, {}
         for option in wave:
             short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
-            one = _a_replica(option, worth.of(option, bounded[option]).replicas)
-            searches[one] = race(short, goals[option].load, LIKELY * bounded[option])
+            several = whole(option, worth.of(option, bounded[option]).replicas)
+            one = several if several.alike > 1 else option  # else one replica, by itself
+            wanted, start = one.alike * goals[option].load, one.alike * LIKELY * bounded[option]
+            searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
         done = total - len(waiting) - len(wave)
         for one, outcome in lab.pursue(searches, done, total).items():
             option = asked[one]
             if isinstance(outcome, Crossing):
-                found.append(replace(worth.of(option, outcome.load), kept=outcome.kept))
+                rough = worth.of(option, outcome.load / one.alike)
+                found.append(replace(rough, kept=outcome.kept))
             elif isinstance(outcome, Probed):
-                at = worth.of(option, outcome.probe.load).carried
+                at = worth.of(option, outcome.probe.load / one.alike).carried
                 why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"
                 dropped[option.name] = why
             else:
@@ -310,22 +391,3 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> _Goal:
 
 def _named(one: Screened) -> str:
     return f"{one.option.name} x {one.replicas}"
-
-
-def _a_replica(option: Option, replicas: int) -> Option:
-    """One of several replicas with its share of the arrivals.
-
-    A router that takes turns leaves to each the sum of ``replicas`` gaps: of Poisson or gamma
-    distributed ones that is a gamma distribution.
-    """
-    scenario = option.scenario
-    arrivals = scenario.workload.arrivals
-    if not isinstance(arrivals, Poisson | Gamma) or scenario.cluster.router != "round_robin":
-        return option
-    cv = (arrivals.cv if isinstance(arrivals, Gamma) else 1.0) / math.sqrt(replicas)
-    shared = Gamma(kind="gamma", rate=arrivals.rate, cv=max(cv, 0.001))
-    workload = scenario.workload.model_copy(
-        update={"arrivals": shared if replicas > 1 else arrivals}
-    )
-    changed = scenario.model_copy(update={"workload": workload})
-    return replace(option, deployment=replace(option.deployment, scenario=changed))

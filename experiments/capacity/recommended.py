@@ -9,14 +9,29 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.capacity.answer import as_json, numbers
+from experiments.capacity.answer import (
+    as_json,
+    numbers,
+    pooled_numbers,
+    scenario_at,
+    traffic_of,
+)
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, add_costs
-from experiments.capacity.recommend import Recommendation, Screened
-from experiments.capacity.written import UNITS, assumed, breaking, breaks, doubts, headroom
+from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
+from experiments.capacity.written import (
+    NOT_SETTLED,
+    UNITS,
+    assumed,
+    breaking,
+    breaks,
+    capacity_text,
+    doubts,
+    headroom,
+)
 from experiments.content import Section, SortableTable, number_or_dash
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
@@ -25,11 +40,11 @@ from simulator.views.metric_registry import number_text
 
 
 def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
-    """The content of ``summary.json``."""
+    """The content of ``summary.json``. Without a deployment that carries anything, or the rate,
+    ``winner`` and ``command`` are None."""
     rows = ranked(found, wanted, prices)
-    best = found.finalists[0]
-    command = launch_command(best.option.scenario)
-    replicas = best.option.scenario.cluster.replicas
+    best = found.finalists[0].option
+    carries = rows[0]["carries"]
     content: dict[str, Any] = {
         "format": RECOMMEND_FORMAT,
         "name": "recommend",
@@ -40,11 +55,15 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "slo": wanted.section.slo,
         "load": wanted.section.load,
         "tolerance": wanted.section.tolerance,
-        "winner": rows[0]["name"],
-        "command": command,
-        "replicas": replicas,
+        "keep": wanted.section.replications.keep,
+        "may_reject": wanted.section.rejected,
+        "traffic": traffic_of([one.option for one in found.finalists]),
+        "winner": rows[0]["name"] if carries else None,
+        "command": launch_command(best.scenario) if carries else None,
+        "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
-        "screened": [_only_screened(one, wanted) for one in found.screened],
+        "one_fewer": _one_fewer(found, wanted) if carries else None,
+        "screened": [_only_screened(one) for one in found.screened],
         "dropped": found.dropped,
         "notes": {one.option.name: list(one.option.deployment.notes) for one in found.finalists},
         "prices": prices.stated,
@@ -54,44 +73,69 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
 
 
 def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
-    """The finalists in numbers, each with its price and what it loses by."""
+    """The finalists in numbers, each with its price and what it loses by.
+
+    ``carries`` is the load that each is asked for: the rate, or its capacity; None where it does
+    not carry that. ``per_million_output_tokens`` is the price of a million at that load, and
+    ``at_rate`` what replications do at the rate.
+    """
     rows = []
     for answer in found.finalists:
-        row = as_json(answer)
+        row = as_json(answer, wanted.section.load)
         row["gpus_paid"] = paid = wanted.gpus if wanted.rate is None else answer.option.gpus
-        add_costs(row, prices.of(row["device"]) * paid, wanted.section.load)
-        if answer.load and wanted.rate is not None:  # what it has to spare earns nothing
-            row["per_million_output_tokens"] *= max(answer.load / wanted.rate, 1.0)
+        row["carries"], row["at_rate"] = row["capacity"] or None, None
+        if wanted.rate is not None:
+            carries = carries_rate(answer, wanted.rate, found.checked)
+            row["carries"] = wanted.rate if carries else None
+            there = found.checked.get(row["name"])
+            if there is not None:
+                row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)
+                row["scenario"] = scenario_at(there.option, at, wanted.section.load)
+        add_costs(row, prices.of(row["device"]) * paid)
         rows.append(row)
-    best, rate = rows[0], wanted.rate or 0.0
-    others = [row for row in rows[1:] if (row["capacity"] or 0.0) >= rate]
+    best = rows[0]
+    others = [row for row in rows[1:] if row["carries"]]
+    currency = prices.currency
     for row in rows:
-        row["why"] = _why(best, others) if row is best else _loses(row, best)
+        row["why"] = _why(best, others, currency) if row is best else _loses(row, best)
     return rows
 
 
-def _why(best: Mapping[str, Any], others: list[dict[str, Any]]) -> str:
-    if not best["capacity"]:
+def _why(best: Mapping[str, Any], others: list[dict[str, Any]], currency: str) -> str:
+    if not best["carries"]:
         return _loses(best, best)
+    share, cost = best["rejected_share"], best["per_million_output_tokens"]
     text = (
-        f"carries {number_text(best['capacity'])} requests/s at "
-        f"{number_text(best['per_million_output_tokens'])} per million output tokens; above that "
-        f"{breaks(best['binds'])}"
+        f"carries {number_text(best['carries'])} requests/s at {number_text(cost)} {currency} per "
+        "million output tokens"
     )
-    if others and others[0]["capacity"]:
-        ahead = best["per_million_output_tokens"] / others[0]["per_million_output_tokens"] - 1
+    if share:
+        text += f" and rejects {share:.1%} of what is offered"
+    if best["at_rate"]:
+        dearest = best["at_capacity"]["per_million_output_tokens"]
+        text += (
+            f"; it carries up to {number_text(best['capacity'])} requests/s, then at "
+            f"{number_text(dearest)} {currency}"
+        )
+    text += f"; above that {breaks(best['binds'])}"
+    if others:
+        ahead = cost / others[0]["per_million_output_tokens"] - 1
         text += f"; {-100 * ahead:.1f} % cheaper a token than the next"
     return text
 
 
 def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     if not row["capacity"]:
-        return str(row.get("error") or "keeps the SLO under no load")
+        kept = f"{NOT_SETTLED}: {row.get('why_not')}" if not row["settled"] else ""
+        return str(row.get("error") or kept or "keeps the SLO under no load")
+    if not best["capacity"]:
+        return breaks(row["binds"])
     parts = [f"{100 * (row['capacity'] / best['capacity'] - 1):+.1f} % requests/s"]
-    dearer = row["per_million_output_tokens"] / best["per_million_output_tokens"] - 1
-    parts.append(f"{100 * dearer:+.1f} % a token")
-    low, high = best["interval"] or (best["capacity"], best["capacity"])
-    if low <= row["mean"] <= high:
+    if row["carries"] and best["carries"]:
+        dearer = row["per_million_output_tokens"] / best["per_million_output_tokens"] - 1
+        parts.append(f"{100 * dearer:+.1f} % a token")
+    low, high = best["interval"]
+    if low <= row["capacity"] <= high:
         parts.append("within the interval of the first")
     binds, first = row["binds"], best["binds"]
     for key, name in (("bubble_share", "bubbles"), ("kv_peak_share", "KV cache full")):
@@ -100,13 +144,30 @@ def _loses(row: Mapping[str, Any], best: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)}; {breaks(binds)}"
 
 
-def _only_screened(one: Screened, wanted: Wanted) -> dict[str, Any]:
-    """What all replicas carry, roughly, and the numbers of one at the largest load it was seen to
-    carry."""
-    curve = [] if one.kept is None else [numbers(one.kept, one.option)]
-    row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas}
-    row |= {"about": one.load * one.replicas, "curve": curve}
-    add_costs(row, one.per_hour, wanted.section.load)
+def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
+    """What the first does at the rate with one replica fewer, where that was run."""
+    best = found.finalists[0].option
+    name, _, replicas = best.name.rpartition(" x ")
+    there = found.checked.get(f"{name} x {int(replicas) - 1}")
+    if there is None or there.verdict.holds:
+        return None
+    worst = there.verdict.worst
+    return {"name": there.option.name, "load": wanted.rate, "breaks": worst} | {
+        "value": there.verdict.values.get(worst),
+        "slo": there.verdict.values,
+        "overloaded": there.verdict.overloaded,
+    }
+
+
+def _only_screened(one: Screened) -> dict[str, Any]:
+    """What all replicas carry, roughly, and the numbers at the largest load that short runs of one
+    were seen to carry."""
+    row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas, "curve": []}
+    row["about"], scale = one.load * one.replicas, 1
+    if one.kept is not None:
+        scale = one.kept.scale
+        row["curve"] = [numbers(one.kept, whole(one.option, scale))]
+    add_costs(row, one.per_hour * scale)
     return row
 
 
@@ -114,20 +175,25 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
     """The answer of what ``recommend`` found, as its ``summary.json`` has it: which deployment,
     why, what the others lose by, and the command that starts it."""
     rows, unit, rate = found["deployments"], UNITS[found["load"]], found["rate"]
-    carried = not rate or (rows[0]["capacity"] or 0.0) >= rate
-    warnings = [] if carried else [f"none of them was seen to carry {rate:g} requests/s"]
-    warnings += doubts(rows, found["tolerance"], _MORE)
+    carried, first = found["winner"] is not None, rows[0]
+    warnings = doubts(rows, found["tolerance"], _MORE)
+    if carried:
+        answer = f"{first['name']} {first['why']}{_of_one_fewer(found)}."
+    elif rate:
+        answer = f"No deployment was seen to carry {rate:g} requests/s."
+    else:
+        answer = "No deployment was seen to keep the SLO under any load."
     others = (breaking(rows), _screened(found, unit), _dropped(found))
     each = "" if found["replicas"] == 1 else f", for each of {found['replicas']} servers"
     return Section(
         kind="recommendation",
         name=str(found["model"]),
         question=_question(found),
-        answer=f"{rows[0]['name']}: it {rows[0]['why']}{_one_fewer(found) if carried else ''}.",
+        answer=answer,
         table=_table(found, unit),
         assumptions=assumed(found),
         details=[grid for grid in others if grid.rows],
-        configuration={f"launch.sh{each}": found["command"]},
+        configuration={f"launch.sh{each}": found["command"]} if carried else {},
         warnings=warnings,
     )
 
@@ -141,18 +207,20 @@ def _question(found: Mapping[str, Any]) -> str:
     return f"Which deployment of {found['model']} {what} under the SLO {found['slo']}?"
 
 
-def _one_fewer(found: Mapping[str, Any]) -> str:
-    """By how much the first would miss the rate with one replica fewer, where that was searched."""
-    (first, *others), rate = found["deployments"], found["rate"]
-    name, _, replicas = first["name"].rpartition(" x ")
-    for row in others:
-        if rate and row["name"] == f"{name} x {int(replicas) - 1}":
-            carries = row["capacity"] or 0.0
-            return (
-                f"; one replica fewer would not do: {row['name']} carries {number_text(carries)} "
-                f"requests/s, {100 * (1 - carries / rate):.1f} % less than asked"
-            )
-    return ""
+def _of_one_fewer(found: Mapping[str, Any]) -> str:
+    """That one replica fewer breaks the SLO at the rate, as a run of it shows."""
+    fewer = found["one_fewer"]
+    if fewer is None:
+        return ""
+    how = fewer["breaks"]
+    if fewer["value"] is not None and not fewer["overloaded"]:
+        how = f"{how} is {number_text(fewer['value'])}"
+    elif fewer["overloaded"]:
+        how = "it is overloaded"
+    return (
+        f"; one replica fewer does not do: {fewer['name']} at {number_text(fewer['load'])} "
+        f"requests/s breaks the SLO ({how})"
+    )
 
 
 _MORE = "give `capacity` winner.yaml with capacity.requests"
@@ -174,13 +242,14 @@ def _table(found: Mapping[str, Any], unit: str) -> SortableTable:
     """The finalists, the best first."""
     rows = []
     for one in found["deployments"]:
-        numbers = (one["capacity"], one.get("interval"), one["gpus"], one.get("per_hour"))
+        sure = one["interval"] if one["capacity"] is not None else None
         cost = one.get("per_million_output_tokens")
-        rows.append([one["name"], one["why"], *map(number_or_dash, (*numbers, cost))])
+        numbers = (sure, one["gpus"], one.get("per_hour"), cost)
+        rows.append([one["name"], one["why"], capacity_text(one), *map(number_or_dash, numbers)])
     currency = found["prices"]["currency"]
     headings = (
         *("deployment", "why", f"capacity ({unit})", "95 % interval", "GPUs"),
-        *(f"{currency} an hour", f"{currency} a million output tokens"),
+        *(f"{currency} an hour", f"{currency} a million output tokens{_where(found)}"),
     )
     screened, dropped = found["screened"], found["dropped"]
     reasons = Counter(_kind(reason) for reason in dropped.values())
@@ -191,6 +260,11 @@ def _table(found: Mapping[str, Any], unit: str) -> SortableTable:
         "each number is."
     )
     return SortableTable("The best deployments", headings, rows, note, text=2)
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    """The load that the prices belong to."""
+    return f" at {found['rate']:g} requests/s" if found["rate"] else " at the capacity"
 
 
 def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
@@ -249,37 +323,33 @@ def _shape(name: str) -> str:
     return name.partition(" budget ")[0]
 
 
-def recommend_files(
-    found: Recommendation, wanted: Wanted, content: Mapping[str, Any]
-) -> dict[str, bytes]:
+def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of the result beside its probes."""
     rows = content["deployments"]
     table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
     with styled():
         fronts = frontier_figures(rows, content["screened"])
         drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
-    return {
+    files = {
         SUMMARY: json_bytes(content),
         "recommend.csv": table.to_csv(index=False).encode(),
         "headroom.csv": headroom(rows).to_csv(index=False).encode(),
-        "winner.yaml": dump_yaml(winner(found, wanted)).encode(),
-        "launch.sh": f"{content['command']}\n".encode(),
         **drawn,
     }
+    if content["winner"] is not None:
+        files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
+        files["launch.sh"] = f"{content['command']}\n".encode()
+    return files
 
 
 _COLUMNS = (
-    *("name", "device", "tp", "pp", "replicas", "gpus", "capacity", "mean", "per_hour"),
-    *("per_million_output_tokens", "why"),
+    *("name", "device", "tp", "pp", "replicas", "gpus", "capacity", "settled", "rejected_share"),
+    *("carries", "per_hour", "per_million_output_tokens", "why"),
 )
 
 
-def winner(found: Recommendation, wanted: Wanted) -> dict[str, Any]:
+def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
     """A configuration of the first, to simulate it again, at its capacity or at the rate asked
     for, or to search its capacity."""
-    best = found.finalists[0]
-    scenario = best.option.scenario.model_dump(mode="json", exclude_none=True)
-    rate = wanted.rate or float(f"{best.load:.6g}")
-    scenario["workload"] |= {"arrivals": {"kind": "poisson", "rate": rate}}
     section = wanted.section.model_dump(mode="json", exclude_none=True)
-    return {"name": "winner", "capacity": section, **scenario}
+    return {"name": "winner", "capacity": section, **content["deployments"][0]["scenario"]}

@@ -1,26 +1,26 @@
-"""From probes to a capacity: the highest load under which an SLO holds.
+"""From probes to a capacity: the highest load at which 90 % of replications keep an SLO.
 
 A search is a generator: it yields the probes that it needs, gets their results, and returns what it
 found. Who simulates them, where and in which order, is ``probing.py``'s business, so what is found
 does not depend on it.
 
-Each replication (one seed) has a capacity of its own: under its random numbers the same requests
-come faster or slower, so its latencies grow with the load, and bisection finds where the SLO
-breaks. A pilot with short runs says where to look; full runs then need three or four probes each.
-The capacity is the mean over replications, with Student's 95 % interval.
+Each replication (one seed) has a load where its SLO breaks: under its random numbers the same
+requests come faster or slower, so its latencies grow with the load, and bisection finds its
+*crossing*. Short runs, the pilot, say where to look and how long a run must be; the runs that count
+take three or four probes for each replication. The capacity is the quantile of the crossings that
+90 % of replications exceed (``quantile.py``), and at most the saturation. All replications then run
+at it: pooled, they must keep the SLO, and their arrivals must last long enough to show an overload.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import numpy as np
-from scipy.special import stdtrit
-
-from experiments.capacity.judgement import Verdict
+from experiments.capacity.judgement import RunTables, Verdict, average
+from experiments.capacity.quantile import Estimate, quantile, spread
 
 T = TypeVar("T")
 AT_ONCE = math.inf
@@ -31,8 +31,21 @@ SMALLEST = 1e-3
 """Of the throughput: where the SLO breaks even under this load, the capacity is 0."""
 LARGEST = 1e3
 """Of the load where a search begins: where the SLO holds even under this one, it always does."""
-FRACTIONS = (0.5, 0.7, 0.85, 0.95, 1.05)
-"""The loads of the headroom curve, in parts of the capacity."""
+NEAREST = 0.05
+"""How far apart, at most, the loads are between which a crossing is interpolated."""
+LASTS = 30
+"""How many times as long as the mean latency, and as the SLO's largest limit, arrivals last."""
+SCATTER = 0.05
+"""The standard deviation of the crossings, relative, above which runs are made longer."""
+LONGEST = 4
+"""How many times as long runs may become at a time."""
+OVERLOADS = (1.5, 3.0, 6.0)
+"""Loads of the saturated run, in parts of what was served when all requests came at once."""
+BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
+"""The loads of the headroom curve, in parts of the capacity; above it up to the first that breaks
+the SLO."""
+STEPS = 6
+"""How often the load is lowered, at most, until the pooled replications keep the SLO."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +61,38 @@ class Probe:
 
 @dataclass(frozen=True)
 class Probed:
-    """A finished probe: its run's key and summary, and how it fares under the SLO."""
+    """A finished probe: its run's key and summary, and how it fares under the SLO.
+
+    ``scale`` is how many times the deployment's replicas are those of the run (see
+    :attr:`~experiments.capacity.options.Option.alike`). ``tables`` are the run's.
+    """
 
     probe: Probe
     run: str
     summary: dict[str, Any]
     verdict: Verdict
+    scale: int = 1
+    tables: RunTables | None = None
+
+    @property
+    def latency_s(self) -> float:
+        """The mean latency after the warm-up."""
+        return float(self.summary["after_warmup"]["latency_s"]["mean"])
+
+    @property
+    def arrivals_s(self) -> float:
+        """How long the arrivals last."""
+        return float(self.summary["after_warmup"]["arrivals_s"])
+
+    @property
+    def served(self) -> float:
+        """Requests/s that the deployment finished between warm-up and last arrival."""
+        return self.scale * float(self.summary["after_warmup"]["served_per_s"])
+
+    @property
+    def offered(self) -> float:
+        """Requests/s that arrived in the same time."""
+        return self.scale * float(self.summary["after_warmup"]["offered_per_s"])
 
 
 Search = Generator[list[Probe], list[Probed], T]
@@ -65,7 +104,12 @@ class UnbreakableError(ValueError):
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """How exactly to search. ``whole``: the load counts clients."""
+    """How exactly to search, and for what.
+
+    ``requests`` of a run, more where it must last longer, up to ``budget``; ``limit_s`` is the
+    SLO's largest limit, ``scale`` that of the probes. The share ``keep`` of replications keeps the
+    SLO at a capacity. ``whole``: the load counts clients. ``pooled`` judges several probes as one.
+    """
 
     tolerance: float
     least: int
@@ -74,6 +118,13 @@ class SearchPlan:
     pilot_requests: int
     seed: int
     whole: bool = False
+    keep: float = 0.9
+    limit_s: float = 0.0
+    budget: int = 1_000_000
+    scale: int = 1
+    pooled: Callable[[Sequence[Probed]], Verdict] = field(
+        default=lambda probes: average([probed.verdict for probed in probes])
+    )
 
 
 @dataclass(frozen=True)
@@ -92,58 +143,192 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest load under which every replication keeps the SLO: the least of ``crossings``.
+    """The highest ``load`` at which the asked share of replications keeps the SLO, and its 95 %
+    ``interval``; both 0 where the SLO breaks under any load (``pilot`` then is that probe).
 
-    ``mean`` of the crossings, a replication each, has ``interval`` as its 95 % interval. Without a
-    crossing all are 0: ``pilot`` then is the probe of the smallest load that was tried. ``curve``
-    are single probes at parts of the load, ``at`` one of full length at the capacity itself.
+    ``crossings`` has one for each replication, ``at`` one probe each at the capacity, and
+    ``verdict`` is that of these pooled. ``saturation``: requests/s served under overload (infinite
+    for clients). ``curve``: single probes at parts of the load. ``unsettled`` says why the load is
+    no capacity: the runs are too short to know.
     """
 
-    load: float
-    mean: float
-    interval: tuple[float, float]
-    crossings: tuple[Crossing, ...]
-    saturated: Probed | None
-    pilot: Crossing | Probed
+    load: float = 0.0
+    interval: tuple[float, float] = (0.0, 0.0)
+    crossings: tuple[Crossing, ...] = ()
+    saturation: float = math.inf
+    pilot: Crossing | Probed | None = None
     curve: tuple[Probed, ...] = ()
-    at: Probed | None = None
+    at: tuple[Probed, ...] = ()
+    verdict: Verdict | None = None
+    unsettled: str = ""
 
     @property
     def spread(self) -> float:
-        """The standard deviation of one replication, relative to their mean."""
-        loads = [crossing.load for crossing in self.crossings]
-        return float(np.std(loads, ddof=1) / self.mean) if len(loads) > 1 else float("nan")
+        """The standard deviation of one replication, relative."""
+        return spread([one.load for one in self.crossings])
+
+    @property
+    def rejected(self) -> float:
+        """The share of requests that are rejected at the capacity."""
+        return self.verdict.rejected if self.verdict is not None else 0.0
+
+    @property
+    def carried(self) -> float:
+        """The load less what is rejected; 0 where the search did not settle."""
+        return 0.0 if self.unsettled else self.load * (1 - self.rejected)
 
 
 def capacity(plan: SearchPlan) -> Search[Capacity]:
     """The search for a deployment's capacity, with its headroom curve."""
-    saturated, rough = yield from pilot(plan)
+    at_once, rough, plan = yield from _breakable_pilot(plan)
     if not isinstance(rough, Crossing):
-        return Capacity(0.0, 0.0, (0.0, 0.0), (), saturated, rough)
-    first = yield from crossing(Probe(0, plan.seed, plan.requests), rough.load, rough.slope, plan)
-    found = [first]
+        return Capacity(pilot=rough)
+    start, plan = rough, _lengthened(plan, [rough.kept])
+    while True:
+        found = yield from replications(plan, start)
+        endless = next((one for one in found if isinstance(one, Probed)), None)
+        if endless is not None:
+            return Capacity(pilot=endless)
+        crossings = [one for one in found if isinstance(one, Crossing)]
+        saturation = yield from _saturation(plan, at_once)
+        estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
+        load, at, verdict = yield from _kept(plan, min(estimate.value, saturation), crossings)
+        longer = _lengthened(plan, at, spread([one.load for one in crossings]))
+        if longer.requests <= plan.requests:
+            break
+        start, plan = crossings[0], longer
+    why = _too_short(plan, at)
+    if not verdict.holds:
+        why = why or f"replications at {load:g} break {verdict.worst}, however often it is lowered"
+    low, high = (max(0.0, min(bound, saturation)) for bound in estimate.interval)
+    ends = (min(low, load), max(high, load))
+    curve = yield from _curve(plan, load)
+    every = tuple(crossings)
+    return Capacity(load, ends, every, saturation, rough, curve, at, verdict, why)
+
+
+def _breakable_pilot(
+    plan: SearchPlan,
+) -> Search[tuple[Probed | None, Crossing | Probed, SearchPlan]]:
+    """The pilot, with longer runs where no load breaks the SLO in short ones."""
+    while True:
+        try:
+            at_once, rough = yield from pilot(plan)
+            return at_once, rough, plan
+        except UnbreakableError:
+            if plan.pilot_requests >= plan.budget:
+                raise
+            longer = min(4 * plan.pilot_requests, plan.budget)
+            plan = replace(plan, pilot_requests=longer, requests=max(longer, plan.requests))
+
+
+def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Probed]]:
+    """The crossing of each replication: more of them until the capacity's interval is no wider
+    than the tolerance. Ends early where one breaks the SLO under any load."""
+    found: list[Crossing | Probed] = []
     wanted = plan.least
-    while len(found) < wanted and isinstance(first, Crossing):
+    while len(found) < wanted:
         seeds = range(plan.seed + len(found), plan.seed + wanted)
         found += yield from together(
-            crossing(Probe(0, seed, plan.requests), first.load, first.slope, plan) for seed in seeds
+            crossing(Probe(0, seed, plan.requests), start.load, start.slope, plan) for seed in seeds
         )
-        loads = [one.load for one in found if isinstance(one, Crossing)]
-        if len(loads) == len(found):
-            wanted = min(plan.most, replications_needed(loads, plan.tolerance))
-    crossings = tuple(one for one in found if isinstance(one, Crossing))
-    if len(crossings) < len(found):  # a replication breaks the SLO at any load
-        broken = next(one for one in found if not isinstance(one, Crossing))
-        return Capacity(0.0, 0.0, (0.0, 0.0), (), saturated, broken)
-    mean, (low, high) = mean_and_interval([one.load for one in crossings])
-    interval = max(low, 0.0), high
-    load = min(one.load for one in crossings)
-    loads = [_rounded(load * part, plan) for part in FRACTIONS]
-    length = max(plan.pilot_requests, plan.requests // 4)
-    short = [Probe(each, plan.seed, length) for each in dict.fromkeys(loads)]
-    probed = yield [*short, Probe(_rounded(load, plan), plan.seed, plan.requests)]
-    curve, at = tuple(probed[:-1]), probed[-1]
-    return Capacity(load, mean, interval, crossings, saturated, rough, curve, at)
+        loads = [exact(one, plan) for one in found if isinstance(one, Crossing)]
+        if len(loads) == len(found) and not _narrow(quantile(loads, 1 - plan.keep), plan):
+            wanted = min(plan.most, len(found) + 1)
+    return found
+
+
+def _narrow(estimate: Estimate, plan: SearchPlan) -> bool:
+    low, high = estimate.interval
+    return high - low <= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
+
+
+def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
+    """Requests/s that are served under overload, between warm-up and last arrival."""
+    if at_once is None:
+        return math.inf
+    for part in OVERLOADS:
+        load = _rounded(part * at_once.scale * at_once.summary["requests_per_s"], plan)
+        requests = min(2 * plan.requests, max(plan.budget, plan.requests))
+        (loaded,) = yield [Probe(load, plan.seed, requests)]
+        if loaded.served < 0.97 * loaded.offered:
+            return loaded.served
+    return math.inf
+
+
+def _kept(
+    plan: SearchPlan, load: float, crossings: Sequence[Crossing]
+) -> Search[tuple[float, tuple[Probed, ...], Verdict]]:
+    """The replications at ``load``, or at a little less where pooled they do not keep the SLO."""
+    slope = max(1.0, min(one.slope for one in crossings))
+    seeds = range(plan.seed, plan.seed + len(crossings))
+    for _ in range(STEPS):
+        load = _down(load, plan)
+        at = yield [Probe(load, seed, plan.requests) for seed in seeds]
+        verdict = plan.pooled(at)
+        if verdict.holds or load <= (1.0 if plan.whole else 0.0):
+            break
+        less = min(max(max(verdict.stress, 1.0) ** (-1 / slope), 0.8), 1 - plan.tolerance / 6)
+        load = load - 1 if plan.whole else load * less
+    return load, tuple(at), verdict
+
+
+def at_load(plan: SearchPlan, load: float) -> Search[tuple[list[Probed], Verdict]]:
+    """The replications at a load, and whether they keep the SLO, pooled."""
+    seeds = range(plan.seed, plan.seed + plan.least)
+    at = yield [Probe(load, seed, plan.requests) for seed in seeds]
+    return at, plan.pooled(at)
+
+
+def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
+    """Single probes below the capacity, and above it up to the first that breaks the SLO."""
+    loads = dict.fromkeys(_rounded(load * part, plan) for part in BELOW)
+    curve = yield [Probe(each, plan.seed, plan.requests) for each in loads if each != load]
+    last = load
+    for part in ABOVE:
+        if (more := _rounded(load * part, plan, up=True)) == last:
+            continue
+        (above,) = yield [Probe(last := more, plan.seed, plan.requests)]
+        curve = [*curve, above]
+        if not above.verdict.holds:
+            break
+    return tuple(curve)
+
+
+# How long a run must be ----------------------------------------------------------------------
+
+
+def _lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
+    """The plan with as many requests as it takes that arrivals last :data:`LASTS` times the largest
+    limit and the mean latency, and that replications scatter by at most :data:`SCATTER`; at most
+    the budget."""
+    wanted = max(_needed(plan, probed) for probed in at)
+    wanted = math.ceil(1.2 * wanted) if wanted > plan.requests else plan.requests
+    if math.isfinite(scatter) and scatter > SCATTER:
+        wanted = max(wanted, math.ceil(plan.requests * (scatter / SCATTER) ** 2))
+    wanted = min(100 * math.ceil(wanted / 100), LONGEST * plan.requests, plan.budget)
+    return replace(plan, requests=max(wanted, plan.requests))
+
+
+def _needed(plan: SearchPlan, probed: Probed) -> int:
+    lasts_s = LASTS * max(plan.limit_s, probed.latency_s)
+    return math.ceil(probed.probe.requests * lasts_s / max(probed.arrivals_s, 1e-9))
+
+
+def _too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
+    """Why runs of this length do not show whether the load is carried; empty if they do."""
+    wanted = max(_needed(plan, probed) for probed in at)
+    if wanted <= plan.requests:
+        return ""
+    lasts_s = min(probed.arrivals_s for probed in at)
+    slowest = max(plan.limit_s, *(probed.latency_s for probed in at))
+    return (
+        f"runs of {plan.requests:,} requests last {lasts_s:,.0f} s, less than {LASTS} times "
+        f"{slowest:,.1f} s (the largest limit, or the mean latency): {wanted:,} are needed"
+    )
+
+
+# One replication -----------------------------------------------------------------------------
 
 
 def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, Crossing | Probed]]:
@@ -152,18 +337,21 @@ def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, 
     if plan.whole:
         found = yield from crossing(short, 32.0, SLOPE, plan)
         return None, found
-    (saturated,) = yield [_at(short, AT_ONCE)]
-    most = saturated.summary["requests_per_s"]
+    (at_once,) = yield [_at(short, AT_ONCE)]
+    if at_once.verdict.rejects:
+        return at_once, at_once
+    most = at_once.scale * at_once.summary["requests_per_s"]
     found = yield from crossing(short, 0.85 * most, SLOPE, plan)
-    return saturated, found
+    return at_once, found
 
 
 def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
     """A rough capacity from short runs, if it reaches ``goal``; else the probe of that load.
 
-    Without a goal (0) the search begins at ``start``.
+    Without a goal (0) the search begins at ``start``. Arrivals last ten times the largest limit.
     """
-    like = Probe(0, plan.seed, plan.pilot_requests)
+    lasts = math.ceil(10 * plan.limit_s * (goal or start) / plan.scale)
+    like = Probe(0, plan.seed, min(max(plan.pilot_requests, lasts), plan.budget))
     if goal:
         (first,) = yield [_at(like, _rounded(goal, plan))]
         if not first.verdict.holds:
@@ -177,12 +365,13 @@ def crossing(
     """Where the SLO breaks for probes ``like`` this one, first looked for at ``start``.
 
     From the first probe on, the stress and its ``slope`` say where it would be 1, and a load a
-    little further brackets it. Then bisection, until the two loads are the tolerance apart: the
-    middle is where the stress, linear in both logarithms, would be 1. Returns the probe of the
-    smallest load where the SLO breaks even there. Raises UnbreakableError where it holds when all
-    requests come at once.
+    little further brackets it. Then bisection, until the two loads are the tolerance apart, at
+    most :data:`NEAREST`: the middle is where the stress, linear in both logarithms, would be 1.
+    Returns the probe of the smallest load where the SLO breaks even there. Raises UnbreakableError
+    where it holds when all requests come at once.
     """
-    margin, smallest = 1 + plan.tolerance / 3, SMALLEST * start
+    fine = min(plan.tolerance, NEAREST)
+    margin, smallest = 1 + fine / 3, SMALLEST * start
     (first,) = yield [_at(like, _rounded(start, plan))]
     kept = first if first.verdict.holds else None
     broken = None if first.verdict.holds else first
@@ -190,7 +379,7 @@ def crossing(
         known = kept or broken
         assert known is not None
         load, up = known.probe.load, kept is not None
-        if not up and load <= max(smallest, 1.0 if plan.whole else 0.0):
+        if not up and (known.verdict.rejects or load <= max(smallest, 1.0 if plan.whole else 0.0)):
             return known
         if up and load >= (like.requests if plan.whole else LARGEST * start):
             raise UnbreakableError(
@@ -206,7 +395,7 @@ def crossing(
         else:
             broken = further
     while (gap := broken.probe.load - kept.probe.load) > max(
-        plan.tolerance * kept.probe.load, 1.0 if plan.whole else 0.0
+        fine * kept.probe.load, 1.0 if plan.whole else 0.0
     ):
         nearest = 1 / gap if plan.whole else 0.15
         part = min(max(_part(kept, broken), nearest), 1 - nearest)
@@ -218,6 +407,14 @@ def crossing(
             broken = middle
     between = kept.probe.load + _part(kept, broken) * gap
     return Crossing(kept.probe.load if plan.whole else between, kept, broken)
+
+
+def exact(found: Crossing, plan: SearchPlan) -> float:
+    """Where the stress is 1: between two numbers of clients, too."""
+    if not plan.whole:
+        return found.load
+    gap = found.broken.probe.load - found.kept.probe.load
+    return found.kept.probe.load + _part(found.kept, found.broken) * gap
 
 
 def _part(kept: Probed, broken: Probed) -> float:
@@ -250,6 +447,14 @@ def _rounded(load: float, plan: SearchPlan, up: bool = False) -> float:
     return float(f"{load:.6g}")
 
 
+def _down(load: float, plan: SearchPlan) -> float:
+    """The largest load that may be asked for and is no more than this one."""
+    if plan.whole:
+        return float(max(1, math.floor(load + 1e-9)))
+    digits = 10.0 ** (5 - math.floor(math.log10(load)))
+    return float(f"{math.floor(load * digits + 1e-6) / digits:.6g}")
+
+
 def together(searches: Iterable[Search[T]]) -> Search[list[T]]:
     """Searches side by side: each round asks for what all of them need."""
     under_way = dict(enumerate(searches))
@@ -264,24 +469,3 @@ def together(searches: Iterable[Search[T]]) -> Search[list[T]]:
                 found[number] = done.value
                 del wanted[number]
     return [found[number] for number in under_way]
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """The mean, and Student's 95 % interval of it; of a single value no more than that."""
-    mean, count = float(np.mean(values)), len(values)
-    if count < 2:
-        return mean, (mean, mean)
-    half = float(stdtrit(count - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(count))
-    return mean, (mean - half, mean + half)
-
-
-def replications_needed(values: Sequence[float], tolerance: float) -> int:
-    """How many would make the interval as narrow as the tolerance, if they scatter as these."""
-    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-    count = len(values)
-    while count < 1000:
-        half = stdtrit(count - 1, 0.975) * deviation / math.sqrt(count)
-        if 2 * half <= tolerance * mean:
-            break
-        count += 1
-    return count

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.capacity.judgement import OVERLOAD
+from experiments.capacity.judgement import OVERLOAD, REJECTED
 from experiments.content import Section, SortableTable, number_or_dash, thinned
 from simulator.views.metric_registry import number_text
 
@@ -19,10 +19,12 @@ _BECAUSE = {
     "bubbles": "stages wait for each other",
     "queueing": "requests wait for their first chunk",
     "iterations": "the batches themselves take that long",
+    "too long": "they are longer than the deployment serves",
 }
 
 
 MORE = "give more capacity.requests or replications"
+NOT_SETTLED = "not settled"
 
 
 def capacity_answer(found: Mapping[str, Any]) -> Section:
@@ -50,58 +52,83 @@ def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
     for one in deployments:
         binds, capacity = one.get("binds") or {}, one["capacity"]
         cells = [one["name"], binds.get("slo", one.get("error", "")), binds.get("because", "")]
+        sure = (one["interval"], one.get("band")) if capacity is not None else (None, None)
         numbers = (
-            *(capacity, one.get("mean"), one.get("interval"), one.get("band")),
-            *(one["gpus"], None if capacity is None else capacity / one["gpus"]),
+            *(*sure, one["gpus"], None if capacity is None else capacity / one["gpus"]),
             one.get("per_million_output_tokens"),
         )
-        rows.append([*map(str, cells), *map(number_or_dash, numbers)])
+        rows.append([*map(str, cells), capacity_text(one), *map(number_or_dash, numbers)])
     headings = (
-        *("deployment", "breaks first", "because of", f"capacity ({unit})", "mean"),
-        *("95 % interval", "with op errors, 90 %", "GPUs", f"{unit} a GPU"),
+        *("deployment", "breaks first", "because of", f"capacity ({unit})", "95 % interval"),
+        *("with op errors, 90 %", "GPUs", f"{unit} a GPU"),
         f"{currency} a million output tokens".lstrip(),
     )
     note = "Predicted. docs/capacity.md says what each number is."
     return SortableTable("Capacity", headings, rows, note, text=3)
 
 
+def capacity_text(one: Mapping[str, Any]) -> str:
+    """A deployment's capacity, and the share of requests that it rejects, or that it is not known."""
+    if one["capacity"] is None:
+        return "-" if one.get("error") else NOT_SETTLED
+    share = one["rejected_share"]
+    text = number_text(one["capacity"])
+    return f"{text} ({share:.1%} more rejected)" if share and one["capacity"] else text
+
+
 def assumed(found: Mapping[str, Any]) -> list[str]:
-    """What op times, memory, the host's time and prices are from."""
+    """What traffic, capacities, op times, memory, the host's time and prices are from."""
     prices = found.get("prices")
-    told = thinned(chain(*found.get("notes", {}).values()))
+    told = [f"traffic: {line}" for line in found["traffic"]]
+    lengths = {
+        (one["at_capacity"]["requests"], one["simulated_replicas"] < one["replicas"])
+        for one in found["deployments"]
+        if one.get("at_capacity")
+    }
+    if lengths:
+        shortest, longest = min(lengths)[0], max(lengths)[0]
+        many = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+        told.append(
+            f"at a capacity {found['keep']:.0%} of runs of {many} requests keep the SLO, and all "
+            "runs pooled"
+        )
+        if any(alike for _, alike in lengths):
+            told.append(
+                "one replica stands for all: a router that takes turns hands each the same traffic"
+            )
+    told += thinned(chain(*found.get("notes", {}).values()))
     if prices:
         told.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
     return told
 
 
 def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]:
-    """Capacities that are less certain than the tolerance asks for, with what to do about it."""
+    """Capacities that are not known, or less certain than the tolerance asks for, with what to do
+    about it; and those that stand next to one that breaks."""
     lines = []
     for one in deployments:
         if one.get("error"):
             lines.append(f"{one['name']}: no capacity: {one['error']}")
-        elif one["capacity"] and one["interval"] is None:
-            lines.append(f"{one['name']}: one run, so it has no interval")
+        elif not one["settled"]:
+            lines.append(f"{one['name']}: {NOT_SETTLED}: {one['why_not']}: {advice}")
         elif one["capacity"]:
             low, high = one["interval"]
-            width = (high - low) / one["mean"]
+            width = (high - low) / one["capacity"]
             if width > tolerance:
                 lines.append(
                     f"{one['name']}: the interval is {100 * width:.1f} % wide, more than the "
                     f"tolerance: {advice}"
                 )
-        at = one.get("at_capacity")
-        if at and at["overloaded"]:
-            lines.append(
-                f"{one['name']}: its queue still grows at {one['capacity']:.3g}, so runs of "
-                f"{at['requests']:,} requests end before the SLO breaks: {advice}"
-            )
+            if one["rejected_share"]:
+                lines.append(f"{one['name']}: {one['rejected_share']:.1%} of requests are rejected")
     return lines
 
 
 def breaks(binds: Mapping[str, Any], much: str = "") -> str:
     """What breaks first above a capacity (by ``much``), and why, in words."""
     why = _BECAUSE[binds["because"]]
+    if binds["slo"] == REJECTED:
+        return f"too many requests are rejected, because {why}"
     if binds["slo"] != OVERLOAD:
         return f"{binds['slo']}{much} breaks first, because {why}"
     said = "more requests arrive than are served, so that they wait longer than the SLO allows"
@@ -112,13 +139,15 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     """The answer in a sentence: which deployment carries most, by how much, and what binds it."""
     able = [one for one in deployments if one["capacity"]]
     if not able:
-        if any(one["capacity"] is None for one in deployments):
-            return "No capacity was found."
+        if any(not one["settled"] for one in deployments):
+            return "No capacity was found: the runs were too short, or failed."
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
     what = "carries the most," if others else "carries"
     gpus = f"{best['gpus']} GPU{'s' if best['gpus'] > 1 else ''}"
     said = f"{best['name']} {what} {number_text(best['capacity'])} {unit} on {gpus}"
+    if best["rejected_share"]:
+        said += f" and rejects {best['rejected_share']:.1%} of what is offered"
     if others:
         second = others[0]
         more = 100 * (best["capacity"] / second["capacity"] - 1)
@@ -188,7 +217,8 @@ def capacities(found: Deployments) -> pd.DataFrame:
         slow, fast = one.get("band") or (None, None)
         binds = one.get("binds") or {}
         row = {key: one[key] for key in ("name", "device", "tp", "pp", "replicas", "gpus")}
-        row |= {"policy": one["policy"], "capacity": one["capacity"], "mean": one.get("mean")}
+        row |= {"policy": one["policy"], "capacity": one["capacity"], "settled": one["settled"]}
+        row |= {key: one.get(key) for key in ("offered", "rejected_share", "saturation")}
         row |= {"interval_low": low, "interval_high": high, "band_low": slow, "band_high": fast}
         row |= {key: one.get(key) for key in ("per_hour", "per_million_output_tokens")}
         rows.append({**row, "breaks_first": binds.get("slo"), "because": binds.get("because")})

@@ -160,7 +160,7 @@ def recommend(
         found = recommended(lab, wanted, costs, say)
         lab.write_tables()
         content = answer_of(found, wanted, costs)
-    write_result(folder, RECOMMEND_FORMAT, recommend_files(found, wanted, content))
+    write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
     if json:
         print_json(content)
     if quiet:

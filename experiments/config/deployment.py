@@ -91,12 +91,13 @@ class Deployment:
             jitter=engine.jitter,
         )
 
-    def schedulers(self) -> list[Scheduler | Pool]:
-        """One fresh scheduler per replica."""
+    def schedulers(self, replicas: int | None = None) -> list[Scheduler | Pool]:
+        """One fresh scheduler per replica (or so many)."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
+        replicas = replicas or cluster.replicas
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            each = (self.scenario, cluster.max_length, self.requests, cluster.replicas)
+            each = (self.scenario, cluster.max_length, self.requests, replicas)
             return list(pools_of(*each))
         return [
             Scheduler(
@@ -108,8 +109,21 @@ class Deployment:
                 reserve_declared=batching.kv_reservation == "declared",
                 free_pool=batching.micro_batches == "free",
             )
-            for _ in range(cluster.replicas)
+            for _ in range(replicas)
         ]
+
+    @cached_property
+    def rejected(self) -> tuple[float, str]:
+        """The share of the requests that are rejected, and why the longest one is."""
+        if not self.requests:
+            return 0.0, ""
+        (scheduler,) = self.schedulers(1)
+        longest = max(self.requests, key=lambda request: request.prompt_tokens + request.max_tokens)
+        why = scheduler.refusal(longest)
+        if why is None:  # then no shorter one is
+            return 0.0, ""
+        refused = sum(scheduler.refusal(request) is not None for request in self.requests)
+        return refused / len(self.requests), why
 
     @cached_property
     def table_sizes(self) -> TableSizes:
@@ -270,6 +284,15 @@ def deploy(
         resolved, model, device, layers, kv_capacity, requests, ops, digest, notes, memory
     )
     check_memory(found.memory_needs, resolved, source)
+    share, why = found.rejected
+    if share == 1:
+        key, value = "cluster.max_length", max_length
+        if kv_cache is not None and "KV blocks" in why:
+            key, value = "kv_cache.num_blocks", kv_cache.num_blocks or 0
+        raise source.error(key, value, f"every request is rejected: the longest one {why}")
+    if share:
+        told = f"{share:.1%} of the requests are rejected: the longest one {why}"
+        found = replace(found, notes=(told, *notes))
     return found
 
 

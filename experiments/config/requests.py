@@ -138,14 +138,18 @@ def _trace(scenario: Scenario, source: Source) -> Trace | None:
     path = trace_path(lengths, source)
     columns = lengths.columns.model_dump(exclude_none=True)
     reading = Reading(columns, lengths.time_unit, lengths.skip_empty)
-    some = lengths.sample < 1
+    some, block = lengths.sample < 1, lengths.resample
     try:
-        trace = read_trace(path, None if some else workload.requests, reading)
+        trace = read_trace(path, None if some or block else workload.requests, reading)
     except WorkloadError as error:
         raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
     if some:
         trace = trace.sampled(lengths.sample, stream(scenario.seed, "sample"))
-        trace = trace.pick(np.arange(min(workload.requests or len(trace), len(trace))))
+        if not block:
+            trace = trace.pick(np.arange(min(workload.requests or len(trace), len(trace))))
+    if block:
+        count = workload.requests or len(trace)
+        trace = trace.resampled(count, block, stream(scenario.seed, "blocks"))
     if lengths.clip != Clip():
         trace = trace.clipped(lengths.clip.prompt, lengths.clip.output)
     if workload.requests is not None and workload.requests > len(trace):

@@ -122,7 +122,9 @@ class TraceLengths(Strict):
     CSV, a request a line of JSON (``*.jsonl``), or a result of vLLM's benchmark (``*.json``).
 
     ``sample`` keeps a random share of the requests (or sessions), ``clip`` cuts long ones, and
-    ``skip_empty`` leaves out those without prompt or output tokens.
+    ``skip_empty`` leaves out those without prompt or output tokens. ``resample`` draws as many
+    requests as are asked for: blocks of so many consecutive ones, with the gaps between them, in a
+    random order that follows from the seed, round after round.
     """
 
     kind: Literal["trace"]
@@ -132,6 +134,7 @@ class TraceLengths(Strict):
     skip_empty: bool = False
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0
     clip: Clip = Clip()
+    resample: Count | None = None
 
 
 Lengths = (

@@ -19,6 +19,7 @@ from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.folder import SENSITIVITY_FORMAT
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.probing import NAME, Laboratory
+from experiments.capacity.quantile import mean_and_interval
 from experiments.capacity.search import (
     Crossing,
     Probe,
@@ -26,7 +27,7 @@ from experiments.capacity.search import (
     Search,
     SearchPlan,
     crossing,
-    mean_and_interval,
+    exact,
     pilot,
     together,
 )
@@ -234,16 +235,7 @@ def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
     """The capacities; 0 where the SLO breaks under any load. Or why a run failed."""
     if isinstance(found, str):
         return found
-    return {CAPACITY: [_load(one, plan) if isinstance(one, Crossing) else 0.0 for one in found]}
-
-
-def _load(found: Crossing, plan: SearchPlan) -> float:
-    """Where the stress is 1; between two numbers of clients, too."""
-    if not plan.whole:
-        return found.load
-    kept = found.kept.probe.load
-    between = kept * max(found.kept.verdict.stress, 0.05) ** (-1 / found.slope)
-    return float(min(max(between, kept), found.broken.probe.load))
+    return {CAPACITY: [exact(one, plan) if isinstance(one, Crossing) else 0.0 for one in found]}
 
 
 def _metrics(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
-from experiments.results import FORMAT, SUMMARY, json_bytes, run_files
+from experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SharedRequests
 from profiler.storage.paths import user_path
@@ -78,12 +78,14 @@ def folder_files(job: Job) -> dict[str, bytes]:
     analysis = Analysis(deployment.simulate())
     scenario = run.scenario
     summary = analysis.summary(deployment.model, deployment.device, scenario.cluster.tp)
+    further = {}
     if run.after_warmup:
         summary["after_warmup"] = analysis.after_warmup()
+        further[f"{name}/token_gaps.parquet"] = parquet_bytes(analysis.gaps_after_warmup())
     content: dict[str, Any] = {"format": FORMAT, "name": name, "key": run.key}
     content |= {"scenarios": {name: summary}, "ratios": {}, "reference": {}}
     files = run_files({name: (scenario, analysis)}, {"name": name})
-    return {**files, SUMMARY: json_bytes(content)}
+    return {**files, **further, SUMMARY: json_bytes(content)}
 
 
 def located(scenario: Scenario, base: Path) -> Scenario:

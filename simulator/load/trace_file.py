@@ -55,6 +55,34 @@ class Trace:
         kept = drawn[unit] < max(share, float(drawn[unit].min()) * (1 + 1e-12))
         return self.pick(np.flatnonzero(kept))
 
+    def resampled(self, count: int, block: int, rng: np.random.Generator) -> Trace:
+        """``count`` requests: blocks of ``block`` consecutive ones, each with the gaps before its
+        requests, in a random order; when all were drawn, they are drawn again in another order.
+
+        So every request occurs equally often. Those of another round share no prefix with this one.
+        """
+        size = len(self)
+        starts = np.arange(0, size, block)
+        rounds = [
+            np.concatenate([np.arange(s, min(s + block, size)) for s in rng.permutation(starts)])
+            for _ in range(-(-count // size))
+        ]
+        order, lap = np.concatenate(rounds)[:count], np.arange(count) // size
+        found = self.pick(order)
+        if self.arrival_s is not None:
+            span = float(self.arrival_s[-1] - self.arrival_s[0])
+            gaps = np.diff(self.arrival_s, prepend=self.arrival_s[0] - span / max(size - 1, 1))
+            found = replace(found, arrival_s=np.cumsum(gaps[order]) - gaps[order[0]])
+        if found.prefix is not None:
+            named = zip(lap.tolist(), found.prefix, strict=True)
+            prefix: list[Prefix] = [
+                tuple(((turn, name), until) for name, until in each) for turn, each in named
+            ]
+            found = replace(found, prefix=prefix)
+        if found.session is not None:
+            found = replace(found, session=found.session + lap * (int(found.session.max()) + 1))
+        return found
+
     def clipped(self, most_prompt: int | None, most_output: int | None) -> Trace:
         """Longer prompts and outputs are cut to these (None: as they are)."""
         prompt = self.prompt if most_prompt is None else np.minimum(self.prompt, most_prompt)

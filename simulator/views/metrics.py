@@ -18,7 +18,7 @@ from simulator.views.metric_registry import QUANTILES, STEADY
 from simulator.views.paging import is_paged, paging_columns, paging_summary
 from simulator.views.per_replica import PerReplica
 from simulator.views.spans import Counts, Spans
-from simulator.views.steady import mser5, steady_state
+from simulator.views.steady import mser5, steady_state, trend
 
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
@@ -167,21 +167,60 @@ class Analysis:
 
     def after_warmup(self) -> dict[str, Any]:
         """Mean and quantiles of the latencies, and of the times between tokens, without the
-        warm-up (MSER-5), in whatever state the run is; ``warmup_requests`` by order of arrival."""
+        warm-up (MSER-5), in whatever state the run is; ``warmup_requests`` by order of arrival.
+
+        ``arrivals_s`` is how long all arrivals last. Between warm-up and last arrival,
+        ``offered_per_s`` requests arrive a second and ``served_per_s`` are finished (0 where that
+        is no time at all), and ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
+        """
+        done, part = self.request_columns, self._steady_part
+        names = (*STEADY, "tbt_max_s")
+        gaps_s, counts = self._gaps_after_warmup
+        mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else float("nan")
+        return {
+            "warmup_requests": len(done["request"]) - len(self.records.rejections) - len(part),
+            **_spreads({name: done[name][part] for name in names}),
+            "tbt_s": _named(_weighted_quantiles(gaps_s, counts, QUANTILES), mean),
+            **self._flow(part),
+        }
+
+    def _flow(self, part: npt.NDArray[np.intp]) -> dict[str, float]:
+        arrival_s, finish_s = (self.request_columns[name] for name in ("arrival_s", "finish_s"))
+        flow = {"arrivals_s": 0.0, "offered_per_s": 0.0, "served_per_s": 0.0, "latency_trend": 0}
+        if not len(part):
+            return flow
+        flow["arrivals_s"] = float(np.ptp(arrival_s[finish_s > 0]))
+        begin, end = float(arrival_s[part[0]]), float(arrival_s[part[-1]])
+        if end > begin:
+            finished = np.count_nonzero((finish_s > begin) & (finish_s <= end))
+            flow["offered_per_s"] = (len(part) - 1) / (end - begin)
+            flow["served_per_s"] = finished / (end - begin)
+            flow["latency_trend"] = trend(self.request_columns["latency_s"][part])
+        return flow
+
+    @cached_property
+    def _steady_part(self) -> npt.NDArray[np.intp]:
+        """The requests that were served, by order of arrival, without the warm-up."""
         done = self.request_columns
         order = np.argsort(done["arrival_s"], kind="stable")
         order = order[~np.isnan(done["latency_s"][order])]
-        warmup = mser5(done["latency_s"][order])
-        part = order[warmup:]
-        names = (*STEADY, "tbt_max_s")
-        since_s = float(done["arrival_s"][part[0]]) if len(part) else np.inf
-        gaps_s, counts = self._gaps_between_tokens(since_s)
-        mean = float(np.average(gaps_s, weights=counts)) if len(gaps_s) else float("nan")
-        return {
-            "warmup_requests": warmup,
-            **_spreads({name: done[name][part] for name in names}),
-            "tbt_s": _named(_weighted_quantiles(gaps_s, counts, QUANTILES), mean),
-        }
+        return np.asarray(order[mser5(done["latency_s"][order]) :], np.intp)
+
+    @cached_property
+    def _gaps_after_warmup(self) -> tuple[Floats, Counts]:
+        part = self._steady_part
+        since_s = float(self.request_columns["arrival_s"][part[0]]) if len(part) else np.inf
+        return self._gaps_between_tokens(since_s)
+
+    def gaps_after_warmup(self) -> Table:
+        """Times between tokens without the warm-up, ``tbt_s``: a thousand quantiles, each of which
+        stands for as many ``tokens`` as the others."""
+        gaps_s, counts = self._gaps_after_warmup
+        if not len(gaps_s):
+            return {"tbt_s": np.zeros(0), "tokens": np.zeros(0)}
+        shares = (np.arange(1000) + 1) / 1000
+        found = np.array(_weighted_quantiles(gaps_s, counts, shares.tolist()))
+        return {"tbt_s": found, "tokens": np.full(1000, counts.sum() / 1000)}
 
     @cached_property
     def token_gaps(self) -> pd.DataFrame:

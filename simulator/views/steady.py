@@ -48,11 +48,17 @@ def steady_state(arrival_s: Floats, queueing_s: Floats, latency_s: Floats) -> St
         return SteadyState("closed")
     if len(arrival_s) < FEWEST:
         return SteadyState("short")
-    blocks = np.array([block.mean() for block in np.array_split(queueing_s, BLOCKS)])
-    trend = kendall_s(blocks)
-    if trend >= CRITICAL and blocks[-1] > 0.1 * np.median(latency_s):
-        return SteadyState("overloaded", trend)
-    return SteadyState("steady", trend, mser5(latency_s))
+    rising, last = trend(queueing_s), np.array_split(queueing_s, BLOCKS)[-1]
+    if rising >= CRITICAL and last.mean() > 0.1 * np.median(latency_s):
+        return SteadyState("overloaded", rising)
+    return SteadyState("steady", rising, mser5(latency_s))
+
+
+def trend(values: Floats) -> int:
+    """Kendall's S of the means of :data:`BLOCKS` blocks; 0 of fewer than :data:`FEWEST` values."""
+    if len(values) < FEWEST:
+        return 0
+    return kendall_s(np.array([block.mean() for block in np.array_split(values, BLOCKS)]))
 
 
 def kendall_s(values: Floats) -> int:
