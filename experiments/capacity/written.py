@@ -68,7 +68,7 @@ def _table(deployments: Deployments, unit: str, currency: str) -> SortableTable:
 
 
 def capacity_text(one: Mapping[str, Any]) -> str:
-    """A deployment's capacity, and the share of requests that it rejects, or that it is not known."""
+    """A deployment's capacity, and the share of requests that it rejects; or "not settled"."""
     if one["capacity"] is None:
         return "-" if one.get("error") else NOT_SETTLED
     share = one["rejected_share"]
