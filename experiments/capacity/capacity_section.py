@@ -108,7 +108,7 @@ class CapacitySection(Strict):
 
     ``load``: arrivals a second (``rate``), or ``clients`` of a closed loop. ``tolerance`` is the
     width of the capacity's 95 % interval, relative to it. ``requests`` of a run (default: as many
-    as it takes that an overload shows, and that one run's own capacity scatters by a third of the
+    as it takes that an overload shows, and that one run's own capacity scatters by half the
     tolerance). ``rejected`` is the share of requests that may be rejected. ``space``: keys and
     values as in a ``sweep`` section (``grid``, ``zip``, ``cases``); every scenario and every point
     is a deployment.

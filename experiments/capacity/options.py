@@ -36,9 +36,9 @@ from profiler.facts.ops import OPS
 from profiler.storage.strict import mistakes
 
 PILOT_REQUESTS = 1000
-LEAST_REQUESTS = 4000
+LEAST_REQUESTS = 2500
 """Of a run on one replica, times the variance of its gaps and lengths."""
-FINEST_REQUESTS = 50_000
+FINEST_REQUESTS = 20_000
 """Of a run whose length follows from the tolerance."""
 MOST_REQUESTS = 100_000
 """Of a run on one replica that must last longer."""
@@ -222,7 +222,8 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         )
     scale = option.alike if section.load == "rate" else 1
     simulated = option.scenario.cluster.replicas // scale
-    requests = section.requests or simulated * _long_enough(option, section, scale)
+    variance = _variance(option, section, scale)
+    requests = section.requests or simulated * _long_enough(variance, section)
     if requests < section.fewest:
         raise ConfigError(
             f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
@@ -240,6 +241,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
         budget=section.requests or simulated * MOST_REQUESTS,
         scale=scale,
+        variance=simulated * variance,
         pooled=partial(_pooled, section),
     )
 
@@ -252,20 +254,26 @@ def _pooled(section: CapacitySection, probes: Sequence[Probed]) -> Verdict:
     return judge(section.objectives, runs, section.load == "rate", section.rejected)
 
 
-def _long_enough(option: Option, section: CapacitySection, scale: int) -> int:
-    """Requests of a run on one replica, before its latencies are known.
-
-    A run's mean gap and mean work scatter with 1 / sqrt(requests), so the load that it happens to
-    offer does. That scatter is at most a third of the tolerance, up to :data:`FINEST_REQUESTS`, and
-    at most that of :data:`LEAST_REQUESTS` Poisson arrivals.
-    """
+def _variance(option: Option, section: CapacitySection, scale: int) -> float:
+    """The variance of the gap before a request and of its tokens, both relative to their means, of
+    one of ``scale`` replicas that take turns."""
     requests = option.deployment.requests
     tokens = np.array([r.prompt_tokens + r.output_tokens for r in requests], np.float64)
     variance = float(np.var(tokens) / np.mean(tokens) ** 2)
-    if section.load == "rate":
-        gaps = np.diff(np.sort([r.arrival_s for r in requests]))
-        spread = gaps.mean() > 0 and len(gaps) > 1
-        variance += float(np.var(gaps) / gaps.mean() ** 2) / scale if spread else 1.0 / scale
-    fine = min(variance / (section.tolerance / 3) ** 2, FINEST_REQUESTS)
+    if section.load == "clients":
+        return variance
+    gaps = np.diff(np.sort([r.arrival_s for r in requests]))
+    of_gaps = float(np.var(gaps) / gaps.mean() ** 2) if gaps.any() else 1.0
+    return variance + of_gaps / scale
+
+
+def _long_enough(variance: float, section: CapacitySection) -> int:
+    """Requests of a run on one replica, before its latencies are known.
+
+    The load that a run happens to offer scatters with the square root of variance over requests.
+    That is at most half the tolerance, up to :data:`FINEST_REQUESTS`, and at most that of
+    :data:`LEAST_REQUESTS` Poisson arrivals.
+    """
+    fine = min(variance / (section.tolerance / 2) ** 2, FINEST_REQUESTS)
     wanted = 100 * math.ceil(max(fine, LEAST_REQUESTS * variance) / 100)
-    return min(max(wanted, section.fewest, LEAST_REQUESTS // 2), MOST_REQUESTS)
+    return min(max(wanted, section.fewest, LEAST_REQUESTS), MOST_REQUESTS)

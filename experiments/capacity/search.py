@@ -44,6 +44,10 @@ OVERLOADS = (1.5, 3.0, 6.0)
 BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
 """The loads of the headroom curve, in parts of the capacity; above it up to the first that breaks
 the SLO."""
+RESOLUTION = 2.0
+"""Standard deviations of the load that a run happens to offer: nearer than that to the saturation a
+run is too short to know whether its queue ends (a queue forgets in variance / distance ** 2
+requests, so a run then lasts four times that)."""
 STEPS = 6
 """How often the load is lowered, at most, until the pooled replications keep the SLO."""
 
@@ -107,7 +111,8 @@ class SearchPlan:
     """How exactly to search, and for what.
 
     ``requests`` of a run, more where it must last longer, up to ``budget``; ``limit_s`` is the
-    SLO's largest limit, ``scale`` that of the probes. The share ``keep`` of replications keeps the
+    SLO's largest limit, ``scale`` that of the probes, ``variance`` that of a request's work and
+    gap, relative, times the replicas of a run. The share ``keep`` of replications keeps the
     SLO at a capacity. ``whole``: the load counts clients. ``pooled`` judges several probes as one.
     """
 
@@ -122,6 +127,7 @@ class SearchPlan:
     limit_s: float = 0.0
     budget: int = 1_000_000
     scale: int = 1
+    variance: float = 0.0
     pooled: Callable[[Sequence[Probed]], Verdict] = field(
         default=lambda probes: average([probed.verdict for probed in probes])
     )
@@ -192,7 +198,8 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
         crossings = [one for one in found if isinstance(one, Crossing)]
         saturation = yield from _saturation(plan, at_once)
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
-        load, at, verdict = yield from _kept(plan, min(estimate.value, saturation), crossings)
+        most = saturation * (1 - RESOLUTION * math.sqrt(plan.variance / plan.requests))
+        load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
         longer = _lengthened(plan, at, spread([one.load for one in crossings]))
         if longer.requests <= plan.requests:
             break
@@ -200,7 +207,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     why = _too_short(plan, at)
     if not verdict.holds:
         why = why or f"replications at {load:g} break {verdict.worst}, however often it is lowered"
-    low, high = (max(0.0, min(bound, saturation)) for bound in estimate.interval)
+    low, high = (min(bound, most) for bound in estimate.interval)
     ends = (min(low, load), max(high, load))
     curve = yield from _curve(plan, load)
     every = tuple(crossings)
