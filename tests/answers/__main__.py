@@ -14,21 +14,21 @@ import multiprocessing
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.answers.asking import Task
 
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
-Task = tuple[int, int, str, float]
-
 
 def main() -> int:
     """The command; its exit code is 0 if all counts are as wanted."""
-    from tests.answers.asking import LIMIT_S, counts, table
+    from tests.answers.asking import LIMIT_S, counts, path_of, table, write_json
     from tests.answers.questions import SEED
 
     parser = argparse.ArgumentParser(prog="python -m tests.answers", description=__doc__)
@@ -43,26 +43,21 @@ def main() -> int:
     options = parser.parse_args()
     out = options.out.resolve() / str(options.seed)
     numbers = options.only or range(options.questions)
-    tasks = [(number, options.seed, str(out), options.limit) for number in numbers]
-    missing = [task for task in tasks if not _path(task).exists()]
-    found = [json.loads(_path(task).read_text()) for task in tasks if task not in missing]
+    tasks: list[Task] = [(number, options.seed, str(out), options.limit) for number in numbers]
+    missing = [task for task in tasks if not path_of(task).exists()]
+    found = [json.loads(path_of(task).read_text()) for task in tasks if task not in missing]
     began = time.monotonic()
     if found:
         print(f"{len(found)} of {len(tasks)} are judged already", file=sys.stderr)
-    with _workers(min(options.jobs, len(missing) or 1)) as done:
-        for number, one in enumerate(done(missing), 1):
-            found.append(one)
-            took = time.monotonic() - began
-            left = took / number * (len(missing) - number)
-            print(_line(one), file=sys.stderr)
-            print(
-                f"  {len(found)} of {len(tasks)}, {took:.0f} s, about {left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+    for number, one in enumerate(_done(missing, min(options.jobs, len(missing) or 1)), 1):
+        found.append(one)
+        took = time.monotonic() - began
+        left = took / number * (len(missing) - number)
+        progress = f"  {len(found)} of {len(tasks)}, {took:.0f} s, about {left:.0f} s left"
+        print(_line(one), progress, sep="\n", file=sys.stderr, flush=True)
     found.sort(key=lambda one: str(one["name"]))
     counted = counts(found)
-    _write(out / "judgements.json", {"counts": counted, "questions": found})
+    write_json(out / "judgements.json", {"counts": counted, "questions": found})
     print(table(counted))
     return 0 if _as_wanted(counted) else 1
 
@@ -78,42 +73,17 @@ def _as_wanted(counted: dict[str, Any]) -> bool:
     )
 
 
-@contextmanager
-def _workers(jobs: int) -> Iterator[Any]:
-    """A function that judges questions, in whatever order they are done."""
+def _done(tasks: list[Task], jobs: int) -> Iterator[dict[str, Any]]:
+    """The judgements, in whatever order they are done."""
+    from tests.answers.asking import judged_task
+
     if jobs == 1:
-        yield lambda tasks: map(_judged, tasks)
+        yield from map(judged_task, tasks)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
-        yield lambda tasks: pool.imap_unordered(_judged, tasks, chunksize=1)
-
-
-def _judged(task: Task) -> dict[str, Any]:
-    """Ask and judge one question, and keep the judgement."""
-    from tests.answers.asking import judgement_of
-    from tests.answers.questions import question
-
-    number, seed, _, limit_s = task
-    asked, path = question(number, seed), _path(task)
-    try:
-        found = judgement_of(asked, path.parent, limit_s)
-    except Exception:  # one question must not end the others; it counts as failed
-        found = {"name": asked.name, "outcome": "failed", "seconds": 0.0}
-        found["message"] = traceback.format_exc()
-        return found
-    _write(path, found)
-    return found
-
-
-def _path(task: Task) -> Path:
-    return Path(task[2]) / f"q{task[0]:03d}" / "judgement.json"
-
-
-def _write(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".part")
-    scratch.write_text(json.dumps(content, indent=1))
-    scratch.replace(path)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(judged_task, task) for task in tasks]):
+            yield done.result()
 
 
 def _line(one: dict[str, Any]) -> str:

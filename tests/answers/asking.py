@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from tests.answers.judge import SEEDS, Judgement, Scenario, judged, loaded
+from tests.answers.judge import SEEDS, Judgement, Scenario, judged
 from tests.answers.questions import Question
+from tests.answers.questions import question as one_question
 
 LIMIT_S = 900.0
 """What a command may take, in seconds."""
@@ -26,6 +28,37 @@ ABOVE, BETTER = 0.10, 0.03
 """What is added to the tolerance: for the load that must break, and for a better deployment."""
 JUDGED = 2
 """Deployments of an answer that are judged: the winner and the runner-up."""
+
+
+Task = tuple[int, int, str, float]
+"""A question's number and seed, the folder of all judgements, the limit of its command (s)."""
+
+
+def judged_task(task: Task) -> dict[str, Any]:
+    """Ask and judge one question, and keep the judgement."""
+    number, seed, _, limit_s = task
+    asked, path = one_question(number, seed), path_of(task)
+    try:
+        found = judgement_of(asked, path.parent, limit_s)
+    except Exception:  # one question must not end the others; it counts as failed
+        found = {"name": asked.name, "outcome": "failed", "seconds": 0.0}
+        found["message"] = traceback.format_exc()
+        return found
+    write_json(path, found)
+    return found
+
+
+def path_of(task: Task) -> Path:
+    """The file of its judgement."""
+    return Path(task[2]) / f"q{task[0]:03d}" / "judgement.json"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file of JSON, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(content, indent=1))
+    scratch.replace(path)
 
 
 def judgement_of(question: Question, folder: Path, limit_s: float = LIMIT_S) -> dict[str, Any]:
