@@ -63,13 +63,14 @@ def main() -> int:
 
 
 def _as_wanted(counted: dict[str, Any]) -> bool:
-    return not (
-        counted["kept at the stated load (at least 0.95)"] < 0.95
-        or counted["still kept above it (at most 0.10)"] > 0.10
-        or counted["kept with one replica fewer (at most 0.10)"] > 0.10
-        or counted["better deployments found (none)"]
-        or counted["not settled (at most 5)"] > 5
-        or counted["failed"]
+    kept = counted["kept at the stated load (at least 0.95)"]
+    few = ("still kept above it (at most 0.10)", "kept with one replica fewer (at most 0.10)")
+    return (
+        (kept is None or kept >= 0.95)
+        and all((counted[key] or 0.0) <= 0.10 for key in few)
+        and not counted["better deployments found (none)"]
+        and counted["not settled (at most 5)"] <= 5
+        and not counted["failed"]
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import subprocess
 import sys
 import time
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from experiments.config.errors import ConfigError
-from tests.answers.judge import SEEDS, Judgement, Scenario, judged
+from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
 from tests.answers.questions import Question
 from tests.answers.questions import question as one_question
 
@@ -24,8 +24,9 @@ LIMIT_S = 900.0
 """What a command may take, in seconds."""
 SMALL = 8
 """Deployments of a space up to which brute force looks at all of them."""
-ABOVE, BETTER = 0.10, 0.03
-"""What is added to the tolerance: for the load that must break, and for a better deployment."""
+ABOVE, BETTER, LITTLE = 0.10, 0.03, 0.1
+"""What is added to the tolerance: for the load that must break, and for a better deployment. The
+part of a configuration's own load that is tried where nothing is said to carry any."""
 JUDGED = 2
 """Deployments of an answer that are judged: the winner and the runner-up."""
 
@@ -119,28 +120,35 @@ def _judge(
     if any(not one.get("settled", True) for one in asked):
         found["outcome"] = "unsettled"
     carrying = [one for one in deployments if one["capacity"] and one.get("settled", True)]
+    rate, judge = question.options.get("rate"), _Judge(question, traces)
+    if rate is not None:
+        carrying = [one for one in carrying if one["capacity"] >= rate]
     if not carrying:
         found.setdefault("outcome", "none")
+        if question.command == "capacity" and question.layouts <= SMALL:
+            config = yaml.safe_load(Path(found["arguments"][1]).read_text())
+            found["brute"] = list(_brute_force(question, judge, config, LITTLE, None))
         return
     found.setdefault("outcome", "answered")
     if question.command == "capacity":
         carrying = sorted(carrying, key=lambda one: -one["capacity"])
-    judge = _Judge(question, traces)
     found["at"], found["above"], found["fewer"] = [], [], []
     for one in carrying[:JUDGED]:
         name, scenario = one["name"], one["scenario"]
-        found["at"].append(judge.judge(name, scenario, 1.0).as_json())
-        if "rate" not in question.options:
+        stated = 1.0 if rate is None else rate / load_of(scenario)
+        found["at"].append(judge.judge(name, scenario, stated).as_json())
+        if rate is None:
             factor = 1 + question.tolerance + ABOVE
             found["above"].append(judge.judge(name, scenario, factor).as_json())
-    first = carrying[0]
-    replicas = first["scenario"]["cluster"]["replicas"]
-    if "rate" in question.options and replicas > 1:
-        cluster = {**first["scenario"]["cluster"], "replicas": replicas - 1}
-        fewer = {**first["scenario"], "cluster": cluster}
-        found["fewer"].append(judge.judge(f"{first['name']} less one", fewer, 1.0).as_json())
-    if question.layouts <= SMALL and "rate" not in question.options:
-        found["brute"] = list(_brute_force(question, judge, first))
+    first = carrying[0]["scenario"]
+    replicas = first["cluster"]["replicas"]
+    if rate is not None and replicas > 1:
+        fewer = {**first, "cluster": {**first["cluster"], "replicas": replicas - 1}}
+        name = f"{carrying[0]['name']} less one"
+        found["fewer"].append(judge.judge(name, fewer, rate / load_of(first)).as_json())
+    if rate is None and question.layouts <= SMALL:
+        better = 1 + question.tolerance + BETTER
+        found["brute"] = list(_brute_force(question, judge, first, better, first))
 
 
 class _Judge:
@@ -160,16 +168,15 @@ class _Judge:
 
 
 def _brute_force(
-    question: Question, judge: _Judge, first: Mapping[str, Any]
+    question: Question, judge: _Judge, first: Scenario, factor: float, but: Scenario | None
 ) -> Iterator[dict[str, Any]]:
-    """Every other deployment of the space at the load that would make it better than the first.
+    """Every deployment of the space, ``but`` one, at so many times the load of the first.
 
     One that keeps the SLO in a short run is judged once more, as an answer is.
     """
-    factor = 1 + question.tolerance + BETTER
     other_ones = _grid if question.command == "capacity" else _enumerated
-    for name, scenario in other_ones(question, first["scenario"]):
-        if _same(scenario, first["scenario"]):
+    for name, scenario in other_ones(question, first):
+        if but is not None and _same(scenario, but):
             continue
         try:
             found = judge.judge(name, scenario, factor, short=True)
@@ -189,7 +196,8 @@ def _same(one: Scenario, other: Scenario) -> bool:
         cluster, policy = scenario["cluster"], scenario["policy"]
         named = [cluster.get(key, 1) for key in ("tp", "pp")]
         named += [policy.get(key) for key in sorted(_LIMITS)]
-        return [*named, scenario.get("batching", {}).get("max_batch") if len(policy) < 4 else 0]
+        reserving = policy["name"] in ("sarathi", "orca")
+        return [*named, scenario["batching"]["max_batch"] if reserving else None]
 
     return facts(one) == facts(other)
 
@@ -256,8 +264,8 @@ def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
     brute = [(one["name"], each) for one in found for each in one.get("brute", [])]
     outcomes = [one["outcome"] for one in found]
 
-    def part(number: int, whole: int) -> float:
-        return number / whole if whole else math.nan
+    def part(number: int, whole: int) -> float | None:
+        return number / whole if whole else None
 
     kept = [name for name, each in at if each["nearly"]]
     held = [name for name, each in above if each["keeps"]]
@@ -294,7 +302,9 @@ def table(counted: Mapping[str, Any]) -> str:
     lines = []
     for key, value in counted.items():
         shown = f"{100 * value:.1f} %" if isinstance(value, float) and key != "seconds" else value
-        if isinstance(value, list):
+        if value is None:
+            shown = "-"
+        elif isinstance(value, list):
             shown = ", ".join(value) or "-"
         elif isinstance(value, dict):
             shown = ", ".join(f"{number} {name}" for name, number in value.items())

@@ -34,8 +34,9 @@ MOST_TOKENS = 12_000_000
 the judgement says so."""
 MOST_DRAWN = 1_500_000
 """Requests of one rerun that are drawn, where only some replicas are simulated."""
-FEWEST = 20_000
-"""Requests a rerun at least, where some of many replicas are simulated, if so many are drawn."""
+FEWEST, FLOOR = 20_000, 4000
+"""Requests that are simulated at least, if so many are drawn, where some of many replicas are;
+requests of any rerun, however short the search's runs were."""
 WARM_UP = 0.1
 """The part of the time of arrivals that is left out."""
 GROWTH = 0.02
@@ -305,7 +306,7 @@ def rerun(scenario: Scenario, seed: int, times: float, folder: Path) -> tuple[Ob
     outputs = [r.output_tokens for r in deploy(check_scenario(short, where), where).requests]
     open_loop = workload["arrivals"]["kind"] != "closed_loop"
     apart = independent(scenario)
-    wanted = round(times * requests_of(scenario))
+    wanted = max(FLOOR, round(times * requests_of(scenario)))
     most = min(MOST_REQUESTS, int(MOST_TOKENS / np.mean(outputs)))
     drawn = min(wanted, MOST_DRAWN if apart and replicas > 1 else most)
     changed["seed"], workload["requests"] = seed, drawn
