@@ -20,7 +20,7 @@ from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
 from tests.answers.questions import Question
 from tests.answers.questions import question as one_question
 
-LIMIT_S = 900.0
+LIMIT_S = 600.0
 """What a command may take, in seconds."""
 SMALL = 8
 """Deployments of a space up to which brute force looks at all of them."""

@@ -37,6 +37,9 @@ MOST_DRAWN = 1_500_000
 FEWEST, FLOOR = 20_000, 4000
 """Requests that are simulated at least, if so many are drawn, where some of many replicas are;
 requests of any rerun, however short the search's runs were."""
+LASTS = 30
+"""How many times the largest limit of the SLO the arrivals of a rerun last at least: in a shorter
+one a queue that fills up once looks like one that grows for ever."""
 WARM_UP = 0.1
 """The part of the time of arrivals that is left out."""
 GROWTH = 0.02
@@ -241,8 +244,9 @@ def judged(
     requests. ``allowed`` is the share of requests that may be rejected; ``folder`` is for
     resampled traces."""
     found, runs = Judgement(name, factor, load_of(loaded(scenario, factor))), []
+    largest = max(limit for clause in read_slo(slo) for limit in clause.limits.values())
     for seed in seeds:
-        seen, shortened = rerun(loaded(scenario, factor), seed, times, folder)
+        seen, shortened = rerun(loaded(scenario, factor), seed, times, folder, LASTS * largest)
         found.shortened |= shortened
         runs.append(seen)
     seen = together(runs)
@@ -293,8 +297,11 @@ def loaded(scenario: Scenario, factor: float) -> dict[str, Any]:
     return changed
 
 
-def rerun(scenario: Scenario, seed: int, times: float, folder: Path) -> tuple[Observed, bool]:
-    """Simulate a scenario with another seed and ``times`` its requests; a trace is resampled.
+def rerun(
+    scenario: Scenario, seed: int, times: float, folder: Path, least_s: float = 0.0
+) -> tuple[Observed, bool]:
+    """Simulate a scenario with another seed and ``times`` its requests, or as many as arrive by
+    themselves in ``least_s`` seconds; a trace is resampled.
 
     Of many independent replicas only some are simulated, as many as give :data:`FEWEST` requests.
     Also returns whether :data:`MOST_REQUESTS` or :data:`MOST_TOKENS` made the run shorter.
@@ -303,10 +310,13 @@ def rerun(scenario: Scenario, seed: int, times: float, folder: Path) -> tuple[Ob
     workload, replicas = changed["workload"], changed.get("cluster", {}).get("replicas", 1)
     where = Source("answers", "", {}, ())
     short = {**changed, "workload": {**workload, "requests": _few(scenario)}}
-    outputs = [r.output_tokens for r in deploy(check_scenario(short, where), where).requests]
+    sample = deploy(check_scenario(short, where), where).requests
+    outputs = [request.output_tokens for request in sample]
+    last = max(request.arrival_s for request in sample)
+    lasting = least_s * len(sample) / last if last else 0.0
     open_loop = workload["arrivals"]["kind"] != "closed_loop"
     apart = independent(scenario)
-    wanted = max(FLOOR, round(times * requests_of(scenario)))
+    wanted = round(max(FLOOR, times * requests_of(scenario), lasting))
     most = min(MOST_REQUESTS, int(MOST_TOKENS / np.mean(outputs)))
     drawn = min(wanted, MOST_DRAWN if apart and replicas > 1 else most)
     changed["seed"], workload["requests"] = seed, drawn

@@ -62,10 +62,10 @@ def test_one_server_with_fixed_service_is_an_md1_queue(tmp_path: Path) -> None:
     assert found.parts[slo] == pytest.approx(1, abs=0.03)
     assert found.nearly and not found.growing and found.seeds == 3
     assert found.requests == pytest.approx(0.9 * 3 * 5 * 4000, rel=0.01)
-    over = judge.judged("one", "mean ttft 9999s", asked, 2.4, (1,), tmp_path, times=1)
+    over = judge.judged("one", "mean ttft 20s", asked, 2.4, (1,), tmp_path, times=1)
     assert over.growing == 1 and not over.keeps and not over.nearly
     assert over.load == pytest.approx(1.2 / takes)
-    high = judge.judged("one", "mean ttft 9999s", asked, 1.8, (1,), tmp_path, times=1)
+    high = judge.judged("one", "mean ttft 20s", asked, 1.8, (1,), tmp_path, times=1)
     assert not high.growing and high.keeps
 
 
@@ -105,10 +105,10 @@ def test_a_rejected_request_breaks_an_slo_unless_it_is_allowed(tmp_path: Path) -
     asked = scenario(lengths={"kind": "trace", "path": str(trace)}, requests=None)
     asked["workload"] |= {"too_long": "reject", "arrivals": {"kind": "trace"}}
     asked["cluster"]["max_length"] = 512
-    found = judge.judged("half", "p90 ttft 9s", asked, 1.0, (1,), tmp_path, times=1)
+    found = judge.judged("half", "p90 ttft 2s", asked, 1.0, (1,), tmp_path, times=1)
     assert found.rejected == pytest.approx(0.5, abs=0.02)
-    assert found.parts["p90 ttft 9s"] < 1 and not found.keeps and not found.nearly
-    found = judge.judged("half", "p90 ttft 9s", asked, 1.0, (1,), tmp_path, times=1, allowed=0.6)
+    assert found.parts["p90 ttft 2s"] < 1 and not found.keeps and not found.nearly
+    found = judge.judged("half", "p90 ttft 2s", asked, 1.0, (1,), tmp_path, times=1, allowed=0.6)
     assert found.keeps
 
 
@@ -139,6 +139,15 @@ def test_only_replicas_that_take_turns_are_independent() -> None:
     routed = scenario()
     routed["cluster"]["router"] = "least_tokens"
     assert not judge.independent(routed)
+
+
+def test_a_rerun_lasts_many_times_the_largest_limit(tmp_path: Path) -> None:
+    asked = scenario(requests=100, arrivals={"kind": "poisson", "rate": 2.0})
+    asked["batching"]["max_batch"] = 64
+    seen, shortened = judge.rerun(asked, 1, 5.0, tmp_path, least_s=3000.0)
+    assert seen.requests == pytest.approx(0.9 * 3000 * 2, rel=0.1) and not shortened
+    seen, shortened = judge.rerun(asked, 1, 5.0, tmp_path)
+    assert seen.requests == pytest.approx(0.9 * judge.FLOOR, rel=0.05) and not shortened
 
 
 def test_load_and_one_client_more() -> None:
