@@ -258,7 +258,10 @@ def _variance(option: Option, section: CapacitySection, scale: int) -> float:
     """The variance of the gap before a request and of its tokens, both relative to their means, of
     one of ``scale`` replicas that take turns."""
     requests = option.deployment.requests
-    tokens = np.array([r.prompt_tokens + r.output_tokens for r in requests], np.float64)
+    refused = option.deployment.refused[0]  # they are no work
+    tokens = np.array(
+        [0 if r.id in refused else r.prompt_tokens + r.output_tokens for r in requests], np.float64
+    )
     variance = float(np.var(tokens) / np.mean(tokens) ** 2)
     if section.load == "clients":
         return variance

@@ -233,7 +233,8 @@ def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[s
         option = _changed(one.option, by) if by else one.option
         plan = plan_of(option, lab.section, "recommend")
         requests = one.found.at[0].probe.requests
-        searches[option] = at_load(replace(plan, requests=requests), rate)
+        offered = rate / (1 - one.found.rejected)
+        searches[option] = at_load(replace(plan, requests=requests), offered)
         options[option] = option.name
     found = lab.pursue(searches)
     return {
@@ -328,17 +329,19 @@ def screen(
             short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
             several = whole(option, worth.of(option, bounded[option]).replicas)
             one = several if several.alike > 1 else option  # else one replica, by itself
-            wanted, start = one.alike * goals[option].load, one.alike * LIKELY * bounded[option]
+            offered = one.alike / (1 - option.deployment.rejected)  # for what is served
+            wanted, start = offered * goals[option].load, offered * LIKELY * bounded[option]
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
         done = total - len(waiting) - len(wave)
         for one, outcome in lab.pursue(searches, done, total).items():
             option = asked[one]
+            served = (1 - option.deployment.rejected) / one.alike
             if isinstance(outcome, Crossing):
-                rough = worth.of(option, outcome.load / one.alike)
+                rough = worth.of(option, outcome.load * served)
                 found.append(replace(rough, kept=outcome.kept))
             elif isinstance(outcome, Probed):
-                at = worth.of(option, outcome.probe.load / one.alike).carried
+                at = worth.of(option, outcome.probe.load * served).carried
                 why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"
                 dropped[option.name] = why
             else:

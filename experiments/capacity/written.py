@@ -119,9 +119,17 @@ def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]
                     f"{one['name']}: the interval is {100 * width:.1f} % wide, more than the "
                     f"tolerance: {advice}"
                 )
-            if one["rejected_share"]:
-                lines.append(f"{one['name']}: {one['rejected_share']:.1%} of requests are rejected")
+        if share := one.get("rejected_share"):
+            too_many = ", more than `rejected` allows" if _refuses(one) else ""
+            why = one["rejected_because"]
+            told = f"{share:.1%} of the requests are rejected{too_many}: the longest one {why}"
+            lines.append(f"{one['name']}: {told}")
     return lines
+
+
+def _refuses(one: Mapping[str, Any]) -> bool:
+    """Whether a deployment carries nothing because it rejects too many requests."""
+    return not one["capacity"] and (one.get("binds") or {}).get("slo") == REJECTED
 
 
 def breaks(binds: Mapping[str, Any], much: str = "") -> str:
@@ -141,6 +149,11 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     if not able:
         if any(not one["settled"] for one in deployments):
             return "No capacity was found: the runs were too short, or failed."
+        if all(map(_refuses, deployments)):
+            least = min(one["rejected_share"] for one in deployments)
+            return (
+                f"No deployment holds the SLO: {least:.1%} of the requests, or more, are rejected."
+            )
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
     what = "carries the most," if others else "carries"
@@ -201,7 +214,7 @@ def headroom(found: Deployments) -> pd.DataFrame:
     for one in found:
         for probe in one.get("curve", ()):
             flat = {key: value for key, value in probe.items() if key not in ("slo", "stress")}
-            share = probe["load"] / one["capacity"] if one["capacity"] else None
+            share = probe["load"] / one["offered"] if one["capacity"] else None
             rows.append(
                 {"deployment": one["name"], "part_of_capacity": share, **flat, **probe["slo"]}
                 | {f"{text}, part of the limit": part for text, part in probe["stress"].items()}

@@ -20,6 +20,7 @@ from experiments.cli.common import (
     SetOption,
     WorkloadOption,
     consoles,
+    finite,
     print_json,
     print_section,
     print_written,
@@ -123,6 +124,12 @@ def recommend(
     seqs: Annotated[str | None, typer.Option(help="Sequence limits to try, with commas.")] = None,
     prices: PricesOption = None,
     tolerance: Annotated[float, typer.Option(min=0.01, max=0.5, help="Of the capacities.")] = 0.05,
+    rejected: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.99, callback=finite, help="Share of requests that may be rejected."
+        ),
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -151,7 +158,8 @@ def recommend(
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
-        model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs, tolerance
+        *(model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs),
+        *(tolerance, rejected),
     )
     costs = load_prices(prices)
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
