@@ -108,7 +108,7 @@ def _layout(
     several += [dtype] if len(wanted.dtypes) > 1 else []
     shape = f"TP {tp}" + (f" PP {pp}" if pp > 1 else "")
     layout = " ".join([*several, shape, f"budget {budget}"])
-    return {"layout": layout, "seqs": most}, scenario
+    return {"layout": layout, "budget": budget, "seqs": most}, scenario
 
 
 def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from experiments.capacity.layouts import Wanted, deployable
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
+from experiments.capacity.refine import between
 from experiments.capacity.search import Crossing, Probed, at_load, race
 from experiments.config.errors import ConfigError
 from profiler.storage.progress import Say
@@ -166,6 +168,28 @@ def recommend(
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = [one for one in screened if one not in searched]
     return Recommendation(ranked, others, dropped, checked)
+
+
+def refined(
+    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
+) -> Recommendation:
+    """The best deployments; each of the rounds also tries the token budgets and sequence limits
+    half-way between the best's and the next ones. Raises ConfigError as :func:`recommend` does."""
+    found = recommend(lab, wanted, prices, say)
+    for _ in range(rounds):
+        best = found.finalists[0]
+        keys = ("budget", "seqs")
+        tried = [dict(zip(keys, p, strict=True)) for p in product(wanted.budgets, wanted.sequences)]
+        there = tried.index({key: best.option.point[key] for key in keys})
+        further = between(there, tried) if best.load else []
+        if not further:
+            break
+        budgets, sequences = ({point[key] for point in further} for key in keys)
+        budgets, sequences = budgets.union(wanted.budgets), sequences.union(wanted.sequences)
+        wanted = replace(wanted, budgets=tuple(sorted(budgets)), sequences=tuple(sorted(sequences)))
+        say(f"refining: budgets {wanted.budgets}, sequence limits {wanted.sequences}")
+        found = recommend(lab, wanted, prices, say)
+    return found
 
 
 def _contenders(

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
+from experiments.capacity.refine import MUCH_LESS, halfway, neighbours
 from experiments.content import Section, SortableTable, number_or_dash, thinned
 from simulator.views.metric_registry import number_text
 
@@ -43,7 +44,7 @@ def capacity_answer(found: Mapping[str, Any]) -> Section:
         assumptions=assumed(found),
         details=[broken] if broken.rows else [],
         about=str(found["description"] or ""),
-        warnings=doubts(deployments, found["tolerance"], MORE),
+        warnings=[*doubts(deployments, found["tolerance"], MORE), *_cliffs(deployments)],
     )
 
 
@@ -127,9 +128,23 @@ def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]
     return lines
 
 
+def _cliffs(deployments: Deployments) -> list[str]:
+    """Each neighbour of the best that carries much less, with something between them."""
+    loads = [one["capacity"] or 0.0 for one in deployments]
+    best, points = loads.index(max(loads)), [one["point"] for one in deployments]
+    return [
+        f"{deployments[best]['name']} carries the most, and {deployments[place]['name']} next to "
+        f"it {number_text(loads[place])}: between them another may carry more: give --refine"
+        for key, place in neighbours(best, points)
+        if loads[place] < MUCH_LESS * loads[best]
+        and deployments[place]["capacity"] is not None
+        and halfway(points[best][key], points[place][key]) is not None
+    ]
+
+
 def _refuses(one: Mapping[str, Any]) -> bool:
     """Whether a deployment carries nothing because it rejects too many requests."""
-    return not one["capacity"] and (one.get("binds") or {}).get("slo") == REJECTED
+    return one["capacity"] == 0 and (one.get("binds") or {}).get("slo") == REJECTED
 
 
 def breaks(binds: Mapping[str, Any], much: str = "") -> str:
@@ -191,7 +206,7 @@ def breaking(deployments: Deployments) -> SortableTable:
         if not binds:
             continue
         even, much, slo = "", "", binds["slo"]
-        if not one["capacity"]:
+        if one["capacity"] == 0:
             even = "even under a small load "
             there = [p["stress"].get(slo) for p in one["curve"] if p["load"] == binds["at_load"]]
             much = f" ({number_text(there[0])} times the limit)" if any(there) else ""
