@@ -14,11 +14,12 @@ from pydantic import ValidationError
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.judgement import Verdict, judge
 from experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
-from experiments.config.deployment import Deployment, deploy
+from experiments.config.deployment import Deployment, Requests, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, merge
 from experiments.config.loading import Draft, check_scenario
 from experiments.config.parameter_names import parameter
+from experiments.config.requests import build_requests
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
     Arrivals,
@@ -149,36 +150,43 @@ def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> A
 
 def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
     """The deployments that a file describes. Raises ConfigError, a line per mistake."""
-    points = _points(draft, section)
-    swept = list(dict.fromkeys(key for point in points for key in point))
-    requests_of = SharedRequests()
+    points, requests_of = _points(draft, section), SharedRequests()
     options, found = [], dict[str, None]()
-    for name, override in draft.overrides.items():
+    for name in draft.overrides:
         for point in points:
-            tree = merge(draft.raw, override)
-            for key, value in point.items():
-                tree = assign(tree, tuple(key.split(".")), value)
-            called = point_name(point, swept)
-            several = len(draft.overrides) > 1 or not called
-            called = ", ".join(filter(None, (name if several else "", called)))
-            source = replace(draft.source, scenario=name, override=override)
             try:
-                scenario = check_scenario(tree, source)
-                deployment = deploy(_pilot_of(scenario, section), source, requests_of)
+                options.append(option_at(draft, section, name, point, requests_of))
             except ConfigError as error:
                 found |= dict.fromkeys(str(error).splitlines())
-                continue
-            options.append(Option(called, {"scenario": name, **point}, deployment))
     if found:
         raise ConfigError("\n".join(found))
     return options
 
 
-def point_name(point: Mapping[str, Any], keys: list[str]) -> str:
+def option_at(
+    draft: Draft,
+    section: CapacitySection,
+    scenario: str,
+    point: Point,
+    requests_of: Requests = build_requests,
+) -> Option:
+    """The deployment that a scenario is at a point of the space. Raises ConfigError."""
+    override = draft.overrides[scenario]
+    tree = merge(draft.raw, override)
+    for key, value in point.items():
+        tree = assign(tree, tuple(key.split(".")), value)
+    source = replace(draft.source, scenario=scenario, override=override)
+    called = point_name(point)
+    several = len(draft.overrides) > 1 or not called
+    called = ", ".join(filter(None, (scenario if several else "", called)))
+    checked = _pilot_of(check_scenario(tree, source), section)
+    deployment = deploy(checked, source, requests_of)
+    return Option(called, {"scenario": scenario, **point}, deployment)
+
+
+def point_name(point: Mapping[str, Any]) -> str:
     """A point in words: ``TP 4, PP 2, vllm``."""
-    cells = (describe(point[key]) for key in keys if key in point)
-    named = zip((key for key in keys if key in point), cells, strict=True)
-    return ", ".join(parameter(key).value(cell) for key, cell in named)
+    return ", ".join(parameter(key).value(describe(value)) for key, value in point.items())
 
 
 def _pilot_of(scenario: Scenario, section: CapacitySection) -> Scenario:
@@ -274,7 +282,10 @@ def _variance(option: Option, section: CapacitySection, scale: int) -> float:
     """The variance of the gap before a request and of its tokens, both relative to their means, of
     one of ``scale`` replicas that take turns."""
     requests = option.deployment.requests
-    tokens = np.array([r.prompt_tokens + r.output_tokens for r in requests], np.float64)
+    refused = option.deployment.refused[0]  # they are no work
+    tokens = np.array(
+        [0 if r.id in refused else r.prompt_tokens + r.output_tokens for r in requests], np.float64
+    )
     variance = float(np.var(tokens) / np.mean(tokens) ** 2)
     if section.load == "clients":
         return variance

@@ -177,7 +177,9 @@ class Capacity:
 
     @property
     def rejected(self) -> float:
-        """The share of requests that are rejected at the capacity."""
+        """The share of requests that are rejected at the capacity, or where nothing is carried."""
+        if isinstance(self.pilot, Probed):
+            return self.pilot.verdict.rejected
         return self.verdict.rejected if self.verdict is not None else 0.0
 
     @property
@@ -202,6 +204,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
         crossings = [one for one in found if isinstance(one, Crossing)]
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         most = saturation * (1 - RESOLUTION * math.sqrt(plan.variance / plan.requests))
+        most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
         load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
         longer = _lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
         if longer.requests <= plan.requests:
@@ -261,7 +264,7 @@ def _saturation(plan: SearchPlan, at_once: Probed | None, requests: int) -> Sear
     if at_once is None:
         return math.inf
     for part in OVERLOADS:
-        load = _rounded(part * at_once.scale * at_once.summary["requests_per_s"], plan)
+        load = _rounded(part * _throughput(at_once), plan)
         (loaded,) = yield [Probe(load, plan.seed, requests)]
         if loaded.served < 0.97 * loaded.offered:
             return loaded.served
@@ -355,9 +358,14 @@ def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, 
     (at_once,) = yield [_at(short, AT_ONCE)]
     if at_once.verdict.rejects:
         return at_once, at_once
-    most = at_once.scale * at_once.summary["requests_per_s"]
-    found = yield from crossing(short, 0.85 * most, SLOPE, plan)
+    found = yield from crossing(short, 0.85 * _throughput(at_once), SLOPE, plan)
     return at_once, found
+
+
+def _throughput(at_once: Probed) -> float:
+    """The load of which all that is not rejected is served, about."""
+    served = at_once.scale * float(at_once.summary["requests_per_s"])
+    return served / (1 - at_once.verdict.rejected)
 
 
 def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:
