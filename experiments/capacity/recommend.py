@@ -209,19 +209,20 @@ def _least_replicas(
         checked |= _run_at(lab, [one for one in carry if one.option.name not in checked], 0, rate)
         carry = [one for one in carry if checked[one.option.name].verdict.holds]
         least = min((_per_hour(one.option, prices) for one in carry), default=0.0)
-        names = {one.option.name for one in tried} | checked.keys()
         fewer = [
             one
             for one in carry
             if one.option.scenario.cluster.replicas > 1
-            and (less := _changed(one.option, -1)).name not in names
+            and (less := _changed(one.option, -1)).name not in checked
             and _per_hour(less, prices) < least
         ]
         if not fewer:
             return tried, checked
         found_fewer = _run_at(lab, fewer, -1, rate)
         checked |= found_fewer
-        wave = [one.option for one in found_fewer.values() if one.verdict.holds]
+        names = {one.option.name for one in tried}
+        kept = (one.option for one in found_fewer.values() if one.verdict.holds)
+        wave = [option for option in kept if option.name not in names]
 
 
 def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, Checked]:
