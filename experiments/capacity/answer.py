@@ -285,11 +285,12 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
     """The numbers of replications at one load: of the SLO pooled, of the others their mean;
     ``runs`` are theirs, and ``requests_of_all`` those of one of them on all replicas."""
     each = [numbers(probed, option) for probed in at]
+    keys = ("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s")
+    keys = (*keys, "output_tokens_per_s", "output_tokens_per_s_per_gpu")
     means = {
-        key: float(np.mean([one[key] for one in each]))
-        for key in ("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s")
+        key: None if each[0][key] is None else float(np.mean([one[key] for one in each]))
+        for key in keys
     }
-    tokens = float(np.mean([one["output_tokens_per_s"] for one in each]))
     return {
         **each[0],
         "holds": verdict.holds,
@@ -298,8 +299,6 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
         "slo": verdict.values,
         "stress": verdict.stresses,
         **means,
-        "output_tokens_per_s": tokens,
-        "output_tokens_per_s_per_gpu": tokens / option.gpus,
         "runs": [probed.run for probed in at],
         "requests_of_all": at[0].probe.requests * at[0].scale,
     }

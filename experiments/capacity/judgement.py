@@ -109,13 +109,13 @@ def judge(
 
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
-    """Whether more requests arrive than are served: their queueing delays rise over the run
-    (:mod:`simulator.views.steady`), or their latencies do while fewer leave than come, as long as a
-    batch fills up."""
+    """Whether more requests arrive than are served: fewer leave than come, and their queueing delays
+    rise over the run (:mod:`simulator.views.steady`), or as long as a batch fills up, their
+    latencies. (Delays may rise by chance, too, where a queue comes and goes.)"""
     after = summary["after_warmup"]
     fewer = after["served_per_s"] < (1 - UNSERVED) * after["offered_per_s"]
-    rising = after["latency_trend"] >= TREND and fewer
-    return bool(summary["steady"]["state"] == "overloaded" or rising)
+    rising = summary["steady"]["state"] == "overloaded" or after["latency_trend"] >= TREND
+    return bool(fewer and rising)
 
 
 def average(verdicts: Sequence[Verdict]) -> Verdict:

@@ -36,7 +36,7 @@ NEAREST = 0.05
 LASTS = 30
 """How many times as long as the mean latency, and as the SLO's largest limit, arrivals last."""
 SCATTER = 0.05
-"""The standard deviation of the crossings, relative, above which runs are made longer."""
+"""The standard deviation of the crossings, relative, above which runs are made longer, once."""
 LONGEST = 4
 """How many times as long runs may become at a time."""
 OVERLOADS = (1.5, 3.0, 6.0)
@@ -190,6 +190,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
     start, plan = rough, _lengthened(plan, [rough.kept])
+    most_scatter = SCATTER
     while True:
         found = yield from replications(plan, start)
         endless = next((one for one in found if isinstance(one, Probed)), None)
@@ -200,10 +201,10 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         most = saturation * (1 - RESOLUTION * math.sqrt(plan.variance / plan.requests))
         load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
-        longer = _lengthened(plan, at, spread([one.load for one in crossings]))
+        longer = _lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
         if longer.requests <= plan.requests:
             break
-        start, plan = crossings[0], longer
+        start, plan, most_scatter = crossings[0], longer, math.inf
     why = _too_short(plan, at)
     if not verdict.holds:
         why = why or f"replications at {load:g} break {verdict.worst}, however often it is lowered"
@@ -307,12 +308,12 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
 
 def _lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
     """The plan with as many requests as it takes that arrivals last :data:`LASTS` times the largest
-    limit and the mean latency, and that replications scatter by at most :data:`SCATTER`; at most
-    the budget."""
+    limit and the mean latency; with ``scatter`` times too much of it in the crossings, as many as
+    it takes against that; at most the budget."""
     wanted = max(_needed(plan, probed) for probed in at)
     wanted = math.ceil(1.2 * wanted) if wanted > plan.requests else plan.requests
-    if math.isfinite(scatter) and scatter > SCATTER:
-        wanted = max(wanted, math.ceil(plan.requests * (scatter / SCATTER) ** 2))
+    if scatter > 1:
+        wanted = max(wanted, math.ceil(plan.requests * scatter**2))
     wanted = min(100 * math.ceil(wanted / 100), LONGEST * plan.requests, plan.budget)
     return replace(plan, requests=max(wanted, plan.requests))
 

@@ -116,7 +116,14 @@ def recommend(
         float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
     ] = None,
     workload: Annotated[str, WORKLOAD] = "capacity_llama3_70b",
-    max_length: Annotated[int | None, typer.Option(min=2, help="Longest sequence, tokens.")] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Longest sequence, tokens.  [default: the longest request, or what the "
+            "configuration states]",
+        ),
+    ] = None,
     stack: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm, with commas.")] = None,
     dtype: Annotated[str, typer.Option(help="bf16, fp8, ..., separated by commas.")] = "bf16",
     budget: Annotated[str | None, typer.Option(help="Token budgets to try, with commas.")] = None,

@@ -194,6 +194,7 @@ def test_a_closed_loop_is_what_a_row_describes() -> None:
     assert workload.requests == 80 and workload.arrivals.kind == "closed_loop"
     assert workload.arrivals.clients == 8
     assert workload.lengths.kind == "random" and workload.lengths.range_ratio == 0.8
+    assert workload.lengths.bounds(1024) == (819, 1024), "as InferenceX draws"
     assert runs["a"].scenario.kv_cache is not None
     assert runs["a"].scenario.kv_cache.prefix_caching is False
 

@@ -1,0 +1,312 @@
+"""Asks a question as a user would, and has the answer judged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from experiments.config.errors import ConfigError
+from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
+from tests.answers.questions import Question
+from tests.answers.questions import question as one_question
+
+LIMIT_S = 600.0
+"""What a command may take, in seconds."""
+SMALL = 8
+"""Deployments of a space up to which brute force looks at all of them."""
+ABOVE, BETTER, LITTLE = 0.10, 0.03, 0.1
+"""What is added to the tolerance: for the load that must break, and for a better deployment. The
+part of a configuration's own load that is tried where nothing is said to carry any."""
+JUDGED = 2
+"""Deployments of an answer that are judged: the winner and the runner-up."""
+
+
+Task = tuple[int, int, str, float]
+"""A question's number and seed, the folder of all judgements, the limit of its command (s)."""
+
+
+def judged_task(task: Task) -> dict[str, Any]:
+    """Ask and judge one question, and keep the judgement."""
+    number, seed, _, limit_s = task
+    asked, path = one_question(number, seed), path_of(task)
+    try:
+        found = judgement_of(asked, path.parent, limit_s)
+    except Exception:  # one question must not end the others; it counts as failed
+        found = {"name": asked.name, "outcome": "failed", "seconds": 0.0}
+        found["message"] = traceback.format_exc()
+        return found
+    write_json(path, found)
+    return found
+
+
+def path_of(task: Task) -> Path:
+    """The file of its judgement."""
+    return Path(task[2]) / f"q{task[0]:03d}" / "judgement.json"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file of JSON, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(content, indent=1))
+    scratch.replace(path)
+
+
+def judgement_of(question: Question, folder: Path, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """The question, how its command ended, and every judgement, JSON-able.
+
+    ``outcome``: ``answered``, ``refused`` (exit code 2), ``unsettled``, ``none`` (no deployment
+    carries anything), ``timeout`` or ``failed``.
+    """
+    began = time.monotonic()
+    found: dict[str, Any] = {
+        "name": question.name,
+        "command": question.command,
+        "kind": question.kind,
+        "hard": question.hard,
+        "slo": question.slo,
+        "tolerance": question.tolerance,
+        "layouts": question.layouts,
+        "arguments": question.arguments(folder),
+    }
+    summary = _ask(found, folder, limit_s)
+    found["command_s"] = round(time.monotonic() - began, 1)
+    if summary is not None:
+        _judge(question, found, summary, folder / "traces")
+    found["seconds"] = round(time.monotonic() - began, 1)
+    return found
+
+
+def _ask(found: dict[str, Any], folder: Path, limit_s: float) -> dict[str, Any] | None:
+    """Run the command; the content of its ``summary.json``, if there is one."""
+    out = folder / "result"
+    words = [*found["arguments"], "--out", str(out), "--workers", "1", "--quiet"]
+    command = [sys.executable, "-m", "experiments", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        found |= {"outcome": "timeout", "message": f"more than {limit_s:.0f} s"}
+        return None
+    if done.returncode:
+        outcome = "refused" if done.returncode == 2 else "failed"
+        found |= {"outcome": outcome, "message": done.stderr.strip()[-600:]}
+        return None
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
+
+
+def _judge(
+    question: Question, found: dict[str, Any], summary: Mapping[str, Any], traces: Path
+) -> None:
+    deployments = summary["deployments"]
+    found["unsettled"] = [one["name"] for one in deployments if not one.get("settled", True)]
+    stated = [
+        {key: one.get(key) for key in ("name", "capacity", "offered", "gpus", "settled")}
+        for one in deployments
+    ]
+    found["stated"] = stated
+    # Of a recommendation the first counts; a capacity question asks about every deployment.
+    asked = deployments if question.command == "capacity" else deployments[:1]
+    if any(not one.get("settled", True) for one in asked):
+        found["outcome"] = "unsettled"
+    carrying = [one for one in deployments if one["capacity"] and one.get("settled", True)]
+    rate, judge = question.options.get("rate"), _Judge(question, traces)
+    if rate is not None:
+        carrying = [one for one in carrying if one["capacity"] >= rate]
+    if not carrying:
+        found.setdefault("outcome", "none")
+        if question.command == "capacity" and question.layouts <= SMALL:
+            config = yaml.safe_load(Path(found["arguments"][1]).read_text())
+            found["brute"] = list(_brute_force(question, judge, config, LITTLE, None))
+        return
+    found.setdefault("outcome", "answered")
+    if question.command == "capacity":
+        carrying = sorted(carrying, key=lambda one: -one["capacity"])
+    found["at"], found["above"], found["fewer"] = [], [], []
+    for one in carrying[:JUDGED]:
+        name, scenario = one["name"], one["scenario"]
+        stated = 1.0 if rate is None else rate / load_of(scenario)
+        found["at"].append(judge.judge(name, scenario, stated).as_json())
+        if rate is None:
+            factor = 1 + question.tolerance + ABOVE
+            found["above"].append(judge.judge(name, scenario, factor).as_json())
+    first = carrying[0]["scenario"]
+    replicas = first["cluster"]["replicas"]
+    if rate is not None and replicas > 1:
+        fewer = {**first, "cluster": {**first["cluster"], "replicas": replicas - 1}}
+        name = f"{carrying[0]['name']} less one"
+        found["fewer"].append(judge.judge(name, fewer, rate / load_of(first)).as_json())
+    if rate is None and question.layouts <= SMALL:
+        better = 1 + question.tolerance + BETTER
+        found["brute"] = list(_brute_force(question, judge, first, better, first))
+
+
+class _Judge:
+    """Reruns for one question: always the same seeds, which no search has."""
+
+    def __init__(self, question: Question, traces: Path) -> None:
+        self.question, self.traces = question, traces
+        rng = np.random.default_rng([question.number, 977])
+        self.seeds = [int(seed) for seed in rng.integers(10**9, 2 * 10**9, SEEDS)]
+
+    def judge(
+        self, name: str, scenario: Scenario, factor: float, *, short: bool = False
+    ) -> Judgement:
+        """A deployment at so many times its load; ``short``: one run as long as the search's."""
+        seeds, times = (self.seeds[:1], 1.0) if short else (self.seeds, 5.0)
+        return judged(name, self.question.slo, scenario, factor, seeds, self.traces, times=times)
+
+
+def _brute_force(
+    question: Question, judge: _Judge, first: Scenario, factor: float, but: Scenario | None
+) -> Iterator[dict[str, Any]]:
+    """Every deployment of the space, ``but`` one, at so many times the load of the first.
+
+    One that keeps the SLO in a short run is judged once more, as an answer is.
+    """
+    other_ones = _grid if question.command == "capacity" else _enumerated
+    for name, scenario in other_ones(question, first):
+        if but is not None and _same(scenario, but):
+            continue
+        try:
+            found = judge.judge(name, scenario, factor, short=True)
+            suspect = found.keeps
+            if suspect:
+                found = judge.judge(name, scenario, factor)
+        except ConfigError as error:
+            yield {"name": name, "refused": str(error)[:300]}
+            continue
+        yield {**found.as_json(), "suspect": suspect}
+
+
+def _same(one: Scenario, other: Scenario) -> bool:
+    """Whether both have the same layout and the same limits."""
+
+    def facts(scenario: Scenario) -> list[Any]:
+        cluster, policy = scenario["cluster"], scenario["policy"]
+        named = [cluster.get(key, 1) for key in ("tp", "pp")]
+        named += [policy.get(key) for key in sorted(_LIMITS)]
+        reserving = policy["name"] in ("sarathi", "orca")
+        return [*named, scenario["batching"]["max_batch"] if reserving else None]
+
+    return facts(one) == facts(other)
+
+
+_LIMITS = {
+    "name",
+    "chunk_size",
+    "max_num_batched_tokens",
+    "chunked_prefill_size",
+    "max_num_tokens",
+    "max_num_seqs",
+    "max_running_requests",
+    "max_batch_size",
+}
+
+
+def _grid(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The deployments of a configuration's grid, under the first one's load."""
+    config = {key: value for key, value in question.config.items() if key != "capacity"}
+    grid = question.config["capacity"].get("space", {}).get("grid", {})
+    for values in itertools.product(*grid.values()):
+        scenario = json.loads(json.dumps({k: v for k, v in config.items() if k != "name"}))
+        for key, chosen in zip(grid, values, strict=True):
+            section, name = key.split(".")
+            scenario[section][name] = chosen
+        scenario["workload"] = first["workload"]
+        yield ", ".join(f"{k} {v}" for k, v in zip(grid, values, strict=True)), scenario
+
+
+def _enumerated(question: Question, first: Scenario) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The layouts of a recommendation on so many GPUs, under the first one's load."""
+    gpus, options = question.options["gpus"], question.options
+    budgets, limits = (options[key].split(",") for key in ("budget", "seqs"))
+    degrees = (1, 2, 4, 8)
+    keys = {
+        "sglang": ("chunked_prefill_size", "max_running_requests"),
+        "trtllm": ("max_num_tokens", "max_batch_size"),
+    }
+    for stack in str(options.get("stack", "")).split(","):
+        names = keys.get(stack, ("max_num_batched_tokens", "max_num_seqs"))
+        for tp, pp, *numbers in itertools.product(degrees, degrees, budgets, limits):
+            if tp * pp > gpus:
+                continue
+            policy = {"name": stack or "vllm", **dict(zip(names, map(int, numbers), strict=True))}
+            if stack == "trtllm":
+                policy["enable_chunked_prefill"] = True
+            scenario = {key: first[key] for key in ("model", "device", "workload")}
+            cluster = {"tp": tp, "pp": pp, "replicas": gpus // (tp * pp)}
+            cluster["max_length"] = first["cluster"]["max_length"]
+            scenario |= {"cluster": cluster, "policy": policy}
+            if stack:
+                scenario |= {"stack": stack, "dtype": "bf16"}
+            yield f"{stack} TP {tp} PP {pp} {' '.join(numbers)}".strip(), scenario
+
+
+# The counts ----------------------------------------------------------------------------------
+
+
+def counts(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the issue asks to be counted, of all questions; with the names of those that failed."""
+    at = [(one["name"], each) for one in found for each in one.get("at", [])]
+    above = [(one["name"], each) for one in found for each in one.get("above", [])]
+    fewer = [(one["name"], each) for one in found for each in one.get("fewer", [])]
+    brute = [(one["name"], each) for one in found for each in one.get("brute", [])]
+    outcomes = [one["outcome"] for one in found]
+
+    def part(number: int, whole: int) -> float | None:
+        return number / whole if whole else None
+
+    kept = [name for name, each in at if each["nearly"]]
+    held = [name for name, each in above if each["keeps"]]
+    spared = [name for name, each in fewer if each["keeps"]]
+    better = [f"{name}: {each['name']}" for name, each in brute if each.get("keeps")]
+    ended = {name: outcomes.count(name) for name in sorted(set(outcomes))}
+    unsettled = [one["name"] for one in found if one["outcome"] in ("unsettled", "timeout")]
+    return {
+        "questions": len(found),
+        "outcomes": ended,
+        "answers judged": len(at),
+        "kept at the stated load (at least 0.95)": part(len(kept), len(at)),
+        "not kept": [name for name, each in at if not each["nearly"]],
+        "answers judged above": len(above),
+        "still kept above it (at most 0.10)": part(len(held), len(above)),
+        "kept above": held,
+        "kept with one replica fewer (at most 0.10)": part(len(spared), len(fewer)),
+        "kept with fewer": spared,
+        "spaces looked at by brute force": sum("brute" in one for one in found),
+        "better deployments found (none)": len(better),
+        "better": better,
+        "not settled (at most 5)": len(unsettled),
+        "unsettled": unsettled,
+        "failed": [one["name"] for one in found if one["outcome"] == "failed"],
+        "refused": [one["name"] for one in found if one["outcome"] == "refused"],
+        "nothing carried": [one["name"] for one in found if one["outcome"] == "none"],
+        "shortened reruns": sum(bool(each["shortened"]) for _, each in (*at, *above)),
+        "seconds": round(sum(one["seconds"] for one in found), 1),
+    }
+
+
+def table(counted: Mapping[str, Any]) -> str:
+    """The counts as lines."""
+    lines = []
+    for key, value in counted.items():
+        shown = f"{100 * value:.1f} %" if isinstance(value, float) and key != "seconds" else value
+        if value is None:
+            shown = "-"
+        elif isinstance(value, list):
+            shown = ", ".join(value) or "-"
+        elif isinstance(value, dict):
+            shown = ", ".join(f"{number} {name}" for name, number in value.items())
+        lines.append(f"{key:44} {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""The quantile of replications and its interval, against what a normal sample has."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from experiments.capacity.quantile import LEVEL, mean_and_interval, quantile, spread
+
+
+def test_factors_are_those_of_published_tables() -> None:
+    """One-sided tolerance factors for 90 % of a normal population, 95 % confidence, 10 values:
+    2.355 (Natrella 1963, table A-7); the upper one is that of the noncentral t."""
+    values = np.exp(norm.ppf((np.arange(10) + 0.5) / 10))
+    logs = np.log(values)
+    low, high = quantile(values.tolist(), 0.1).interval
+    k = (logs.mean() - math.log(low)) / logs.std(ddof=1)
+    assert k > 2.355  # of a narrower tail: (1 - LEVEL) / 2 is less than 5 %
+    assert LEVEL > 0.9
+    assert math.log(high) < logs.mean()
+
+
+@pytest.mark.parametrize("count", [3, 5, 10])
+def test_the_estimate_is_right_in_the_median(count: int) -> None:
+    """Whatever the number of replications, half of the estimates are above the quantile."""
+    rng = np.random.default_rng(count)
+    true = math.exp(-1.2816 * 0.04)
+    drawn = np.exp(rng.normal(0, 0.04, (2000, count)))
+    above = np.mean([quantile(row, 0.1).value > true for row in drawn.tolist()])
+    assert above == pytest.approx(0.5, abs=0.04)
+
+
+@pytest.mark.parametrize("scatter", [0.1, 0.3, 0.5, 1.0, 2.0])
+def test_the_interval_covers_95_percent_with_the_rule_that_ends_it(scatter: float) -> None:
+    """Replications come one by one from 5 to 10, until the interval is no wider than 3 %."""
+    rng, repeats, covered = np.random.default_rng(7), 2000, 0
+    deviation = 0.03 * scatter
+    true = math.exp(norm.ppf(0.1) * deviation)
+    for row in np.exp(rng.normal(0, deviation, (repeats, 10))):
+        for count in range(5, 11):
+            found = quantile(row[:count].tolist(), 0.1)
+            low, high = found.interval
+            if high - low <= 0.03 * found.value:
+                break
+        covered += low <= true <= high
+    assert 0.94 <= covered / repeats <= 0.98
+
+
+def test_values_that_are_all_alike() -> None:
+    found = quantile([3.0, 3.0, 3.0], 0.1)
+    assert found.value == pytest.approx(3.0)
+    assert found.interval == pytest.approx((3.0, 3.0))
+    assert quantile([2.0], 0.1).value == pytest.approx(2.0)
+    assert spread([1.0, 1.0]) == 0
+    assert math.isnan(spread([1.0]))
+
+
+def test_intervals_of_means_are_students() -> None:
+    mean, (low, high) = mean_and_interval([1.0, 2.0, 3.0])
+    assert (mean, high - mean) == (2.0, pytest.approx(4.3027 / math.sqrt(3), rel=1e-4))
+    assert mean_and_interval([2.0]) == (2.0, (2.0, 2.0))
+    assert low == pytest.approx(2 * mean - high)
