@@ -285,8 +285,10 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
     """The numbers of replications at one load: of the SLO pooled, of the others their mean;
     ``runs`` are theirs, and ``requests_of_all`` those of one of them on all replicas."""
     each = [numbers(probed, option) for probed in at]
-    keys = ("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s")
-    keys = (*keys, "output_tokens_per_s", "output_tokens_per_s_per_gpu")
+    keys = (
+        *("ttft_p99_s", "tbt_p99_s", "tokens_per_s_per_user", "requests_per_s"),
+        *("output_tokens_per_s", "output_tokens_per_s_per_gpu"),
+    )
     means = {
         key: None if each[0][key] is None else float(np.mean([one[key] for one in each]))
         for key in keys

@@ -109,9 +109,9 @@ def judge(
 
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
-    """Whether more requests arrive than are served: fewer leave than come, and their queueing delays
-    rise over the run (:mod:`simulator.views.steady`), or as long as a batch fills up, their
-    latencies. (Delays may rise by chance, too, where a queue comes and goes.)"""
+    """Whether more requests arrive than are served: fewer leave than come, and queueing delays rise
+    over the run (:mod:`simulator.views.steady`), or as long as a batch fills up, latencies. (Delays
+    may rise by chance, too, where a queue comes and goes.)"""
     after = summary["after_warmup"]
     fewer = after["served_per_s"] < (1 - UNSERVED) * after["offered_per_s"]
     rising = summary["steady"]["state"] == "overloaded" or after["latency_trend"] >= TREND

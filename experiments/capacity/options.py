@@ -21,6 +21,7 @@ from experiments.config.loading import Draft, check_scenario
 from experiments.config.parameter_names import parameter
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
+    Arrivals,
     AtOnce,
     Closed,
     Gamma,
@@ -61,7 +62,12 @@ class Option:
 
     @cached_property
     def natural_rate(self) -> float:
-        """Its requests a second, as the configuration has them arrive."""
+        """Its requests a second, as the configuration has them arrive; of a rate that varies and
+        repeats, the mean over a period."""
+        arrivals = self.scenario.workload.arrivals
+        if isinstance(arrivals, Varying) and arrivals.repeat:
+            at_s, rate = np.array([(each.at_s, each.rate) for each in arrivals.rates]).T
+            return float(arrivals.scale * np.trapezoid(rate, at_s) / (at_s[-1] - at_s[0]))
         arrival_s = [request.arrival_s for request in self.deployment.requests]
         span_s = max(arrival_s, default=0.0) - min(arrival_s, default=0.0)
         return (len(arrival_s) - 1) / span_s if span_s else 1.0
@@ -220,6 +226,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
             f"{where}: capacity.replications.least: value {given.least}: must be at "
             f"most replications.most, which is {given.most}"
         )
+    workload = option.scenario.workload
     scale = option.alike if section.load == "rate" else 1
     simulated = option.scenario.cluster.replicas // scale
     variance = _variance(option, section, scale)
@@ -239,6 +246,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         whole=section.load == "clients",
         keep=given.keep,
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
+        pattern_s=_pattern_s(workload.arrivals),
         budget=section.requests or simulated * MOST_REQUESTS,
         scale=scale,
         variance=simulated * variance,
@@ -247,6 +255,14 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
 
 
 BEYOND_TEXT = "ten of them lie beyond the percentile"
+
+
+def _pattern_s(arrivals: Arrivals) -> float:
+    """How long arrivals must last to show how their rate varies: all of it, or three periods."""
+    if not isinstance(arrivals, Varying):
+        return 0.0
+    last_s = arrivals.rates[-1].at_s
+    return 3 * (last_s - arrivals.rates[0].at_s) if arrivals.repeat else last_s
 
 
 def _pooled(section: CapacitySection, probes: Sequence[Probed]) -> Verdict:

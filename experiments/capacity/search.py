@@ -110,10 +110,11 @@ class UnbreakableError(ValueError):
 class SearchPlan:
     """How exactly to search, and for what.
 
-    ``requests`` of a run, more where it must last longer, up to ``budget``; ``limit_s`` is the
-    SLO's largest limit, ``scale`` that of the probes, ``variance`` that of a request's work and
-    gap, relative, times the replicas of a run. The share ``keep`` of replications keeps the
-    SLO at a capacity. ``whole``: the load counts clients. ``pooled`` judges several probes as one.
+    ``requests`` of a run, more where it must last longer, up to ``budget``: ``limit_s`` is the
+    SLO's largest limit, and arrivals last at least ``pattern_s``. ``scale`` is that of the probes,
+    ``variance`` that of a request's work and gap, relative, times the replicas of a run. The share
+    ``keep`` of replications keeps the SLO at a capacity. ``whole``: the load counts clients.
+    ``pooled`` judges several probes as one.
     """
 
     tolerance: float
@@ -125,6 +126,7 @@ class SearchPlan:
     whole: bool = False
     keep: float = 0.9
     limit_s: float = 0.0
+    pattern_s: float = 0.0
     budget: int = 1_000_000
     scale: int = 1
     variance: float = 0.0
@@ -319,7 +321,7 @@ def _lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) ->
 
 
 def _needed(plan: SearchPlan, probed: Probed) -> int:
-    lasts_s = LASTS * max(plan.limit_s, probed.latency_s)
+    lasts_s = max(LASTS * max(plan.limit_s, probed.latency_s), plan.pattern_s)
     return math.ceil(probed.probe.requests * lasts_s / max(probed.arrivals_s, 1e-9))
 
 
@@ -330,9 +332,12 @@ def _too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
         return ""
     lasts_s = min(probed.arrivals_s for probed in at)
     slowest = max(plan.limit_s, *(probed.latency_s for probed in at))
+    told = f"{LASTS} times {slowest:,.1f} s (the largest limit, or the mean latency)"
+    if plan.pattern_s > LASTS * slowest:
+        told = f"the {plan.pattern_s:,.0f} s in which the arrivals vary"
     return (
-        f"runs of {plan.requests:,} requests last {lasts_s:,.0f} s, less than {LASTS} times "
-        f"{slowest:,.1f} s (the largest limit, or the mean latency): {wanted:,} are needed"
+        f"runs of {plan.requests:,} requests last {lasts_s:,.0f} s, less than {told}: "
+        f"{wanted:,} are needed"
     )
 
 
