@@ -108,7 +108,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class Checked:
+class AtRate:
     """What a deployment does at the rate that was asked for: the replications, pooled."""
 
     option: Option
@@ -125,7 +125,7 @@ class Recommendation:
     finalists: list[Answer]
     screened: list[Screened]
     dropped: dict[str, str]
-    checked: dict[str, Checked]
+    checked: dict[str, AtRate]
 
 
 def recommend(
@@ -160,7 +160,7 @@ def recommend(
         exactly = [whole(one.option, one.replicas) for one in chosen]
         found += answers(lab, exactly, "recommend", bands=False)
         chosen = _contenders(screened, searched, found, worth)[: MOST_SEARCHED - len(searched)]
-    checked: dict[str, Checked] = {}
+    checked: dict[str, AtRate] = {}
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
@@ -190,7 +190,7 @@ def _contenders(
 
 def _least_replicas(
     lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
-) -> tuple[list[Answer], dict[str, Checked]]:
+) -> tuple[list[Answer], dict[str, AtRate]]:
     """The answers, and those with other numbers of replicas; and what was run at the rate.
 
     What falls short of the rate is searched with one replica more. What carries it runs at the
@@ -199,7 +199,7 @@ def _least_replicas(
     """
     rate = wanted.rate
     assert rate is not None
-    tried, checked = list(found), dict[str, Checked]()
+    tried, checked = list(found), dict[str, AtRate]()
     wave = [_changed(one.option, 1) for one in found if one.load < rate]
     while True:
         wave = [option for option in wave if option.gpus <= wanted.gpus]
@@ -225,7 +225,7 @@ def _least_replicas(
         wave = [option for option in kept if option.name not in names]
 
 
-def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, Checked]:
+def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, AtRate]:
     """Deployments with so many replicas more (``by``) under the rate, with runs as long as those of
     the answers."""
     searches, options = {}, {}
@@ -238,7 +238,7 @@ def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[s
         options[option] = option.name
     found = lab.pursue(searches)
     return {
-        name: Checked(option, *outcome)
+        name: AtRate(option, *outcome)
         for option, name in options.items()
         if not isinstance(outcome := found[option], str)
     }
@@ -273,7 +273,7 @@ def _per_hour(option: Option, prices: Prices) -> float:
     return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
-def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, Checked]) -> float:
+def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, AtRate]) -> float:
     idle = 1.0 if wanted.rate is not None else wanted.gpus / answer.option.gpus
     price = _per_hour(answer.option, prices) * idle
     if wanted.rate is None:
@@ -283,7 +283,7 @@ def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str,
     return (1e6 + answer.load if carries else answer.load) / price
 
 
-def carries_rate(answer: Answer, rate: float, checked: Mapping[str, Checked]) -> bool:
+def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> bool:
     """Whether a deployment's capacity reaches the rate, and runs at it keep the SLO."""
     there = checked.get(answer.option.name)
     return answer.load >= rate and there is not None and there.verdict.holds

@@ -284,15 +284,21 @@ def deploy(
         resolved, model, device, layers, kv_capacity, requests, ops, digest, notes, memory
     )
     check_memory(found.memory_needs, resolved, source)
+    return _said_to_reject(found, source)
+
+
+def _said_to_reject(found: Deployment, source: Source) -> Deployment:
+    """The deployment with a note of what it rejects. Raises ConfigError where that is all."""
     share, why = found.rejected
     if share == 1:
-        key, value = "cluster.max_length", max_length
+        key, value = "cluster.max_length", found.scenario.cluster.max_length
+        kv_cache = found.scenario.kv_cache
         if kv_cache is not None and "KV blocks" in why:
-            key, value = "kv_cache.num_blocks", kv_cache.num_blocks or 0
+            key, value = "kv_cache.num_blocks", kv_cache.num_blocks
         raise source.error(key, value, f"every request is rejected: the longest one {why}")
     if share:
         told = f"{share:.1%} of the requests are rejected: the longest one {why}"
-        found = replace(found, notes=(told, *notes))
+        found = replace(found, notes=(told, *found.notes))
     return found
 
 

@@ -160,7 +160,14 @@ def test_capacities(sections: dict[str, Section]) -> None:
         "ttft 1s breaks first, because requests wait for their first chunk; TP 2 is the cheapest, "
         "4.63 USD a million output tokens; TP 2 carries the most a GPU, 1.50 requests/s."
     )
-    assert section.table.rows[0][3:] == ["3.00", "2.70 to 3.00", "1.00 to 9.00", "2", "1.50", "4.63"]
+    assert section.table.rows[0][3:] == [
+        "3.00",
+        "2.70 to 3.00",
+        "1.00 to 9.00",
+        "2",
+        "1.50",
+        "4.63",
+    ]
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
     wide = "the interval is 10.0 % wide, more than the tolerance: give more capacity.requests"
     assert section.warnings[:3] == [
