@@ -110,7 +110,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class Checked:
+class AtRate:
     """What a deployment does at the rate that was asked for: the replications, pooled."""
 
     option: Option
@@ -127,7 +127,7 @@ class Recommendation:
     finalists: list[Answer]
     screened: list[Screened]
     dropped: dict[str, str]
-    checked: dict[str, Checked]
+    checked: dict[str, AtRate]
 
 
 def recommend(
@@ -162,7 +162,7 @@ def recommend(
         exactly = [whole(one.option, one.replicas) for one in chosen]
         found += answers(lab, exactly, "recommend", bands=False)
         chosen = _contenders(screened, searched, found, worth)[: MOST_SEARCHED - len(searched)]
-    checked: dict[str, Checked] = {}
+    checked: dict[str, AtRate] = {}
     if wanted.rate is not None:
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
@@ -214,7 +214,7 @@ def _contenders(
 
 def _least_replicas(
     lab: Laboratory, found: list[Answer], wanted: Wanted, prices: Prices
-) -> tuple[list[Answer], dict[str, Checked]]:
+) -> tuple[list[Answer], dict[str, AtRate]]:
     """The answers, and those with other numbers of replicas; and what was run at the rate.
 
     What falls short of the rate is searched with one replica more. What carries it runs at the
@@ -223,7 +223,7 @@ def _least_replicas(
     """
     rate = wanted.rate
     assert rate is not None
-    tried, checked = list(found), dict[str, Checked]()
+    tried, checked = list(found), dict[str, AtRate]()
     wave = [_changed(one.option, 1) for one in found if one.load < rate]
     while True:
         wave = [option for option in wave if option.gpus <= wanted.gpus]
@@ -233,22 +233,23 @@ def _least_replicas(
         checked |= _run_at(lab, [one for one in carry if one.option.name not in checked], 0, rate)
         carry = [one for one in carry if checked[one.option.name].verdict.holds]
         least = min((_per_hour(one.option, prices) for one in carry), default=0.0)
-        names = {one.option.name for one in tried} | checked.keys()
         fewer = [
             one
             for one in carry
             if one.option.scenario.cluster.replicas > 1
-            and (less := _changed(one.option, -1)).name not in names
+            and (less := _changed(one.option, -1)).name not in checked
             and _per_hour(less, prices) < least
         ]
         if not fewer:
             return tried, checked
         found_fewer = _run_at(lab, fewer, -1, rate)
         checked |= found_fewer
-        wave = [one.option for one in found_fewer.values() if one.verdict.holds]
+        names = {one.option.name for one in tried}
+        kept = (one.option for one in found_fewer.values() if one.verdict.holds)
+        wave = [option for option in kept if option.name not in names]
 
 
-def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, Checked]:
+def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[str, AtRate]:
     """Deployments with so many replicas more (``by``) under the rate, with runs as long as those of
     the answers."""
     searches, options = {}, {}
@@ -262,7 +263,7 @@ def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[s
         options[option] = option.name
     found = lab.pursue(searches)
     return {
-        name: Checked(option, *outcome)
+        name: AtRate(option, *outcome)
         for option, name in options.items()
         if not isinstance(outcome := found[option], str)
     }
@@ -297,7 +298,7 @@ def _per_hour(option: Option, prices: Prices) -> float:
     return max(prices.of(option.deployment.device.name), 1e-9) * option.gpus
 
 
-def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, Checked]) -> float:
+def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str, AtRate]) -> float:
     idle = 1.0 if wanted.rate is not None else wanted.gpus / answer.option.gpus
     price = _per_hour(answer.option, prices) * idle
     if wanted.rate is None:
@@ -307,7 +308,7 @@ def _value(answer: Answer, wanted: Wanted, prices: Prices, checked: Mapping[str,
     return (1e6 + answer.load if carries else answer.load) / price
 
 
-def carries_rate(answer: Answer, rate: float, checked: Mapping[str, Checked]) -> bool:
+def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> bool:
     """Whether a deployment's capacity reaches the rate, and runs at it keep the SLO."""
     there = checked.get(answer.option.name)
     return answer.load >= rate and there is not None and there.verdict.holds

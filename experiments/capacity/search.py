@@ -8,8 +8,9 @@ Each replication (one seed) has a load where its SLO breaks: under its random nu
 requests come faster or slower, so its latencies grow with the load, and bisection finds its
 *crossing*. Short runs, the pilot, say where to look and how long a run must be; the runs that count
 take three or four probes for each replication. The capacity is the quantile of the crossings that
-90 % of replications exceed (``quantile.py``), and at most the saturation. All replications then run
-at it: pooled, they must keep the SLO, and their arrivals must last long enough to show an overload.
+90 % of replications exceed (``confidence/quantile.py``), and at most the saturation. All
+replications then run at it: pooled, they must keep the SLO, and their arrivals must last long
+enough to show an overload.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from experiments.capacity.judgement import RunTables, Verdict, average
-from experiments.capacity.quantile import Estimate, quantile, spread
+from simulator.confidence.quantile import Estimate, quantile, spread
 
 T = TypeVar("T")
 AT_ONCE = math.inf

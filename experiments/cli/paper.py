@@ -123,9 +123,9 @@ def advise(
     """
     from experiments.run.advise import advise as find
     from experiments.run.advise import explain
-    from experiments.run.demand import demand_of
     from experiments.run.machine import Machine
     from experiments.run.report import ProgressBar
+    from experiments.run.traffic import demand_of
     from profiler.bundle.schema import find_bundle, load_bundle
     from profiler.facts.device import load_device
     from profiler.storage.paths import data_dir

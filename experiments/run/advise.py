@@ -16,8 +16,8 @@ from math import ceil, inf
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from experiments.run.demand import Demand
 from experiments.run.machine import Machine
+from experiments.run.traffic import Demand
 from policies.sarathi import Sarathi
 from simulator.load.capacity import kv_capacity_tokens, max_batch
 from simulator.views.spans import Spans

@@ -1,13 +1,19 @@
-"""What the option ``--workload`` may say: lengths in a word, a trace, or a configuration."""
+"""What the option ``--workload`` may say: lengths in a word, a trace, or a configuration.
+
+:class:`Demand` has them as advice needs them: a sample, and a few that stand for all.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Draft, Source, check_scenario, read_draft
@@ -15,8 +21,10 @@ from experiments.config.requests import build_requests
 from experiments.config.workload import RandomLengths
 from policies.request import Request
 from profiler.storage.paths import user_path
+from simulator.load.describe import lengths_line
 from simulator.load.trace import read_trace
 from simulator.load.workload import WorkloadError
+from simulator.loop.records import Ints
 
 T = TypeVar("T")
 FORMS = (
@@ -30,6 +38,8 @@ REQUESTS = 10_000
 """Of lengths in a word."""
 LONGEST = 2**24
 """Tokens: for whom any request will do."""
+FURTHEST = 8192
+"""Tokens of a request that advice is for: as far as the machine's times go."""
 _LENGTHS = ("lengths", "pd_ratio", "system_prompts", "sessions")
 _GIVEN = {("workload", key) for key in _LENGTHS}
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -174,3 +184,80 @@ def with_workload(draft: Draft, text: str | None) -> Draft:
 
     overrides = {name: changed(tree, {}) for name, tree in draft.overrides.items()}
     return replace(draft, raw=changed(draft.raw, {**number, **lengths}), overrides=overrides)
+
+
+# As advice needs it ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """Prompt and output tokens of requests, kept in the order of their P:D."""
+
+    prompt: Ints
+    output: Ints
+
+    @classmethod
+    def of(cls, prompt: Ints, output: Ints) -> Demand:
+        """Of requests in any order."""
+        order = np.argsort(prompt / output, kind="stable")
+        return cls(np.asarray(prompt)[order], np.asarray(output)[order])
+
+    @cached_property
+    def length(self) -> int:
+        """Tokens of the longest request."""
+        return int((self.prompt + self.output).max())
+
+    @cached_property
+    def parts(self) -> list[tuple[int, int]]:
+        """Mean prompt and output of five equally likely parts; of one where all are alike."""
+        if len(np.unique(np.stack([self.prompt, self.output]), axis=1).T) == 1:
+            return [(int(self.prompt[0]), int(self.output[0]))]
+        places = np.array_split(np.arange(len(self.prompt)), 5)
+        pairs = [(self.prompt[at].mean(), self.output[at].mean()) for at in places if len(at)]
+        return [(max(1, round(prompt)), max(1, round(output))) for prompt, output in pairs]
+
+    def requests(self, count: int) -> tuple[Ints, Ints]:
+        """Prompt and output tokens of a sample that has every P:D in proportion, shuffled but
+        always the same."""
+        at = ((np.arange(count) + 0.5) / count * len(self.prompt)).astype(np.int64)
+        at = np.random.default_rng(0).permutation(at)
+        return self.prompt[at], self.output[at]
+
+    @property
+    def ratio(self) -> str:
+        """P:D, or its range."""
+        ends = [f"{float(f'{self.prompt[at] / self.output[at]:.2g}'):g}" for at in (0, -1)]
+        return " to ".join(dict.fromkeys(ends))
+
+    def line(self) -> str:
+        """The lengths, in words."""
+        least = int((self.prompt + self.output).min())
+        most = "" if least == self.length else f"{least:,} to "
+        said = lengths_line(self.prompt, self.output)
+        return f"requests of {most}{self.length:,} tokens in all, P:D {self.ratio}: {said}"
+
+
+def demand_of(text: str) -> Demand:
+    """The lengths that ``--workload`` states. Raises ConfigError for what is not allowed there."""
+    word = text.replace(" ", "")
+    if old := re.fullmatch(r"(\d+(?:\.\d+)?[kK]):(\d+)", word):
+        raise ConfigError(
+            f"--workload {text}: tokens in all with their P:D are written {old[1]}@{old[2]}; "
+            f"a prompt of {old[1]} with {old[2]} output tokens {_plain(old[1])}:{old[2]}; "
+            f"{FORMS}"
+        )
+    requests = requests_of(text)
+    demand = Demand.of(
+        np.array([request.prompt_tokens for request in requests]),
+        np.array([request.output_tokens for request in requests]),
+    )
+    if demand.length > FURTHEST:
+        raise ConfigError(
+            f"--workload {text}: its longest request has {demand.length:,} tokens; must be at most "
+            f"{FURTHEST:,}"
+        )
+    return demand
+
+
+def _plain(thousands: str) -> str:
+    return f"{1024 * float(thousands[:-1]):g}"

@@ -19,7 +19,6 @@ from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.folder import SENSITIVITY_FORMAT
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.probing import NAME, Laboratory
-from experiments.capacity.quantile import mean_and_interval
 from experiments.capacity.search import (
     Crossing,
     Probe,
@@ -43,6 +42,7 @@ from experiments.sweeps.execute import execute
 from experiments.sweeps.identity import run_key
 from experiments.sweeps.plan import Run, SweepPlan
 from profiler.storage.progress import silent
+from simulator.confidence.quantile import mean_and_interval
 from simulator.views.metric_registry import known
 
 FINE = 0.01

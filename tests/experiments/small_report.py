@@ -60,23 +60,26 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
         speeds = {"tokens_per_s_per_user": 50 / load, "output_tokens_per_s_per_gpu": 100 * load}
         latencies = {"ttft_p99_s": stress, "tbt_p99_s": 0.05, "output_tokens_per_s": 100 * load}
         about = {"run": f"{gpus}{load:g}", "holds": stress <= 1, "stress": {"p99 ttft 1s": stress}}
-        kept = {"overloaded": False, "requests_per_s": load}
-        return {"load": load, **about, **kept, **speeds, **latencies}
+        kept = {"overloaded": False, "requests_per_s": load, "rejected_share": 0.0}
+        return {"load": load, "requests": 2500, **about, **kept, **speeds, **latencies}
 
-    numbers = {"capacity": capacity, "mean": capacity, "interval": None, "band": [1.0, 9.0]}
+    numbers = {"capacity": capacity, "interval": [0.9 * capacity, capacity], "band": [1.0, 9.0]}
+    numbers |= {"settled": True, "why_not": "", "rejected_share": 0.0, "offered": capacity}
+    numbers |= {"replicas": 1, "simulated_replicas": 1}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
     binds = {"slo": "p99 ttft 1s", "because": "queueing", "at_load": 1.1 * capacity}
     binds |= {"kv_peak_share": 0.25, "bubble_share": 0.1, "queueing_share_of_ttft": 0.9}
     binds["mean_batch"] = 12.0
     found = {"name": name, "gpus": gpus, **numbers, "curve": curve, "binds": binds}
     found["at_capacity"] = curve[1]
-    add_costs(found, 2.5 * gpus, "rate")
+    add_costs(found, 2.5 * gpus)
     return found
 
 
 def write_capacities(folder: Path) -> Path:
     """What ``capacity`` writes of three deployments, one of which cannot run."""
     none = {"name": "TP 1", "gpus": 1, "capacity": None, "error": "does not fit"}
+    none["settled"] = False
     content = {
         "name": "layouts",
         "description": "",
@@ -84,6 +87,8 @@ def write_capacities(folder: Path) -> Path:
         "load": "rate",
         "deployments": [searched("TP 2", 2, 3.0), searched("TP 8", 8, 8.0), none],
         "tolerance": 0.05,
+        "keep": 0.9,
+        "traffic": ["all alike"],
         "notes": {name: ["op times: all modelled"] for name in ("TP 2", "TP 8")},
         "prices": PRICES,
     }
@@ -111,6 +116,10 @@ def write_recommendation(folder: Path) -> Path:
         "dropped": {"TP 1": "does not fit"},
         "prices": PRICES,
         "tolerance": 0.05,
+        "keep": 0.9,
+        "traffic": ["all alike"],
+        "winner": "TP 8",
+        "one_fewer": None,
         "replicas": 1,
         "command": "vllm serve llama-13b",
     }

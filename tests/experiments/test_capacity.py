@@ -30,7 +30,6 @@ from experiments.capacity.judgement import (
 from experiments.capacity.options import options_of, plan_of
 from experiments.capacity.prices import add_costs, load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.quantile import quantile
 from experiments.capacity.search import (
     Capacity,
     Crossing,
@@ -50,6 +49,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, load_experiment
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
+from simulator.confidence.quantile import quantile
 from simulator.views.metrics import Analysis
 
 T = TypeVar("T")

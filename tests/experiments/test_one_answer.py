@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from experiments.capacity import options
 from experiments.cli.app import app
 from experiments.cli.common import print_section
 from experiments.content import Section, SortableTable, thinned
@@ -39,8 +40,8 @@ ASKED = {
     "capacity": ["capacity", "searched.yaml", "--no-bands", "--workers", "1"],
     "recommend": [
         *("recommend", "--model", "llama-13b", "--device", "a6000", "--gpus", "2"),
-        *("--slo", "p90 ttft 2s", "--workload", "256:32", "--budget", "128", "--seqs", "8,16"),
-        *("--tolerance", "0.5", "--workers", "1"),
+        *("--slo", "p90 ttft 1s", "--workload", "256:8", "--budget", "128", "--seqs", "2,4"),
+        *("--tolerance", "0.05", "--workers", "1"),
     ],
     "sensitivity": [
         *("sensitivity", "server.yaml", "--metrics", "makespan_s", "--replications", "1"),
@@ -54,6 +55,8 @@ def test_terminal_json_and_page_say_the_same(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for most in ("LEAST_REQUESTS", "FINEST_REQUESTS", "PILOT_REQUESTS"):
+        monkeypatch.setattr(options, most, 400)  # of recommend, which chooses its runs itself
     Path("server.yaml").write_text(SERVER)
     Path("searched.yaml").write_text(SERVER + SEARCHED)
     done = CliRunner().invoke(app, [*ASKED[command], "--out", "out", "--json"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from experiments.capacity.quantile import LEVEL, mean_and_interval, quantile, spread
+from simulator.confidence.quantile import LEVEL, mean_and_interval, quantile, spread
 
 
 def test_factors_are_those_of_published_tables() -> None:

@@ -15,11 +15,13 @@ from experiments.capacity.answer import answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
 from experiments.capacity.curves import front, frontier_figures
+from experiments.capacity.judgement import judge
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted, deployable, wanted_of
-from experiments.capacity.prices import load_prices, per_million_tokens
+from experiments.capacity.options import Option
+from experiments.capacity.prices import Prices, load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.recommend import SCREENING, Worth, _a_replica, _whole, recommend
+from experiments.capacity.recommend import SCREENING, Worth, recommend, whole
 from experiments.capacity.recommended import answer_of, winner
 from experiments.capacity.search import AT_ONCE, Probe
 from experiments.cli.app import app
@@ -29,9 +31,12 @@ from experiments.config.loading import Source, check_scenario
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
 from profiler.storage.progress import silent
+from simulator.views.metric_registry import number_text
 from simulator.views.metrics import Analysis
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
+SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}
+"""Runs that last long enough for few requests of some tenths of a second."""
 
 
 def wanted(**given: object) -> Wanted:
@@ -57,18 +62,17 @@ def regular(asked: Wanted, **given: object) -> Wanted:
 def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     """Same winner, capacities within the tolerance of ``capacity``, and what was left out is
     behind, all judged by an exact search of every deployment."""
-    asked = wanted(slo="p90 ttft 2s, p90 tbt 60ms", budget="128", seqs="12,16")
-    runs = {"requests": 200, "replications": Replications(least=2, most=2)}
-    asked, prices, said = regular(asked, **runs), load_prices(None), list[str]()
+    asked = wanted(slo="p90 ttft 500ms, p90 tbt 60ms", workload="200:10", budget="128", seqs="6,8")
+    asked, prices, said = regular(asked, **SHORT), load_prices(None), list[str]()
     tolerance, worth = asked.section.tolerance, Worth(asked, prices)
     assert tolerance == 0.03
     found = recommend(laboratory(tmp_path / "a", asked), asked, prices, said.append)
     options, _ = deployable(asked)
-    every = [_whole(one, worth.of(one, 1.0).replicas) for one in options]
+    every = [whole(one, worth.of(one, 1.0).replicas) for one in options]
     brute = answers(laboratory(tmp_path / "b", asked), every, "here", bands=False)
     loads = {one.name: answer.load for one, answer in zip(options, brute, strict=True)}
     best = max(loads.values())
-    assert len(loads) == 6
+    assert len(loads) == 6 and not any(answer.unsettled for answer in brute)
     first = found.finalists[0]
     assert loads[first.option.name.rpartition(" x ")[0]] == best
     for each in found.finalists:
@@ -77,44 +81,69 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     for one in found.screened:
         near = pytest.approx(loads[one.option.name], rel=SCREENING + tolerance)
         assert one.load * one.replicas == near
-    for way in ("over 30% behind", "by its op times", "breaks p90 ttft 2s at"):
+    for way in ("over 30% behind", "by its op times", "breaks p90 ttft 500ms at"):
         assert any(way in reason for reason in found.dropped.values()), found.dropped
     for name, reason in found.dropped.items():
         assert loads[name] <= best * (0.7 if "behind" in reason else 1.0) * (1 + tolerance)
     for option in options:
         most = worth.of(option, most_requests_per_s(option, asked.section.objectives))
         assert loads[option.name] < most.load * most.replicas, option.name
-    assert said[0].startswith("best so far: TP 1 budget 128 seqs 16 x 2: about 2")
+    assert said[0].startswith("best so far: TP 1 budget 128 seqs 8 x 2: about 2")
     content = answer_of(found, asked, prices)
     assert content["winner"] == first.option.name
-    tokens = np.mean([request.output_tokens for request in first.option.deployment.requests])
-    cost = per_million_tokens(prices.of("a6000"), 2, first.load * float(tokens))
-    assert content["deployments"][0]["per_million_output_tokens"] == pytest.approx(cost, rel=0.05)
+    row, cost = content["deployments"][0], price_at(first.load, first.option, prices)
+    assert row["per_million_output_tokens"] == pytest.approx(cost, rel=1e-9)
     assert content["command"].startswith("vllm serve llama-13b --tensor-parallel-size")
-    again = winner(found, asked)
+    again = winner(content, asked)
     assert again.pop("name") == "winner"
     assert again.pop("capacity")["slo"] == asked.section.slo
     assert check_scenario(again, Source("", "x", {}, ())).cluster.replicas >= 1
 
 
+def price_at(rate: float, option: Option, prices: Prices) -> float:
+    """Of a million output tokens: its GPUs are paid for an hour, in which so many are written."""
+    tokens = np.mean([request.output_tokens for request in option.deployment.requests])
+    device = option.deployment.device.name
+    return prices.of(device) * option.gpus / (3600 * rate * float(tokens)) * 1e6
+
+
 def test_the_replicas_for_a_rate_are_the_fewest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two, whether screening saw too much (one of them) or too little (three)."""
-    asked = wanted(gpus=None, rate=20.0, slo="p90 ttft 2s", budget="128", seqs="16")
-    asked = regular(asked, requests=200, replications=Replications(least=2, most=2))
-    worth = Worth(asked, load_prices(None))
+    """Two, whether screening saw too much (one of them) or too little (three). A run at the rate
+    keeps the SLO, and one with one replica fewer breaks it: both are simulated again here."""
+    asked = wanted(
+        gpus=None, rate=20.0, slo="p90 ttft 500ms", workload="200:10", budget="128", seqs="8"
+    )
+    asked, prices = regular(asked, **SHORT), load_prices(None)
+    worth = Worth(asked, prices)
     (option, *_), _ = deployable(asked)
-    for about, replicas in ((20.0, [2, 1]), (7.0, [2, 3, 1])):
+    for about, replicas in ((20.0, [2, 1]), (7.0, [2, 3])):
         seen = worth.of(option, about)
         monkeypatch.setattr(chosen_by, "screen", lambda *_, seen=seen: [seen])
-        found = recommend(laboratory(tmp_path, asked), asked, load_prices(None), silent)
+        found = recommend(laboratory(tmp_path, asked), asked, prices, silent)
         assert [one.option.scenario.cluster.replicas for one in found.finalists] == replicas
-        enough, short = found.finalists[0].load, found.finalists[-1].load
-        assert enough > 20 > short
-        told = answer_of(found, asked, load_prices(None))["answer"]
-        assert "; one replica fewer would not do: " in told
-        assert f"x 1 carries {short:.2f} requests/s, {100 - 5 * short:.1f} % less" in told
+        content = answer_of(found, asked, prices)
+        first, fewer = content["deployments"][0], content["one_fewer"]
+        assert first["capacity"] > 20 and (first["carries"], first["settled"]) == (20, True)
+        assert first["at_rate"]["holds"] and first["at_rate"]["load"] == fewer["load"] == 20
+        told = f"carries 20.00 requests/s at {number_text(first['per_million_output_tokens'])} USD"
+        assert content["answer"].startswith(f"{content['winner']} {told} per million output tokens")
+        assert f"; one replica fewer does not do: {fewer['name']} at 20.00 " in content["answer"]
+        price = pytest.approx(price_at(20.0, found.finalists[0].option, prices), rel=1e-9)
+        assert first["per_million_output_tokens"] == price
+        assert winner(content, asked)["workload"]["arrivals"]["rate"] == 20
+        for name, holds in ((content["winner"], True), (fewer["name"], False)):
+            again = whole(option, int(name.rpartition(" x ")[2]))
+            under = again.under(20.0, "rate")
+            traffic = under.workload.model_copy(update={"requests": 800})
+            under = under.model_copy(update={"workload": traffic, "seed": 77})
+            deployment = deploy(under, Source("", "x", {}, ()))
+            analysis = Analysis(deployment.simulate())
+            summary = analysis.summary(deployment.model, deployment.device, 1)
+            summary |= {"after_warmup": analysis.after_warmup()}
+            verdict = judge(asked.section.objectives, [(summary, None)], open_loop=True)
+            assert verdict.holds == holds, name
 
 
 def test_a_rate_beyond_the_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +173,12 @@ def test_what_a_replica_must_carry(given: dict[str, object]) -> None:
 def test_one_replica_gets_its_share_of_the_arrivals() -> None:
     """Every fourth of Poisson arrivals: gaps that are the sums of four."""
     (option, *_), _ = deployable(wanted())
-    arrivals = _a_replica(option, 4).scenario.workload.arrivals
-    assert (arrivals.kind, getattr(arrivals, "cv", None)) == ("gamma", 0.5)
-    assert _a_replica(option, 1).scenario == option.scenario
+    one = whole(option, 4).at(Probe(20.0, 3, 50), "rate").scenario
+    assert (one.cluster.replicas, one.seed, one.workload.requests) == (1, 3, 50)
+    arrivals = one.workload.arrivals
+    assert (arrivals.kind, arrivals.rate, arrivals.cv) == ("gamma", 5.0, 0.5)
+    alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload.arrivals
+    assert (alone.kind, alone.rate) == ("poisson", 20.0)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -160,15 +160,25 @@ def test_capacities(sections: dict[str, Section]) -> None:
         "ttft 1s breaks first, because requests wait for their first chunk; TP 2 is the cheapest, "
         "4.63 USD a million output tokens; TP 2 carries the most a GPU, 1.50 requests/s."
     )
-    assert section.table.rows[0][3:] == ["3.00", "3.00", "-", "1.00 to 9.00", "2", "1.50", "4.63"]
+    assert section.table.rows[0][3:] == [
+        "3.00",
+        "2.70 to 3.00",
+        "1.00 to 9.00",
+        "2",
+        "1.50",
+        "4.63",
+    ]
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
+    wide = "the interval is 10.0 % wide, more than the tolerance: give more capacity.requests"
     assert section.warnings[:3] == [
-        *(f"{name}: one run, so it has no interval" for name in ("TP 2", "TP 8")),
+        *(f"{name}: {wide} or replications" for name in ("TP 2", "TP 8")),
         "TP 1: no capacity: does not fit",
     ]
     assert section.warnings[3].startswith("no errors of op times: ")
     assert section.assumptions == [
-        *("op times: all modelled", "prices in USD of 2026-01-01: assumed")
+        "traffic: all alike",
+        "at a capacity 90% of runs of 2,500 requests keep the SLO, and all runs pooled",
+        *("op times: all modelled", "prices in USD of 2026-01-01: assumed"),
     ]
     assert section.details[0].rows[0][2:] == ["3.30", "25", "10", "90", "12"]
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
@@ -192,9 +202,9 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "Which deployment of llama-13b carries most for its price on 8 GPUs (a6000) under the SLO "
         "p99 ttft 1s?"
     )
-    assert section.answer == "TP 8: it carries 8.00 requests/s."
+    assert section.answer == "TP 8 carries 8.00 requests/s."
     assert section.table.rows[1] == [
-        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "-", "8", "20.00", "9.26")
+        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "5.40 to 6.00", "8", "20.00", "9.26")
     ]
     titles = [chart.title for chart in section.charts]
     assert titles[0] == "Headroom: p99 ttft 1s"
@@ -209,8 +219,9 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "winner.yaml": "name: winner\n",
         "launch.sh": "vllm serve llama-13b",
     }
-    assert section.assumptions == ["prices in USD of 2026-01-01: assumed"]
-    assert section.warnings[0] == "TP 8: one run, so it has no interval"
+    assert section.assumptions[0] == "traffic: all alike"
+    assert section.assumptions[-1] == "prices in USD of 2026-01-01: assumed"
+    assert section.warnings[0].startswith("TP 8: the interval is 10.0 % wide, more than the ")
 
 
 def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> None:

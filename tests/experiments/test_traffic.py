@@ -18,8 +18,7 @@ from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario, read_draft
 from experiments.config.requests import build_requests
-from experiments.run.demand import demand_of
-from experiments.run.traffic import FORMS, parse_workload, requests_of, with_workload
+from experiments.run.traffic import FORMS, demand_of, parse_workload, requests_of, with_workload
 from policies.request import Request
 from simulator.load.describe import lengths_line, traffic_line
 

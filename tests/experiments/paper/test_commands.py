@@ -26,8 +26,8 @@ from experiments.paper.reproduce import reproduce
 from experiments.paper.variants import VARIANTS, Lab
 from experiments.run import advise as advice_module
 from experiments.run.advise import FIXED, advise, candidate, explain
-from experiments.run.demand import Demand, demand_of
 from experiments.run.machine import Machine
+from experiments.run.traffic import Demand, demand_of
 from policies.sarathi import Sarathi
 from simulator.views.spans import Spans
 

@@ -29,8 +29,8 @@ from experiments.paper.scenarios import (
 from experiments.paper.throughput import BASELINE, balanced, sarathi, split
 from experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from experiments.run.advise import candidate
-from experiments.run.demand import Demand
 from experiments.run.machine import Machine
+from experiments.run.traffic import Demand
 from policies.batch import Batch
 from policies.orca import Orca
 from policies.request import Sequence

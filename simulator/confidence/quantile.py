@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
-from scipy.stats import nct, norm
+from scipy.special import nctdtrit, ndtri, stdtrit
 
 LEVEL = 0.96
 """Of the interval of a fixed number. With the rule of
@@ -49,9 +48,9 @@ def quantile(values: Sequence[float], share: float) -> Estimate:
 def _factors(count: int, share: float) -> tuple[float, float, float]:
     """Standard deviations below the mean: of the interval's lower end, the middle, the upper."""
     root = math.sqrt(count)
-    below = -float(norm.ppf(share)) * root
+    below = -float(ndtri(share)) * root
     tail = (1 - LEVEL) / 2
-    low, middle, high = nct.ppf([1 - tail, 0.5, tail], count - 1, below) / root
+    low, middle, high = nctdtrit(count - 1, below, [1 - tail, 0.5, tail]) / root
     return float(low), float(middle), float(high)
 
 
