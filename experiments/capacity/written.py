@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
-from experiments.capacity.refine import MUCH_LESS, halfway, neighbours
+from experiments.capacity.options import MUCH_LESS, halfway, neighbours
 from experiments.content import Section, SortableTable, number_or_dash, thinned
 from simulator.views.metric_registry import number_text
 
