@@ -115,8 +115,8 @@ def result_files(
     header = draft.header.model_dump(include={"name", "description"})
     question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
     with styled():
-        drawn = {"headroom": headroom_figure(found, section), **frontier_figures(found)}
-        figures = figure_files(drawn)
+        fronts = frontier_figures(found, (), content["prices"]["currency"])
+        figures = figure_files({"headroom": headroom_figure(found, section), **fronts})
     return {
         SUMMARY: json_bytes(content),
         "capacity.csv": capacities(found).to_csv(index=False).encode(),

@@ -244,8 +244,9 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     scale = option.alike if section.load == "rate" else 1
     simulated = option.scenario.cluster.replicas // scale
     variance = _variance(option, section, scale)
+    budget = section.most_requests or simulated * MOST_REQUESTS
     requests = section.requests or simulated * _long_enough(variance, section)
-    if requests < section.fewest:
+    if (requests := min(requests, budget)) < section.fewest:
         raise ConfigError(
             f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
             f"{section.slo!r}: at least {section.fewest}, so that {BEYOND_TEXT}"
@@ -261,7 +262,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         keep=given.keep,
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
         pattern_s=_pattern_s(workload.arrivals),
-        budget=section.requests or simulated * MOST_REQUESTS,
+        budget=budget,
         scale=scale,
         variance=simulated * variance,
         pooled=partial(_pooled, section),

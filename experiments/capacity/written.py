@@ -24,7 +24,7 @@ _BECAUSE = {
 }
 
 
-MORE = "give more capacity.requests or replications"
+MORE = "give more capacity.requests, most_requests or replications"
 NOT_SETTLED = "not settled"
 
 
