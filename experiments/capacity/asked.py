@@ -14,13 +14,13 @@ from experiments.capacity.folder import CAPACITY_FORMAT
 from experiments.capacity.options import Option, option_at, options_of
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.refine import between, in_order
 from experiments.capacity.written import capacities, capacity_answer, headroom
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Assignments, Config, Draft, read_draft
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.run.traffic import with_workload
+from experiments.sweeps.neighbours import between, in_order
 from profiler.storage.plain_yaml import dump_yaml
 from profiler.storage.strict import KeyPath, mistakes
 

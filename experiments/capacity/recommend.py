@@ -23,9 +23,9 @@ from experiments.capacity.layouts import Wanted, deployable
 from experiments.capacity.options import Option, plan_of
 from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.refine import between
 from experiments.capacity.search import Crossing, Probed, at_load, race
 from experiments.config.errors import ConfigError
+from experiments.sweeps.neighbours import between
 from profiler.storage.progress import Say
 from simulator.views.metric_registry import number_text
 

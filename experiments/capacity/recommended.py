@@ -23,8 +23,8 @@ from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
-from experiments.capacity.refine import MUCH_LESS, halfway, neighbours
 from experiments.capacity.written import (
+    MUCH_LESS,
     NOT_SETTLED,
     UNITS,
     assumed,
@@ -37,6 +37,7 @@ from experiments.capacity.written import (
 from experiments.content import Section, SortableTable, number_or_dash
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
+from experiments.sweeps.neighbours import halfway, neighbours
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
 

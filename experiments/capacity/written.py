@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
-from experiments.capacity.refine import MUCH_LESS, halfway, neighbours
 from experiments.content import Section, SortableTable, number_or_dash, thinned
+from experiments.sweeps.neighbours import halfway, neighbours
 from simulator.views.metric_registry import number_text
 
 Deployments = Sequence[Mapping[str, Any]]
@@ -26,6 +26,8 @@ _BECAUSE = {
 
 MORE = "give more capacity.requests or replications"
 NOT_SETTLED = "not settled"
+MUCH_LESS = 0.5
+"""The part of the best's load below which its neighbour carries much less."""
 
 
 def capacity_answer(found: Mapping[str, Any]) -> Section:

@@ -17,9 +17,9 @@ from experiments.capacity.prices import load_prices
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.recommend import refined
 from experiments.capacity.recommended import answer_of, recommend_answer
-from experiments.capacity.refine import between, halfway, in_order, neighbours
 from experiments.cli.app import app
 from experiments.sweeps.backends import InProcess
+from experiments.sweeps.neighbours import between, halfway, in_order, neighbours
 from experiments.sweeps.store import Store
 
 GRID = [

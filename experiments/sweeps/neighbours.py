@@ -1,18 +1,15 @@
-"""Between the best deployment and those beside it: where another one may carry more."""
+"""Points of a space that lie beside the best one, and what lies between."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Point = Mapping[str, Any]
 STEP = 64
 """Half-way between two multiples of it lies another multiple."""
-MUCH_LESS = 0.5
-"""The part of the best's load below which a neighbour carries much less."""
 
 
-def neighbours(best: int, points: Sequence[Point]) -> list[tuple[str, int]]:
+def neighbours(best: int, points: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """The points beside the one at place ``best``: of every key with a number the next one below
     and the next one above, all other keys alike. Each with that key, by its place."""
     found, there = [], points[best]
@@ -41,7 +38,7 @@ def halfway(one: float, other: float) -> float | None:
     return middle if min(one, other) < middle < max(one, other) else None
 
 
-def between(best: int, points: Sequence[Point]) -> list[dict[str, Any]]:
+def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The new points half-way between the best and its neighbours."""
     there = points[best]
     return [
@@ -51,7 +48,7 @@ def between(best: int, points: Sequence[Point]) -> list[dict[str, Any]]:
     ]
 
 
-def in_order(points: Sequence[Point]) -> list[int]:
+def in_order(points: Sequence[Mapping[str, Any]]) -> list[int]:
     """The places of the points, ordered along their keys: numbers by value, others as they came."""
     ranks: dict[str, list[Any]] = {}
     for key in dict.fromkeys(key for point in points for key in point):
