@@ -133,7 +133,7 @@ def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]
 def _cliffs(deployments: Deployments) -> list[str]:
     """Each neighbour of the best that carries much less, with something between them."""
     loads = [one["capacity"] or 0.0 for one in deployments]
-    best, points = loads.index(max(loads)), [one["point"] for one in deployments]
+    best, points = loads.index(max(loads)), [one.get("point", {}) for one in deployments]
     return [
         f"{deployments[best]['name']} carries the most, and {deployments[place]['name']} next to "
         f"it {number_text(loads[place])}: between them another may carry more: give --refine"
