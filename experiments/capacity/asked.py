@@ -20,6 +20,7 @@ from experiments.config.loading import Assignments, Config, Draft, read_draft
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.run.traffic import with_workload
+from experiments.sweeps.neighbours import between, in_order
 from profiler.storage.plain_yaml import dump_yaml
 from profiler.storage.strict import KeyPath, mistakes
 

@@ -25,6 +25,7 @@ from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import Crossing, Probed, at_load, race
 from experiments.config.errors import ConfigError
+from experiments.sweeps.neighbours import between
 from profiler.storage.progress import Say
 from simulator.views.metric_registry import number_text
 

@@ -20,6 +20,7 @@ from experiments.capacity.recommend import refined
 from experiments.capacity.recommended import answer_of, recommend_answer
 from experiments.cli.app import app
 from experiments.sweeps.backends import InProcess
+from experiments.sweeps.neighbours import between, halfway, in_order, neighbours
 from experiments.sweeps.store import Store
 
 GRID = [
