@@ -111,6 +111,7 @@ def find_capacity(
     workers: int = 1,
     bands: bool = True,
     prices: str | None = None,
+    refine: int = 0,
     progress: Progress = silent,
 ) -> pd.DataFrame:
     """Find the highest load under which the SLO of a ``capacity`` section holds: a row per
@@ -120,7 +121,8 @@ def find_capacity(
     ``--workload`` takes (docs/workloads.md). ``out`` keeps the folder that ``sarathi-sim capacity``
     writes; the same call goes on from it.
     ``bands`` also searches under errors of the op times. ``prices`` is a YAML (docs/capacity.md)
-    in place of the shipped assumptions. Raises ConfigError for what cannot run.
+    in place of the shipped assumptions. ``refine`` times, deployments half-way between the best and
+    its neighbours are searched, too. Raises ConfigError for what cannot run.
     """
     from experiments.capacity.asked import answered, read_question, result_files
     from experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
@@ -138,7 +140,7 @@ def find_capacity(
         backend = stack.enter_context(closing(local_backend(workers)))
         store = stack.enter_context(probes_in(folder, CAPACITY_FORMAT))
         lab = Laboratory(section, store, backend, progress, silent)
-        content = answered(lab, draft, options, bands, costs)
+        content = answered(lab, draft, options, bands, costs, refine)
         if out is not None:
             write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     return capacities(content["deployments"])

@@ -218,6 +218,7 @@ def as_json(answer: Answer, kind: str) -> dict[str, Any]:
         "capacity": None if found.unsettled else found.carried,
         "offered": None if found.unsettled else found.load,
         "rejected_share": found.rejected,
+        "rejected_because": option.deployment.refused[1],
         "why_not": found.unsettled,
         "interval": [(1 - found.rejected) * bound for bound in found.interval],
         "band": None if answer.band is None else list(answer.band),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.capacity.answer import answers, as_json, traffic_of
+from experiments.capacity.answer import Answer, answers, as_json, traffic_of
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
-from experiments.capacity.options import Option, options_of
+from experiments.capacity.options import Option, between, in_order, option_at, options_of
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, capacity_answer, headroom
@@ -48,11 +48,25 @@ def read_question(
 
 
 def answered(
-    lab: Laboratory, draft: Draft, options: list[Option], bands: bool, prices: Prices
+    lab: Laboratory,
+    draft: Draft,
+    options: list[Option],
+    bands: bool,
+    prices: Prices,
+    refine: int = 0,
 ) -> dict[str, Any]:
-    """The question and the answer, as ``summary.json`` has it: with costs of GPUs with a price."""
-    section = lab.section
-    found = answers(lab, options, draft.source.file, bands)
+    """The question and the answer, as ``summary.json`` has it: with costs of GPUs with a price.
+
+    ``refine`` times, deployments half-way between the best and its neighbours are searched, too.
+    """
+    section, where = lab.section, draft.source.file
+    found = answers(lab, options, where, bands)
+    for _ in range(refine):
+        if not (further := _halfway(lab, draft, found)):
+            break
+        found += answers(lab, further, where, bands)
+        found = [found[place] for place in in_order([one.option.point for one in found])]
+    options = [one.option for one in found]
     lab.write_tables()
     deployments = [as_json(each, section.load) for each in found]
     for one in deployments:
@@ -75,6 +89,22 @@ def answered(
         "provenance": "predicted",
     }
     return content | capacity_answer(content).words()
+
+
+def _halfway(lab: Laboratory, draft: Draft, found: Sequence[Answer]) -> list[Option]:
+    """The deployments half-way between the best and its neighbours, those that can be."""
+    loads, options = [one.load for one in found], list[Option]()
+    if not any(loads):
+        return []
+    for point in between(loads.index(max(loads)), [one.option.point for one in found]):
+        scenario = point.pop("scenario")
+        try:
+            options.append(option_at(draft, lab.section, scenario, point))
+        except ConfigError as error:
+            lab.say(f"not between: {str(error).splitlines()[0]}")
+    if options:
+        lab.say(f"refining: {'; '.join(one.name for one in options)}")
+    return options
 
 
 def result_files(

@@ -1,5 +1,6 @@
 """Bounds on what a deployment can do, from its op times alone: no simulation is needed.
 
+Requests that are rejected take no time, and are left out: rates are of those that are served.
 The throughput is bounded by the GPU time that a request takes at least: all its tokens at the best
 rate that any batch allows, its prompt's attention in one piece, its decodes' attention in the
 batch that suits them best. Prompt tokens that a prefix cache may hold cost nothing. A limit on the
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +42,12 @@ class Bounds:
     def __init__(self, option: Option) -> None:
         self.deployment = deployment = option.deployment
         self.cost, self.layers = _cost(deployment), deployment.layers
-        each = slice(None, None, max(1, len(deployment.requests) // SAMPLE))
-        sample = deployment.requests[each]
-        self.new_tokens = new_tokens(deployment)
+        refused = deployment.refused[0]
+        served = [one.id not in refused for one in deployment.requests]
+        requests = list(compress(deployment.requests, served))
+        each = slice(None, None, max(1, len(requests) // SAMPLE))
+        sample = requests[each]
+        self.new_tokens = new_tokens(deployment)[served]
         self.prompt = self.new_tokens[each]
         self.output = np.array([request.output_tokens for request in sample], np.float64)
         held = np.array([request.prompt_tokens for request in sample], np.float64)

@@ -108,7 +108,7 @@ def _layout(
     several += [dtype] if len(wanted.dtypes) > 1 else []
     shape = f"TP {tp}" + (f" PP {pp}" if pp > 1 else "")
     layout = " ".join([*several, shape, f"budget {budget}"])
-    return {"layout": layout, "seqs": most}, scenario
+    return {"layout": layout, "budget": budget, "seqs": most}, scenario
 
 
 def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
@@ -123,9 +123,8 @@ def deployable(wanted: Wanted) -> tuple[list[Option], dict[str, str]]:
         except ConfigError as error:
             dropped[name] = str(error).removeprefix("recommend: ").splitlines()[0]
             continue
-        share, why = deployment.rejected
-        if share > wanted.section.rejected:
-            dropped[name] = f"rejects {share:.1%} of the requests: the longest one {why}"
+        if deployment.rejected > wanted.section.rejected:
+            dropped[name] = f"{deployment.rejections}; raise --max-length, or --rejected"
             continue
         options.append(Option(name, point, deployment))
     return options, dropped
@@ -144,6 +143,7 @@ def wanted_of(
     budget: str | None,
     seqs: str | None,
     tolerance: float,
+    rejected: float = 0.0,
 ) -> Wanted:
     """What the command's options ask for, checked. Raises ConfigError."""
     if (gpus is None) == (rate is None):
@@ -152,7 +152,7 @@ def wanted_of(
         parse_slo(slo)
     except ValueError as error:
         raise ConfigError(f"--slo: {error}") from None
-    section = CapacitySection(slo=slo, tolerance=tolerance)
+    section = CapacitySection(slo=slo, tolerance=tolerance, rejected=rejected)
     traffic, longest = parse_workload(workload, max_length)
     return Wanted(
         model,

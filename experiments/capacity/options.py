@@ -1,4 +1,5 @@
-"""The deployments to choose from: every scenario of a file at every point of its space."""
+"""The deployments to choose from: every scenario of a file at every point of its space, and the
+points between them."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from pydantic import ValidationError
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.judgement import Verdict, judge
 from experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
-from experiments.config.deployment import Deployment, deploy
+from experiments.config.deployment import Deployment, Requests, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import KeyPath, assign, merge
 from experiments.config.loading import Draft, check_scenario
 from experiments.config.parameter_names import parameter
+from experiments.config.requests import build_requests
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
     Arrivals,
@@ -45,6 +47,11 @@ MOST_REQUESTS = 100_000
 """Of a run on one replica that must last longer."""
 BLOCKS = 20
 """A trace is resampled in so many blocks."""
+
+STEP = 64
+"""Half-way between two multiples of it lies another multiple."""
+MUCH_LESS = 0.5
+"""The part of the best's load below which a neighbour carries much less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,36 +156,43 @@ def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> A
 
 def options_of(draft: Draft, section: CapacitySection) -> list[Option]:
     """The deployments that a file describes. Raises ConfigError, a line per mistake."""
-    points = _points(draft, section)
-    swept = list(dict.fromkeys(key for point in points for key in point))
-    requests_of = SharedRequests()
+    points, requests_of = _points(draft, section), SharedRequests()
     options, found = [], dict[str, None]()
-    for name, override in draft.overrides.items():
+    for name in draft.overrides:
         for point in points:
-            tree = merge(draft.raw, override)
-            for key, value in point.items():
-                tree = assign(tree, tuple(key.split(".")), value)
-            called = point_name(point, swept)
-            several = len(draft.overrides) > 1 or not called
-            called = ", ".join(filter(None, (name if several else "", called)))
-            source = replace(draft.source, scenario=name, override=override)
             try:
-                scenario = check_scenario(tree, source)
-                deployment = deploy(_pilot_of(scenario, section), source, requests_of)
+                options.append(option_at(draft, section, name, point, requests_of))
             except ConfigError as error:
                 found |= dict.fromkeys(str(error).splitlines())
-                continue
-            options.append(Option(called, {"scenario": name, **point}, deployment))
     if found:
         raise ConfigError("\n".join(found))
     return options
 
 
-def point_name(point: Mapping[str, Any], keys: list[str]) -> str:
+def option_at(
+    draft: Draft,
+    section: CapacitySection,
+    scenario: str,
+    point: Point,
+    requests_of: Requests = build_requests,
+) -> Option:
+    """The deployment that a scenario is at a point of the space. Raises ConfigError."""
+    override = draft.overrides[scenario]
+    tree = merge(draft.raw, override)
+    for key, value in point.items():
+        tree = assign(tree, tuple(key.split(".")), value)
+    source = replace(draft.source, scenario=scenario, override=override)
+    called = point_name(point)
+    several = len(draft.overrides) > 1 or not called
+    called = ", ".join(filter(None, (scenario if several else "", called)))
+    checked = _pilot_of(check_scenario(tree, source), section)
+    deployment = deploy(checked, source, requests_of)
+    return Option(called, {"scenario": scenario, **point}, deployment)
+
+
+def point_name(point: Mapping[str, Any]) -> str:
     """A point in words: ``TP 4, PP 2, vllm``."""
-    cells = (describe(point[key]) for key in keys if key in point)
-    named = zip((key for key in keys if key in point), cells, strict=True)
-    return ", ".join(parameter(key).value(cell) for key, cell in named)
+    return ", ".join(parameter(key).value(describe(value)) for key, value in point.items())
 
 
 def _pilot_of(scenario: Scenario, section: CapacitySection) -> Scenario:
@@ -274,7 +288,10 @@ def _variance(option: Option, section: CapacitySection, scale: int) -> float:
     """The variance of the gap before a request and of its tokens, both relative to their means, of
     one of ``scale`` replicas that take turns."""
     requests = option.deployment.requests
-    tokens = np.array([r.prompt_tokens + r.output_tokens for r in requests], np.float64)
+    refused = option.deployment.refused[0]  # they are no work
+    tokens = np.array(
+        [0 if r.id in refused else r.prompt_tokens + r.output_tokens for r in requests], np.float64
+    )
     variance = float(np.var(tokens) / np.mean(tokens) ** 2)
     if section.load == "clients":
         return variance
@@ -293,3 +310,63 @@ def _long_enough(variance: float, section: CapacitySection) -> int:
     fine = min(variance / (section.tolerance / 2) ** 2, FINEST_REQUESTS)
     wanted = 100 * math.ceil(max(fine, LEAST_REQUESTS * variance) / 100)
     return min(max(wanted, section.fewest, LEAST_REQUESTS), MOST_REQUESTS)
+
+
+# Between the best and those beside it: where another one may carry more ----------------------
+
+
+def neighbours(best: int, points: Sequence[Point]) -> list[tuple[str, int]]:
+    """The points beside the one at place ``best``: of every key with a number the next one below
+    and the next one above, all other keys alike. Each with that key, by its place."""
+    found, there = [], points[best]
+    for key, value in there.items():
+        if not _is_number(value):
+            continue
+        others = {
+            place: one[key]
+            for place, one in enumerate(points)
+            if _is_number(one.get(key)) and {**one, key: value} == there
+        }
+        below = [place for place in others if others[place] < value]
+        above = [place for place in others if others[place] > value]
+        found += [(key, max(below, key=lambda place: others[place]))] if below else []
+        found += [(key, min(above, key=lambda place: others[place]))] if above else []
+    return found
+
+
+def halfway(one: float, other: float) -> float | None:
+    """The value half-way between two: a multiple of 64 between multiples of it, a whole number
+    between others. None where nothing lies between."""
+    if isinstance(one, float) or isinstance(other, float):
+        return float(f"{(one + other) / 2:.6g}")
+    step = STEP if one % STEP == other % STEP == 0 else 1
+    middle = round((one + other) / (2 * step)) * step
+    return middle if min(one, other) < middle < max(one, other) else None
+
+
+def between(best: int, points: Sequence[Point]) -> list[dict[str, Any]]:
+    """The new points half-way between the best and its neighbours."""
+    there = points[best]
+    return [
+        {**there, key: middle}
+        for key, place in neighbours(best, points)
+        if (middle := halfway(there[key], points[place][key])) is not None
+    ]
+
+
+def in_order(points: Sequence[Point]) -> list[int]:
+    """The places of the points, ordered along their keys: numbers by value, others as they came."""
+    ranks: dict[str, list[Any]] = {}
+    for key in dict.fromkeys(key for point in points for key in point):
+        values = [point[key] for point in points if key in point]
+        numbers = sorted(value for value in values if _is_number(value))
+        ranks[key] = [*(value for value in values if not _is_number(value)), *numbers]
+    places = [
+        [ranked.index(one[key]) if key in one else -1 for key, ranked in ranks.items()]
+        for one in points
+    ]
+    return sorted(range(len(points)), key=lambda place: places[place])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from experiments.capacity.answer import Answer, answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.judgement import Verdict
 from experiments.capacity.layouts import Wanted, deployable
-from experiments.capacity.options import Option, plan_of
+from experiments.capacity.options import Option, between, plan_of
 from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import Crossing, Probed, at_load, race
@@ -168,6 +169,28 @@ def recommend(
     return Recommendation(ranked, others, dropped, checked)
 
 
+def refined(
+    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
+) -> Recommendation:
+    """The best deployments; each of the rounds also tries the token budgets and sequence limits
+    half-way between the best's and the next ones. Raises ConfigError as :func:`recommend` does."""
+    found = recommend(lab, wanted, prices, say)
+    for _ in range(rounds):
+        best = found.finalists[0]
+        keys = ("budget", "seqs")
+        tried = [dict(zip(keys, p, strict=True)) for p in product(wanted.budgets, wanted.sequences)]
+        there = tried.index({key: best.option.point[key] for key in keys})
+        further = between(there, tried) if best.load else []
+        if not further:
+            break
+        budgets, sequences = ({point[key] for point in further} for key in keys)
+        budgets, sequences = budgets.union(wanted.budgets), sequences.union(wanted.sequences)
+        wanted = replace(wanted, budgets=tuple(sorted(budgets)), sequences=tuple(sorted(sequences)))
+        say(f"refining: budgets {wanted.budgets}, sequence limits {wanted.sequences}")
+        found = recommend(lab, wanted, prices, say)
+    return found
+
+
 def _contenders(
     screened: Sequence[Screened],
     searched: Sequence[Screened],
@@ -234,7 +257,8 @@ def _run_at(lab: Laboratory, like: list[Answer], by: int, rate: float) -> dict[s
         option = _changed(one.option, by) if by else one.option
         plan = plan_of(option, lab.section, "recommend")
         requests = one.found.at[0].probe.requests
-        searches[option] = at_load(replace(plan, requests=requests), rate)
+        offered = rate / (1 - one.found.rejected)
+        searches[option] = at_load(replace(plan, requests=requests), offered)
         options[option] = option.name
     found = lab.pursue(searches)
     return {
@@ -329,17 +353,19 @@ def screen(
             short = replace(plan_of(option, lab.section, "recommend"), tolerance=SCREENING)
             several = whole(option, worth.of(option, bounded[option]).replicas)
             one = several if several.alike > 1 else option  # else one replica, by itself
-            wanted, start = one.alike * goals[option].load, one.alike * LIKELY * bounded[option]
+            offered = one.alike / (1 - option.deployment.rejected)  # for what is served
+            wanted, start = offered * goals[option].load, offered * LIKELY * bounded[option]
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
         done = total - len(waiting) - len(wave)
         for one, outcome in lab.pursue(searches, done, total).items():
             option = asked[one]
+            served = (1 - option.deployment.rejected) / one.alike
             if isinstance(outcome, Crossing):
-                rough = worth.of(option, outcome.load / one.alike)
+                rough = worth.of(option, outcome.load * served)
                 found.append(replace(rough, kept=outcome.kept))
             elif isinstance(outcome, Probed):
-                at = worth.of(option, outcome.probe.load / one.alike).carried
+                at = worth.of(option, outcome.probe.load * served).carried
                 why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"
                 dropped[option.name] = why
             else:

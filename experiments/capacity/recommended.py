@@ -3,6 +3,7 @@ configuration."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from experiments.capacity.curves import figure_files, frontier_figures, headroom
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
+from experiments.capacity.options import MUCH_LESS, halfway, neighbours
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
 from experiments.capacity.written import (
@@ -176,7 +178,7 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
     why, what the others lose by, and the command that starts it."""
     rows, unit, rate = found["deployments"], UNITS[found["load"]], found["rate"]
     carried, first = found["winner"] is not None, rows[0]
-    warnings = doubts(rows, found["tolerance"], _MORE)
+    warnings = [*doubts(rows, found["tolerance"], _MORE), *_cliffs(found)]
     if carried:
         answer = f"{first['name']} {first['why']}{_of_one_fewer(found)}."
     elif rate:
@@ -223,8 +225,48 @@ def _of_one_fewer(found: Mapping[str, Any]) -> str:
     )
 
 
+def _cliffs(found: Mapping[str, Any]) -> list[str]:
+    """What was tried next to the first, with another token budget or sequence limit, and breaks
+    the SLO or carries much less, where something lies between."""
+    best, *others = found["deployments"]
+    if not best["carries"]:
+        return []
+    most, unit = best["capacity"] / best["replicas"], UNITS[found["load"]]
+    tried = {best["name"]: ""}
+    for one in (*others, *found["screened"]):
+        load = (one["about"] if "about" in one else one["capacity"] or 0.0) / one["replicas"]
+        known = load < MUCH_LESS * most and one.get("settled", True)
+        tried[one["name"]] = f"carries {number_text(load)} {unit} a replica" if known else ""
+    for name, why in found["dropped"].items():
+        tried[name] = why.partition(": ")[0] if _far_behind(why, best["capacity"]) else ""
+    names = list({tuple(_place(name).values()): name for name in reversed(tried)}.values())
+    points, here = [_place(name) for name in names], names.index(best["name"])
+    return [
+        f"{best['name']} is the best, and {names[place]} next to it is far behind "
+        f"({tried[names[place]]}): between them another may be better: give --refine"
+        for key, place in neighbours(here, points)
+        if tried[names[place]] and halfway(points[here][key], points[place][key]) is not None
+    ]
+
+
+def _far_behind(why: str, capacity: float) -> bool:
+    """Whether something was dropped because it broke the SLO, or carries much less by its bound."""
+    most = re.match(r"at most ([\d.,]+) ", why)
+    if most:
+        return float(most[1].replace(",", "")) < MUCH_LESS * capacity
+    return _kind(why) == _UNDER_ANY or (why.startswith("breaks") and "behind" in why)
+
+
+def _place(name: str) -> dict[str, Any]:
+    """The shape, token budget and sequence limit that a deployment is named after."""
+    shape, _, limits = name.partition(" x ")[0].rpartition(" budget ")
+    budget, _, sequences = limits.partition(" seqs ")
+    return {"shape": shape, "budget": int(budget), "seqs": int(sequences)}
+
+
 _MORE = "give `capacity` winner.yaml with capacity.requests"
 _MOST_DROPPED = 200
+_UNDER_ANY = "that break the SLO under any load"
 _UNFIT = "that do not fit or have no op times"
 
 
@@ -234,7 +276,7 @@ def _kind(reason: str) -> str:
     if "behind" in reason or "no better" in reason:
         return "behind after one run"
     if "alone" in reason or "under any load" in reason:
-        return "that break the SLO under any load"
+        return _UNDER_ANY
     return _UNFIT
 
 

@@ -34,7 +34,7 @@ LARGEST = 1e3
 """Of the load where a search begins: where the SLO holds even under this one, it always does."""
 NEAREST = 0.05
 """How far apart, at most, the loads are between which a crossing is interpolated."""
-LASTS = 30
+LASTS = 20
 """How many times as long as the mean latency, and as the SLO's largest limit, arrivals last."""
 SCATTER = 0.05
 """The standard deviation of the crossings, relative, above which runs are made longer, once."""
@@ -178,7 +178,9 @@ class Capacity:
 
     @property
     def rejected(self) -> float:
-        """The share of requests that are rejected at the capacity."""
+        """The share of requests that are rejected at the capacity, or where nothing is carried."""
+        if isinstance(self.pilot, Probed):
+            return self.pilot.verdict.rejected
         return self.verdict.rejected if self.verdict is not None else 0.0
 
     @property
@@ -192,6 +194,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     at_once, rough, plan = yield from _breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
+    saturation = yield from _saturation(plan, at_once, 4 * plan.requests)
     start, plan = rough, _lengthened(plan, [rough.kept])
     most_scatter = SCATTER
     while True:
@@ -200,9 +203,9 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
         if endless is not None:
             return Capacity(pilot=endless)
         crossings = [one for one in found if isinstance(one, Crossing)]
-        saturation = yield from _saturation(plan, at_once)
         estimate = quantile([exact(one, plan) for one in crossings], 1 - plan.keep)
         most = saturation * (1 - RESOLUTION * math.sqrt(plan.variance / plan.requests))
+        most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
         load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
         longer = _lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
         if longer.requests <= plan.requests:
@@ -236,8 +239,11 @@ def _breakable_pilot(
 def replications(plan: SearchPlan, start: Crossing) -> Search[list[Crossing | Probed]]:
     """The crossing of each replication: more of them until the capacity's interval is no wider
     than the tolerance. Ends early where one breaks the SLO under any load."""
-    found: list[Crossing | Probed] = []
-    wanted = plan.least
+    first = yield from crossing(Probe(0, plan.seed, plan.requests), start.load, start.slope, plan)
+    found: list[Crossing | Probed] = [first]
+    if not isinstance(first, Crossing):
+        return found
+    start, wanted = first, plan.least
     while len(found) < wanted:
         seeds = range(plan.seed + len(found), plan.seed + wanted)
         found += yield from together(
@@ -254,13 +260,12 @@ def _narrow(estimate: Estimate, plan: SearchPlan) -> bool:
     return high - low <= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
 
 
-def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
+def _saturation(plan: SearchPlan, at_once: Probed | None, requests: int) -> Search[float]:
     """Requests/s that are served under overload, between warm-up and last arrival."""
     if at_once is None:
         return math.inf
     for part in OVERLOADS:
-        load = _rounded(part * at_once.scale * at_once.summary["requests_per_s"], plan)
-        requests = min(2 * plan.requests, max(plan.budget, plan.requests))
+        load = _rounded(part * _throughput(at_once), plan)
         (loaded,) = yield [Probe(load, plan.seed, requests)]
         if loaded.served < 0.97 * loaded.offered:
             return loaded.served
@@ -314,7 +319,7 @@ def _lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) ->
     limit and the mean latency; with ``scatter`` times too much of it in the crossings, as many as
     it takes against that; at most the budget."""
     wanted = max(_needed(plan, probed) for probed in at)
-    wanted = math.ceil(1.2 * wanted) if wanted > plan.requests else plan.requests
+    wanted = math.ceil(1.1 * wanted) if wanted > plan.requests else plan.requests
     if scatter > 1:
         wanted = max(wanted, math.ceil(plan.requests * scatter**2))
     wanted = min(100 * math.ceil(wanted / 100), LONGEST * plan.requests, plan.budget)
@@ -354,9 +359,14 @@ def pilot(plan: SearchPlan, slower: float = 1.0) -> Search[tuple[Probed | None, 
     (at_once,) = yield [_at(short, AT_ONCE)]
     if at_once.verdict.rejects:
         return at_once, at_once
-    most = at_once.scale * at_once.summary["requests_per_s"]
-    found = yield from crossing(short, 0.85 * most, SLOPE, plan)
+    found = yield from crossing(short, 0.85 * _throughput(at_once), SLOPE, plan)
     return at_once, found
+
+
+def _throughput(at_once: Probed) -> float:
+    """The load of which all that is not rejected is served, about."""
+    served = at_once.scale * float(at_once.summary["requests_per_s"])
+    return served / (1 - at_once.verdict.rejected)
 
 
 def race(plan: SearchPlan, goal: float, start: float) -> Search[Crossing | Probed]:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
+from experiments.capacity.options import MUCH_LESS, halfway, neighbours
 from experiments.content import Section, SortableTable, number_or_dash, thinned
 from simulator.views.metric_registry import number_text
 
@@ -43,7 +44,7 @@ def capacity_answer(found: Mapping[str, Any]) -> Section:
         assumptions=assumed(found),
         details=[broken] if broken.rows else [],
         about=str(found["description"] or ""),
-        warnings=doubts(deployments, found["tolerance"], MORE),
+        warnings=[*doubts(deployments, found["tolerance"], MORE), *_cliffs(deployments)],
     )
 
 
@@ -119,9 +120,31 @@ def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]
                     f"{one['name']}: the interval is {100 * width:.1f} % wide, more than the "
                     f"tolerance: {advice}"
                 )
-            if one["rejected_share"]:
-                lines.append(f"{one['name']}: {one['rejected_share']:.1%} of requests are rejected")
+        if share := one.get("rejected_share"):
+            too_many = ", more than `rejected` allows" if _refuses(one) else ""
+            why = one["rejected_because"]
+            told = f"{share:.1%} of the requests are rejected{too_many}: the longest one {why}"
+            lines.append(f"{one['name']}: {told}")
     return lines
+
+
+def _cliffs(deployments: Deployments) -> list[str]:
+    """Each neighbour of the best that carries much less, with something between them."""
+    loads = [one["capacity"] or 0.0 for one in deployments]
+    best, points = loads.index(max(loads)), [one["point"] for one in deployments]
+    return [
+        f"{deployments[best]['name']} carries the most, and {deployments[place]['name']} next to "
+        f"it {number_text(loads[place])}: between them another may carry more: give --refine"
+        for key, place in neighbours(best, points)
+        if loads[place] < MUCH_LESS * loads[best]
+        and deployments[place]["capacity"] is not None
+        and halfway(points[best][key], points[place][key]) is not None
+    ]
+
+
+def _refuses(one: Mapping[str, Any]) -> bool:
+    """Whether a deployment carries nothing because it rejects too many requests."""
+    return one["capacity"] == 0 and (one.get("binds") or {}).get("slo") == REJECTED
 
 
 def breaks(binds: Mapping[str, Any], much: str = "") -> str:
@@ -141,6 +164,11 @@ def sentence(deployments: Deployments, unit: str, currency: str) -> str:
     if not able:
         if any(not one["settled"] for one in deployments):
             return "No capacity was found: the runs were too short, or failed."
+        if all(map(_refuses, deployments)):
+            least = min(one["rejected_share"] for one in deployments)
+            return (
+                f"No deployment holds the SLO: {least:.1%} of the requests, or more, are rejected."
+            )
         return "No deployment holds the SLO, even under a small load."
     best, *others = sorted(able, key=lambda one: -one["capacity"])
     what = "carries the most," if others else "carries"
@@ -178,7 +206,7 @@ def breaking(deployments: Deployments) -> SortableTable:
         if not binds:
             continue
         even, much, slo = "", "", binds["slo"]
-        if not one["capacity"]:
+        if one["capacity"] == 0:
             even = "even under a small load "
             there = [p["stress"].get(slo) for p in one["curve"] if p["load"] == binds["at_load"]]
             much = f" ({number_text(there[0])} times the limit)" if any(there) else ""
@@ -201,7 +229,7 @@ def headroom(found: Deployments) -> pd.DataFrame:
     for one in found:
         for probe in one.get("curve", ()):
             flat = {key: value for key, value in probe.items() if key not in ("slo", "stress")}
-            share = probe["load"] / one["capacity"] if one["capacity"] else None
+            share = probe["load"] / one["offered"] if one["capacity"] else None
             rows.append(
                 {"deployment": one["name"], "part_of_capacity": share, **flat, **probe["slo"]}
                 | {f"{text}, part of the limit": part for text, part in probe["stress"].items()}

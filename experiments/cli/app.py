@@ -164,7 +164,7 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
 
     experiment = load_experiment(config, assignments or [])
     deployments = deploy_all(experiment)
-    print_notes(note for deployment in deployments.values() for note in deployment.notes)
+    print_notes(note for deployment in deployments.values() for note in deployment.remarks)
     typer.echo(f"{experiment.file}: good")
     consoles()[0].print(deployments_table(deployments))
 

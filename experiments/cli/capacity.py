@@ -20,6 +20,7 @@ from experiments.cli.common import (
     SetOption,
     WorkloadOption,
     consoles,
+    finite,
     print_json,
     print_section,
     print_written,
@@ -37,6 +38,10 @@ AddressOption = Annotated[
 ]
 PricesOption = Annotated[
     str | None, typer.Option(help="YAML of prices.  [default: shipped assumptions]")
+]
+RefineOption = Annotated[
+    int,
+    typer.Option(min=0, max=10, help="Rounds of trying half-way between the best and the next."),
 ]
 BandsOption = Annotated[
     bool, typer.Option("--bands/--no-bands", help="Also search under errors of the op times.")
@@ -72,18 +77,20 @@ def capacity(
     address: AddressOption = None,
     bands: BandsOption = True,
     prices: PricesOption = None,
+    refine: RefineOption = 0,
 ) -> None:
     """Find the highest load that keeps an SLO.
 
     Every deployment of CONFIG is searched. Its section `capacity` states the SLO, and the space of
     deployments. Finished probes stay in the folder: the same command goes on where it was stopped.
-    --workload gives lengths in place of those of CONFIG.
+    --workload gives lengths in place of those of CONFIG. --refine tries values of the space that
+    lie between the best and its neighbours.
 
     \b
     Examples:
       sarathi-sim capacity capacity_llama3_70b
       sarathi-sim capacity capacity_llama3_70b --set 'capacity.slo=p99 ttft 1s, p99 tbt 100ms'
-      sarathi-sim capacity my.yaml --workload 1024:256
+      sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
     from experiments.capacity.asked import answered, read_question, result_files
@@ -97,7 +104,7 @@ def capacity(
     folder = out or Path("runs") / draft.header.name
     where = backend_at(backend, address, workers)
     with _laboratory(folder, CAPACITY_FORMAT, section, where, quiet) as lab:
-        content = answered(lab, draft, options, bands, costs)
+        content = answered(lab, draft, options, bands, costs, refine)
     write_result(folder, CAPACITY_FORMAT, result_files(draft, section, content))
     if json:
         print_json(content)
@@ -130,6 +137,13 @@ def recommend(
     seqs: Annotated[str | None, typer.Option(help="Sequence limits to try, with commas.")] = None,
     prices: PricesOption = None,
     tolerance: Annotated[float, typer.Option(min=0.01, max=0.5, help="Of the capacities.")] = 0.05,
+    rejected: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.99, callback=finite, help="Share of requests that may be rejected."
+        ),
+    ] = 0.0,
+    refine: RefineOption = 0,
     out: Annotated[Path | None, typer.Option(help="[default: runs/recommend]")] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -153,18 +167,19 @@ def recommend(
     from experiments.capacity.folder import RECOMMEND_FORMAT, write_result
     from experiments.capacity.layouts import wanted_of
     from experiments.capacity.prices import load_prices
-    from experiments.capacity.recommend import recommend as recommended
+    from experiments.capacity.recommend import refined
     from experiments.capacity.recommended import answer_of, recommend_answer, recommend_files
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
-        model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs, tolerance
+        *(model, device, slo, gpus, rate, workload, max_length, stack, dtype, budget, seqs),
+        *(tolerance, rejected),
     )
     costs = load_prices(prices)
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
     say = (lambda text: None) if quiet else partial(typer.echo, err=True)
     with _laboratory(folder, RECOMMEND_FORMAT, wanted.section, where, quiet) as lab:
-        found = recommended(lab, wanted, costs, say)
+        found = refined(lab, wanted, costs, say, refine)
         lab.write_tables()
         content = answer_of(found, wanted, costs)
     write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))

@@ -45,7 +45,7 @@ def score_recorded(
     if json:
         print_json(content)
     else:
-        print_notes(note for each in scored for note in each.case.deployment.notes)
+        print_notes(note for each in scored for note in each.case.deployment.remarks)
         _print(content["runs"])
     print_written(out, figures=out is not None, err=True)
 

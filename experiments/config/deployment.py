@@ -113,17 +113,33 @@ class Deployment:
         ]
 
     @cached_property
-    def rejected(self) -> tuple[float, str]:
-        """The share of the requests that are rejected, and why the longest one is."""
+    def refused(self) -> tuple[frozenset[int], str]:
+        """The ids of the requests that are rejected, and why the longest one is."""
         if not self.requests:
-            return 0.0, ""
+            return frozenset(), ""
         (scheduler,) = self.schedulers(1)
         longest = max(self.requests, key=lambda request: request.prompt_tokens + request.max_tokens)
         why = scheduler.refusal(longest)
         if why is None:  # then no shorter one is
-            return 0.0, ""
-        refused = sum(scheduler.refusal(request) is not None for request in self.requests)
-        return refused / len(self.requests), why
+            return frozenset(), ""
+        refused = (one.id for one in self.requests if scheduler.refusal(one) is not None)
+        return frozenset(refused), why
+
+    @property
+    def rejected(self) -> float:
+        """The share of the requests that are rejected."""
+        return len(self.refused[0]) / max(len(self.requests), 1)
+
+    @property
+    def rejections(self) -> str:
+        """What share of the requests is rejected, and why, in words; empty without any."""
+        share, why = self.rejected, self.refused[1]
+        return f"{share:.1%} of the requests are rejected: the longest one {why}" if share else ""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that the user is told of it: its rejections, and its notes."""
+        return (*filter(None, [self.rejections]), *self.notes)
 
     @cached_property
     def table_sizes(self) -> TableSizes:
@@ -284,22 +300,19 @@ def deploy(
         resolved, model, device, layers, kv_capacity, requests, ops, digest, notes, memory
     )
     check_memory(found.memory_needs, resolved, source)
-    return _said_to_reject(found, source)
-
-
-def _said_to_reject(found: Deployment, source: Source) -> Deployment:
-    """The deployment with a note of what it rejects. Raises ConfigError where that is all."""
-    share, why = found.rejected
-    if share == 1:
-        key, value = "cluster.max_length", found.scenario.cluster.max_length
-        kv_cache = found.scenario.kv_cache
-        if kv_cache is not None and "KV blocks" in why:
-            key, value = "kv_cache.num_blocks", kv_cache.num_blocks
-        raise source.error(key, value, f"every request is rejected: the longest one {why}")
-    if share:
-        told = f"{share:.1%} of the requests are rejected: the longest one {why}"
-        found = replace(found, notes=(told, *found.notes))
+    _refuse_all_rejected(found, source)
     return found
+
+
+def _refuse_all_rejected(found: Deployment, source: Source) -> None:
+    """Raises ConfigError where every request is rejected: that is no run."""
+    if found.rejected < 1:
+        return
+    why, kv_cache = found.refused[1], found.scenario.kv_cache
+    key, value = "cluster.max_length", found.scenario.cluster.max_length
+    if kv_cache is not None and "KV blocks" in why:
+        key, value = "kv_cache.num_blocks", kv_cache.num_blocks
+    raise source.error(key, value, f"every request is rejected: the longest one {why}")
 
 
 def _notes(

@@ -116,7 +116,8 @@ class ExperimentResult:
         {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
-        are its deployment's: the origin of every op's times, of the memory and of the host's time.
+        are its deployment's: the origin of every op's times, of the memory and of the host's time;
+        ``rejections`` has an entry where requests are rejected.
         """
         scenarios = {}
         for name, run in self.runs.items():
@@ -132,6 +133,7 @@ class ExperimentResult:
             for name, d in used.items()
         }
         content["notes"] = {name: list(d.notes) for name, d in used.items()}
+        content["rejections"] = {n: d.rejections for n, d in used.items() if d.rejections}
         narrow = {name: _narrow_by(run) for name, run in self.runs.items()}
         content["narrow_bands"] = {name: why for name, why in narrow.items() if why}
         cleaned: dict[str, Any] = to_json(content)

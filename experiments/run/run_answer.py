@@ -12,7 +12,7 @@ from simulator.confidence.coverage import Outside
 from simulator.views.metric_registry import STEADY, Quantity, known, number_text, quantity
 
 Summaries = Mapping[str, Mapping[str, Any]]
-OF_SCENARIOS = ("scenarios", "deployments", "notes", "narrow_bands")
+OF_SCENARIOS = ("scenarios", "deployments", "notes", "rejections", "narrow_bands")
 """The keys of a run's summary that have an entry for each scenario, or for some."""
 
 SHOWN = (
@@ -94,7 +94,7 @@ def run_answer(found: Mapping[str, Any]) -> Section:
         assumptions=thinned(chain(*found.get("notes", {}).values())),
         details=[] if ratios is None else [ratios],
         about=str(found.get("description") or ""),
-        warnings=[*_overloaded(summaries), *_outside(found), *_narrow(found)],
+        warnings=[*_rejected(found), *_overloaded(summaries), *_outside(found), *_narrow(found)],
     )
 
 
@@ -194,6 +194,15 @@ def ratios_table(found: Mapping[str, Any]) -> SortableTable | None:
     headings = ("ratio", "of what", "predicted", "90 % band", "stated elsewhere", "difference")
     columns = 6 if any("paper" in asked for asked in found.get("compare", {}).values()) else 4
     return SortableTable("Ratios", headings[:columns], [row[:columns] for row in rows], text=2)
+
+
+def _rejected(found: Mapping[str, Any]) -> list[str]:
+    """What share of the requests is rejected, and why, once for all runs where it is the same."""
+    said = found.get("rejections", {})
+    return [
+        f"{', '.join(name for name in said if said[name] == text)}: {text}"
+        for text in dict.fromkeys(said.values())
+    ]
 
 
 def _overloaded(summaries: Summaries) -> list[str]:

@@ -74,7 +74,7 @@ def counts_of(deployment: Deployment, analysis: Analysis) -> dict[str, Any]:
     counts = analysis.summary(deployment.model, deployment.device, tp)
     counts |= {"num_blocks": cache.num_blocks} if cache is not None else {}
     found = {key: counts[key] for key in COUNTS if key in counts}
-    return {**found, "notes": list(deployment.notes)}
+    return {**found, "notes": list(deployment.remarks)}
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, Any]:

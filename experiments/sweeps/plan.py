@@ -149,7 +149,7 @@ def plan_sweep(
             if len(found) > 20:
                 break
             continue
-        notes |= dict.fromkeys(deployment.notes)
+        notes |= dict.fromkeys(deployment.remarks)
         resolved = deployment.scenario
         runs.append(Run(run_key(deployment, name), name, resolved.seed, point, resolved))
     if found:

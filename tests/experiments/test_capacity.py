@@ -320,20 +320,20 @@ def test_a_capacity_is_at_most_the_saturation() -> None:
 
 @pytest.mark.parametrize(("limit_s", "latency_s"), [(20.0, 0.0), (0.1, 20.0)])
 def test_arrivals_last_many_times_what_they_judge(limit_s: float, latency_s: float) -> None:
-    """Whatever the tolerance: 30 times the SLO's largest limit, and the mean latency."""
+    """Whatever the tolerance: 20 times the SLO's largest limit, and the mean latency."""
     for tolerance in (0.02, 0.5):
         wanted = plan(tolerance, 3, 3, limit_s=limit_s)
         found, probes = answer(capacity(wanted), {0: 10.0}, 4.0, latency_s=latency_s)
         assert not found.unsettled
-        assert all(one.arrivals_s >= 30 * 20 for one in found.at)
+        assert all(one.arrivals_s >= 20 * 20 for one in found.at)
         assert max(probe.requests for probe in probes) < 20_000
 
 
 def test_a_budget_that_is_too_small_settles_nothing() -> None:
     wanted = plan(0.05, 3, 3, limit_s=20.0, budget=2000)
     found, probes = answer(capacity(wanted), {0: 10.0}, 4.0)
-    assert "runs of 2,000 requests last 20" in found.unsettled
-    assert "less than 30 times 20.0 s" in found.unsettled
+    assert "runs of 2,000 requests last 2" in found.unsettled
+    assert "less than 20 times 20.0 s" in found.unsettled
     assert found.carried == 0
     assert max(probe.requests for probe in probes) <= 4000  # the saturated run has twice as many
 

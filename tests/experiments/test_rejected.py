@@ -1,0 +1,199 @@
+"""A rejected request is not carried: what the commands say where requests are rejected."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from experiments.capacity.bounds import most_requests_per_s
+from experiments.capacity.layouts import deployable, wanted_of
+from experiments.cli.app import app
+from experiments.config.deployment import deploy
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.report.html_page import write_page
+
+ASKED = {
+    "model": "llama-13b", "device": "a6000", "gpus": 1, "rate": None, "stack": None,
+    "dtype": "bf16", "slo": "p90 ttft 2s", "budget": "256", "seqs": "16", "tolerance": 0.5,
+}  # fmt: skip
+HALF = """
+name: half
+model: llama-13b
+device: a6000
+workload:
+  lengths: {kind: trace, path: long.csv}
+  arrivals: {kind: gamma, rate: 1, cv: 0.2}
+  declared: exact
+  too_long: reject
+cluster: {max_length: 512}
+batching: {max_batch: 16}
+policy: {name: sarathi, chunk_size: 256}
+capacity:
+  slo: p90 ttft 2s
+  tolerance: 0.2
+  requests: 3000
+  replications: {least: 2, most: 2}
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """400 requests, half of 900 prompt tokens, half of 100."""
+    rows = [f"{number / 10},{900 if number % 2 else 100},4" for number in range(400)]
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens"
+    (tmp_path / "long.csv").write_text("\n".join([header, *rows]))
+    return tmp_path / "long.csv"
+
+
+def called(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def recommended(trace: Path, *words: object) -> Result:
+    given = [(f"--{key}", value) for key, value in ASKED.items() if value is not None]
+    asked = [word for pair in given for word in pair]
+    out = trace.parent / "recommend"
+    return called("recommend", *asked, "--workload", trace, "--out", out, *words)
+
+
+def capacities(trace: Path, *words: str) -> dict[str, Any]:
+    (trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
+    out = trace.parent / "capacity"
+    words = ("--no-bands", "--workers", "1", "--json", "--out", str(out), *words)
+    done = called("capacity", trace.parent / "half.yaml", *words)
+    assert done.exit_code == 0, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content | {"printed": done.stderr}
+
+
+def test_recommend_says_what_share_does_not_fit(trace: Path) -> None:
+    done = recommended(trace, "--max-length", 512)
+    assert done.exit_code == 2
+    for said in ("50.0% of the requests are rejected", "needs 904 tokens", "--rejected"):
+        assert said in done.stderr
+    assert "--max-length" in done.stderr and "carries" not in done.stdout
+
+
+def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
+    found = wanted_of(**ASKED, workload=str(trace), max_length=None)  # type: ignore[arg-type]
+    assert found.max_length == 1024, "904 tokens, rounded up"
+    options, dropped = deployable(found)
+    assert not dropped and all(one.deployment.rejected == 0 for one in options)
+
+
+def test_recommend_counts_what_is_served(trace: Path) -> None:
+    done = recommended(trace, "--max-length", 512, "--rejected", 0.5, "--workers", 1, "--json")
+    assert done.exit_code == 0, done.stderr
+    content = json.loads(done.stdout)
+    best = content["deployments"][0]
+    assert (content["may_reject"], best["rejected_share"]) == (0.5, 0.5)
+    assert best["capacity"] == best["carries"] == pytest.approx(best["offered"] / 2)
+    # A prompt of 100 tokens and its three decodes take about 50 ms at least.
+    assert 10 < best["capacity"] <= best["saturation"] < 60
+    assert "and rejects 50.0% of what is offered" in content["answer"]
+    assert "(50.0% more rejected)" in done.stderr, "in the table"
+    assert any("50.0% of the requests are rejected" in one for one in content["warnings"])
+    assert not any("rejected" in one for one in content["assumptions"])
+
+
+def test_what_is_rejected_is_no_work(trace: Path) -> None:
+    """The bound is that of the short requests alone."""
+    rates = []
+    for lengths in (str(trace), "100:4"):
+        asked: dict[str, Any] = ASKED | {"workload": lengths, "max_length": 512, "rejected": 0.5}
+        ((option,), _) = deployable(wanted_of(**asked))
+        rates.append(most_requests_per_s(option))
+    assert rates[0] == rates[1]
+
+
+def test_a_share_is_less_than_all(trace: Path) -> None:
+    for wrong in ("1", "-0.1", "nan"):
+        assert recommended(trace, "--rejected", wrong).exit_code == 2
+
+
+def test_capacity_carries_nothing_where_requests_are_rejected(trace: Path) -> None:
+    content = capacities(trace)
+    (one,) = content["deployments"]
+    assert (one["capacity"], one["rejected_share"]) == (0.0, 0.5)
+    assert content["answer"] == (
+        "No deployment holds the SLO: 50.0% of the requests, or more, are rejected."
+    )
+    (warning,) = content["warnings"]
+    assert "50.0% of the requests are rejected, more than `rejected` allows: the" in warning
+    assert "max_length is 512" in warning
+
+
+def test_capacity_counts_what_is_served(trace: Path) -> None:
+    content = capacities(trace, "--set", "capacity.rejected=0.5")
+    (one,) = content["deployments"]
+    assert one["settled"], one["why_not"]
+    assert one["capacity"] == pytest.approx(one["offered"] / 2)
+    assert one["capacity"] <= one["saturation"]
+    assert "and rejects 50.0% of what is offered" in content["answer"]
+    assert "(50.0% more rejected)" in content["printed"]
+    page = trace.parent / "report.html"
+    write_page([trace.parent / "capacity"], page, None)
+    assert "50.0% of the requests are rejected: the longest one needs 904" in page.read_text()
+
+
+def test_where_nearly_all_is_rejected_no_load_holds(trace: Path) -> None:
+    rows = trace.read_text().splitlines()
+    rows[1:] = [
+        row.replace(",100,", ",900,") if n % 25 > 1 else row for n, row in enumerate(rows[1:])
+    ]
+    trace.write_text("\n".join(rows))
+    content = capacities(trace)
+    (one,) = content["deployments"]
+    assert one["capacity"] == 0
+    assert one["rejected_share"] > 0.9
+    assert "under any load" not in json.dumps(content)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm", "sarathi_serve"])
+def test_a_cache_smaller_than_every_request_is_no_result(policy: str, tmp_path: Path) -> None:
+    few = f"scenarios={{v: {{policy: {{name: {policy}}}, kv_cache: {{num_blocks: 8}}}}}}"
+    done = called("run", "vllm_llama3_8b", "--set", few, "--out", tmp_path / "run")
+    assert done.exit_code == 2
+    assert "scenarios.v.kv_cache.num_blocks: value 8: every request is rejected" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_nor_has_it_a_capacity(tmp_path: Path) -> None:
+    few = "scenarios={v: {policy: {name: vllm}, kv_cache: {num_blocks: 8}}}"
+    words = ("capacity", "vllm_llama3_8b", "--set", few, "--set", "capacity.slo=p90 ttft 2s")
+    done = called(*words, "--out", tmp_path / "capacity")
+    assert done.exit_code == 2
+    assert "every request is rejected" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_warns_of_rejections(trace: Path) -> None:
+    (trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
+    out = trace.parent / "run"
+    done = called("run", trace.parent / "half.yaml", "--out", out, "--json")
+    assert done.exit_code == 0, done.stderr
+    content = json.loads(done.stdout)
+    ((name, summary),) = content["scenarios"].items()
+    told = f"{name}: 50.0% of the requests are rejected: the longest one needs 904 tokens"
+    assert summary["rejected"] == 200
+    assert content["warnings"][0].startswith(told)
+    assert f"warning: {told}" in done.stderr
+    assert not any("rejected" in one for one in content["assumptions"])
+    page = trace.parent / "report.html"
+    write_page([out], page, None)
+    assert told in page.read_text()
+    checked = called("check", trace.parent / "half.yaml")
+    assert "note: 50.0% of the requests are rejected" in checked.stderr
+
+
+def test_every_request_must_not_be_too_long(trace: Path) -> None:
+    (trace.parent / "half.yaml").write_text(HALF.replace("long.csv", str(trace)))
+    experiment = load_experiment(trace.parent / "half.yaml", ["cluster.max_length=100"])
+    ((name, scenario),) = experiment.scenarios.items()
+    with pytest.raises(ConfigError, match="value 100: every request is rejected: the longest"):
+        deploy(scenario, experiment.sources[name])
