@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +414,83 @@ def test_a_sample_holds_about_its_share_and_at_least_one() -> None:
 def read_trace_of(count: int) -> Trace:
     ones = np.ones(count, np.int64)
     return Trace(ones, ones, np.arange(count) * 0.5)
+
+
+def a_trace(count: int, seed: int = 1) -> Trace:
+    """Requests that are told apart by their prompts, each with a gap of its own before it."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(rng.integers(1, 50, count)).astype(float)
+    prefix = [((n % 3, 8),) for n in range(count)]
+    return Trace(100 + np.arange(count), 1 + np.arange(count), arrival_s, prefix=prefix)
+
+
+@pytest.mark.parametrize(("size", "block"), [(60, 7), (60, 60), (60, 1), (61, 100)])
+def test_a_resampled_trace_has_every_request_equally_often(size: int, block: int) -> None:
+    trace, rounds = a_trace(size), 4
+    found = trace.resampled(rounds * size, block, np.random.default_rng(5))
+    drawn = (found.prompt - 100).tolist()
+    for turn in range(rounds):
+        assert sorted(drawn[turn * size : (turn + 1) * size]) == list(range(size))
+    assert (found.output == found.prompt - 99).all()
+    # Blocks stay whole: within one, the next request is the next of the trace.
+    for earlier, later in pairwise(drawn):
+        assert later == earlier + 1 or (
+            later % block == 0 and (earlier + 1) % block in (0, size % block)
+        )
+    if block < size:
+        assert drawn != sorted(drawn[:size]) * rounds
+
+
+def test_a_resampled_trace_keeps_each_requests_gap() -> None:
+    """The gap before a request is the one before it in the trace (the first's is their mean), so
+    whole rounds last as long as the trace, and a mean gap more, each."""
+    size = 60
+    trace = a_trace(size)
+    assert trace.arrival_s is not None
+    own = np.diff(trace.arrival_s)
+    own = np.concatenate([[own.mean()], own])
+    found = trace.resampled(3 * size + 10, 7, np.random.default_rng(5))
+    assert found.arrival_s is not None and found.arrival_s[0] == 0
+    gaps = np.diff(found.arrival_s)
+    assert gaps == pytest.approx(own[found.prompt - 100][1:])
+    whole = trace.resampled(3 * size, 7, np.random.default_rng(5)).arrival_s
+    assert whole is not None
+    first = own[found.prompt[0] - 100]
+    assert whole[-1] == pytest.approx(3 * own.sum() - first)
+
+
+def test_a_resampled_trace_follows_its_seed_and_rounds_share_nothing() -> None:
+    trace = a_trace(60)
+    found, again, other = (
+        trace.resampled(200, 7, np.random.default_rng(seed)) for seed in (5, 5, 6)
+    )
+    assert found.prompt.tolist() == again.prompt.tolist() != other.prompt.tolist()
+    assert found.prefix == again.prefix and found.prefix is not None
+    names = [{name for each in found.prefix[n : n + 60] for name, _ in each} for n in (0, 60, 120)]
+    assert [len(each) for each in names] == [3, 3, 3]
+    assert not (names[0] & names[1] or names[1] & names[2] or names[0] & names[2])
+    prompts = found.prompt[:60] - 100
+    of_first = [each[0][0] for each in found.prefix[:60]]  # who shared in the trace still shares
+    classes = {int(prompt) % 3: name for prompt, name in zip(prompts, of_first, strict=True)}
+    assert [classes[int(prompt) % 3] for prompt in prompts] == of_first
+    sessions = Trace(trace.prompt, trace.output, None, session=np.arange(60) // 2)
+    numbers = sessions.resampled(120, 60, np.random.default_rng(5)).session
+    assert numbers is not None and not set(numbers[:60]) & set(numbers[60:])
+
+
+def test_a_resampled_workload_may_be_longer_than_its_trace(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival,prompt,decode\n" + "".join(f"{n},{100 + n},5\n" for n in range(20)))
+    lengths = {"kind": "trace", "path": str(path), "resample": 4}
+    workload = {"requests": 50, "lengths": lengths, "arrivals": {"kind": "trace"}}
+    drawn = []
+    for seed in (0, 0, 1):
+        scenario = Scenario.model_validate(SCENARIO | {"workload": workload, "seed": seed})
+        requests = build_requests(scenario, 1000, SOURCE)
+        drawn.append([(request.prompt_tokens, request.arrival_s) for request in requests])
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [when for _, when in drawn[0]] == list(range(50))
+    assert sorted(prompt for prompt, _ in drawn[0][:20]) == list(range(100, 120))
 
 
 def test_a_workload_draws_scales_and_clips_its_trace(tmp_path: Path) -> None:

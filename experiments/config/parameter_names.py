@@ -69,6 +69,7 @@ PARAMETERS = {
     "workload.lengths.time_unit": Parameter("unit of the trace's times"),
     "workload.lengths.skip_empty": Parameter("without empty requests"),
     "workload.lengths.sample": Parameter("share of the trace", "", "sample"),
+    "workload.lengths.resample": Parameter("blocks of the trace", "requests", "blocks"),
     "workload.lengths.clip.prompt": Parameter("longest prompt", "tokens"),
     "workload.lengths.clip.output": Parameter("longest output", "tokens"),
     "workload.arrivals.rates": Parameter("arrival rates"),

@@ -18,11 +18,11 @@ import numpy as np
 from experiments.capacity.asked import read_question
 from experiments.capacity.options import plan_of
 from experiments.capacity.probing import Laboratory
-from experiments.capacity.quantile import quantile, spread
 from experiments.capacity.search import Crossing, Probe, Search, SearchPlan, crossing, pilot
 from experiments.capacity.search import together as side_by_side
 from experiments.sweeps.local_processes import LocalProcesses
 from experiments.sweeps.store import Store
+from simulator.confidence.quantile import quantile, spread
 
 
 def crossings(plan: SearchPlan, count: int) -> Search[list[float]]:

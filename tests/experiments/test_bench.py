@@ -58,7 +58,7 @@ def test_any_experiment_may_be_timed() -> None:
 def test_what_serves_nobody_cannot_be_timed() -> None:
     changes = ("workload.requests=5", "workload.too_long=reject", "cluster.max_length=20")
     experiment = load_experiment("gpt3_pp", changes)
-    with pytest.raises(ConfigError, match="orca: serves none of its requests"):
+    with pytest.raises(ConfigError, match="max_length: value 20: every request is rejected"):
         benchmark([experiment], 1, lambda *_: None)
 
 

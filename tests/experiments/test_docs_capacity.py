@@ -54,8 +54,11 @@ def test_the_other_commands(
     more = ["--no-bands"] if words[0] == "capacity" else []
     done = CliRunner().invoke(app, [*words, *more, "--workers", "1"])
     assert done.exit_code == 0, done.stderr
+    out = Path(words[words.index("--out") + 1])
+    found = json.loads((out / "summary.json").read_text())["deployments"]
+    assert all(row["settled"] and row["capacity"] > 0 for row in found)
     if words[0] == "recommend":
-        the_cheapest_for_the_rate(Path("runs/a6000"))
+        the_cheapest_for_the_rate(out)
 
 
 def the_cheapest_for_the_rate(out: Path) -> None:
@@ -70,7 +73,7 @@ def the_cheapest_for_the_rate(out: Path) -> None:
     assert link in (out / "figures" / "pareto_cost_slo.svg").read_text()
     assert (out / "figures" / link).resolve().is_file()
     (section,) = sections_of([out])
-    assert section.answer.startswith(f"{content['winner']}: it carries")
+    assert section.answer.startswith(f"{content['winner']} carries 6.00 requests/s at ")
     assert {grid.title for grid in section.details} >= {"Every point", "Op times: origin and error"}
     assert (out / "figures" / "pareto_throughput_interactivity.svg").is_file()
     checked = CliRunner().invoke(app, ["check", str(out / "winner.yaml")])

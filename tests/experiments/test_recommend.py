@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ks_2samp
 from typer.testing import CliRunner
 
 from experiments.capacity import recommend as chosen_by
@@ -28,6 +30,7 @@ from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario
+from experiments.config.requests import build_requests
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
 from profiler.storage.progress import silent
@@ -55,8 +58,12 @@ def laboratory(folder: Path, asked: Wanted) -> Laboratory:
 def regular(asked: Wanted, **given: object) -> Wanted:
     """With nearly regular arrivals short runs are alike, and capacities precise."""
     section = CapacitySection(slo=asked.section.slo, **given)  # type: ignore[arg-type]
-    arrivals = {"kind": "gamma", "rate": 1, "cv": 0.2}
-    return replace(asked, section=section, workload={**asked.workload, "arrivals": arrivals})
+    return replace(with_arrivals(asked, 0.2), section=section)
+
+
+def with_arrivals(asked: Wanted, cv: float) -> Wanted:
+    arrivals = {"kind": "gamma", "rate": 1, "cv": cv}
+    return replace(asked, workload={**asked.workload, "arrivals": arrivals})
 
 
 def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
@@ -179,6 +186,47 @@ def test_one_replica_gets_its_share_of_the_arrivals() -> None:
     assert (arrivals.kind, arrivals.rate, arrivals.cv) == ("gamma", 5.0, 0.5)
     alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload.arrivals
     assert (alone.kind, alone.rate) == ("poisson", 20.0)
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
+def test_a_replica_behind_a_router_that_takes_turns_has_the_traffic_of_one(cv: float) -> None:
+    """Every fourth request of the whole against those of one with its share: gaps with the same
+    quantiles, and lengths of the same kind."""
+    asked = with_arrivals(wanted(workload="200:20~0.5"), cv)
+    (option, *_), _ = deployable(asked)
+    several = whole(option, 4)
+    probe = Probe(20.0, 3, 40_000)
+    one = build_requests(several.at(probe, "rate").scenario, 4096, Source("", "x", {}, ()))
+    under = several.under(20.0, "rate")
+    traffic = under.workload.model_copy(update={"requests": 4 * 40_000})
+    under = under.model_copy(update={"workload": traffic})
+    every_fourth = build_requests(under, 4096, Source("", "x", {}, ()))[3::4]
+    gaps, theirs = (
+        np.diff([request.arrival_s for request in requests]) for requests in (one, every_fourth)
+    )
+    assert gaps.mean() == pytest.approx(4 / 20, rel=4 * cv / 2 / 200)
+    assert ks_2samp(gaps, theirs).pvalue > 0.001
+    lengths = ([request.output_tokens for request in requests] for requests in (one, every_fourth))
+    assert ks_2samp(*lengths).pvalue > 0.001
+    assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 0.025  # they are independent draws
+
+
+def test_one_replica_stands_for_four() -> None:
+    """Their mean latency under a load that makes requests wait, from eight runs each, is the same
+    within four standard errors."""
+    (option, *_), _ = deployable(wanted(workload="200:5", budget="256", seqs="4"))
+    several, means = whole(option, 4), []
+    for seed in range(8):
+        one = several.at(Probe(36.0, seed, 500), "rate").scenario
+        under = several.under(36.0, "rate")
+        traffic = under.workload.model_copy(update={"requests": 2000})
+        four = under.model_copy(update={"workload": traffic, "seed": 100 + seed})
+        runs = (deploy(each, Source("", "x", {}, ())).simulate() for each in (one, four))
+        means.append([Analysis(run).after_warmup()["latency_s"]["mean"] for run in runs])
+    alone, behind = np.array(means).T
+    error = math.sqrt((alone.var(ddof=1) + behind.var(ddof=1)) / 8)
+    assert alone.mean() == pytest.approx(behind.mean(), abs=4 * error)
+    assert 4 * error < 0.15 * behind.mean(), "the comparison tells something"
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -108,9 +108,29 @@ def test_requests_that_are_too_long_are_rejected(write_config: Write) -> None:
 
 
 def test_a_run_in_which_nothing_finishes(write_config: Write, tmp_path: Path) -> None:
+    """Where every request is rejected there is nothing to run; where all but the shortest are, the
+    share and the longest one are told."""
     changes = ["cluster.max_length=10", "workload.too_long=reject"]
-    outcome = run_experiment(load_experiment(write_config(SMALL), changes), tmp_path / "run")
-    assert outcome.summary()["scenarios"]["orca"]["rejected"] == 60
+    config = write_config(SMALL)
+    with pytest.raises(ConfigError, match="max_length: value 10: every request is rejected: the "):
+        run_experiment(load_experiment(config, changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    changes[0] = "cluster.max_length=210"
+    outcome = run_experiment(load_experiment(config, changes), tmp_path / "run", figures=False)
+    orca = outcome.summary()["scenarios"]["orca"]
+    served = 60 - orca["rejected"]
+    assert orca["finished"] == served and 0 < served < 10
+    (told,) = (note for note in outcome.summary()["notes"]["orca"] if "rejected" in note)
+    assert told.startswith(f"{(60 - served) / 60:.1%} of the requests are rejected: the longest ")
+
+
+def test_json_has_no_nan(write_config: Write, tmp_path: Path) -> None:
+    """Outputs of one token have no time between tokens."""
+    one = "workload.lengths={kind: fixed, prompt: 100, decode: 1}"
+    config = write_config(SMALL.replace("  pd_ratio: 5\n", ""))
+    ratio = "compare.speedup={metric: tbt_s.p99, over: [orca, sarathi]}"
+    outcome = run_experiment(load_experiment(config, [one, ratio]), tmp_path / "run", figures=False)
+    assert outcome.summary()["scenarios"]["orca"]["tbt_s"]["p99"] is None
     assert outcome.summary()["ratios"] == {"speedup": None}, "JSON has no NaN"
     assert "NaN" not in (tmp_path / "run" / "summary.json").read_text()
 
