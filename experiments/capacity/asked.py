@@ -11,7 +11,7 @@ from experiments.capacity.answer import Answer, answers, as_json, traffic_of
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
-from experiments.capacity.options import Option, between, in_order, option_at, options_of
+from experiments.capacity.options import Option, option_at, options_of
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, capacity_answer, headroom

@@ -20,7 +20,7 @@ from experiments.capacity.answer import Answer, answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.judgement import Verdict
 from experiments.capacity.layouts import Wanted, deployable
-from experiments.capacity.options import Option, between, plan_of
+from experiments.capacity.options import Option, plan_of
 from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import Crossing, Probed, at_load, race

@@ -21,7 +21,6 @@ from experiments.capacity.curves import figure_files, frontier_figures, headroom
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
-from experiments.capacity.options import MUCH_LESS, halfway, neighbours
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
 from experiments.capacity.written import (
