@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,14 @@ def number_or_dash(value: float | list[float] | None) -> str:
     if value is None:
         return "-"
     return " to ".join(map(number_text, value if isinstance(value, list) else [value]))
+
+
+def traffic_of(found: Mapping[str, Any]) -> list[str]:
+    """The lengths of the requests behind the numbers of a result, each once with whose they are."""
+    lines: Mapping[str, str] = found.get("traffic", {})
+    alike = {line: [name for name in lines if lines[name] == line] for line in lines.values()}
+    whose = {line: f" of {enumerated(names)}" for line, names in alike.items()}
+    return [f"traffic{whose[line] if len(alike) > 1 else ''}: {line}" for line in alike]
 
 
 def thinned(notes: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -184,9 +184,9 @@ def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
 # JSON ----------------------------------------------------------------------------------------
 
 
-def traffic_of(options: Sequence[Option]) -> list[str]:
-    """The lengths that the options' requests are drawn with, in words, each once."""
-    return list(dict.fromkeys(traffic_line(option.deployment.requests) for option in options))
+def traffic_by_name(options: Iterable[Option]) -> dict[str, str]:
+    """The lengths that each option's requests are drawn with, in words."""
+    return {option.name: traffic_line(option.deployment.requests) for option in options}
 
 
 def as_json(answer: Answer, kind: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from experiments.capacity.answer import (
     numbers,
     pooled_numbers,
     scenario_at,
-    traffic_of,
+    traffic_by_name,
 )
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
@@ -60,7 +60,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "tolerance": wanted.section.tolerance,
         "keep": wanted.section.replications.keep,
         "may_reject": wanted.section.rejected,
-        "traffic": traffic_of([one.option for one in found.finalists]),
+        "traffic": traffic_by_name([one.option for one in found.finalists]),
         "winner": rows[0]["name"] if carries else None,
         "command": launch_command(best.scenario) if carries else None,
         "replicas": best.scenario.cluster.replicas,

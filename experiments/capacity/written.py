@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
-from experiments.content import Section, SortableTable, number_or_dash, thinned
+from experiments.content import Section, SortableTable, number_or_dash, thinned, traffic_of
 from experiments.sweeps.neighbours import halfway, neighbours
 from simulator.views.metric_registry import number_text
 
@@ -82,7 +82,7 @@ def capacity_text(one: Mapping[str, Any]) -> str:
 def assumed(found: Mapping[str, Any]) -> list[str]:
     """What traffic, capacities, op times, memory, the host's time and prices are from."""
     prices = found.get("prices")
-    told = [f"traffic: {line}" for line in found["traffic"]]
+    told = traffic_of(found)
     lengths = {
         (one["at_capacity"]["requests"], one["simulated_replicas"] < one["replicas"])
         for one in found["deployments"]

@@ -46,6 +46,7 @@ from experiments.run.uncertainty import (
 )
 from policies.policy import chunking_of
 from profiler.storage.progress import Progress, silent
+from simulator.load.describe import traffic_line
 from simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class ExperimentResult:
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
         are its deployment's: the origin of every op's times, of the memory and of the host's time;
+        ``traffic`` is the mean and P99 of its prompts and outputs;
         ``rejections`` has an entry where requests are rejected.
         """
         scenarios = {}
@@ -132,6 +134,7 @@ class ExperimentResult:
             name: {"model": d.model.name, "device": d.device.name, "op_times": d.bundle_name}
             for name, d in used.items()
         }
+        content["traffic"] = {name: traffic_line(d.requests) for name, d in used.items()}
         content["notes"] = {name: list(d.notes) for name, d in used.items()}
         content["rejections"] = {n: d.rejections for n, d in used.items() if d.rejections}
         narrow = {name: _narrow_by(run) for name, run in self.runs.items()}

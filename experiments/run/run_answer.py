@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from experiments.content import Section, SortableTable, enumerated, number_or_dash, thinned
+from experiments.content import (
+    Section,
+    SortableTable,
+    enumerated,
+    number_or_dash,
+    thinned,
+    traffic_of,
+)
 from experiments.results import SUMMARY
 from simulator.confidence.coverage import Outside
 from simulator.views.metric_registry import STEADY, Quantity, known, number_text, quantity
 
 Summaries = Mapping[str, Mapping[str, Any]]
-OF_SCENARIOS = ("scenarios", "deployments", "notes", "rejections", "narrow_bands")
+OF_SCENARIOS = ("scenarios", "deployments", "traffic", "notes", "rejections", "narrow_bands")
 """The keys of a run's summary that have an entry for each scenario, or for some."""
 
 SHOWN = (
@@ -91,7 +98,7 @@ def run_answer(found: Mapping[str, Any]) -> Section:
         question=_question(found),
         answer=answer(summaries),
         table=SortableTable("Numbers", headings, list(rows), note, text=2),
-        assumptions=thinned(chain(*found.get("notes", {}).values())),
+        assumptions=[*traffic_of(found), *thinned(chain(*found.get("notes", {}).values()))],
         details=[] if ratios is None else [ratios],
         about=str(found.get("description") or ""),
         warnings=[*_rejected(found), *_overloaded(summaries), *_outside(found), *_narrow(found)],
