@@ -202,9 +202,17 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "Which deployment of llama-13b carries most for its price on 8 GPUs (a6000) under the SLO "
         "p99 ttft 1s?"
     )
-    assert section.answer == "TP 8 carries 8.00 requests/s."
+    assert section.answer == "TP 8 budget 256 seqs 16 carries 8.00 requests/s."
     assert section.table.rows[1] == [
-        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "5.40 to 6.00", "8", "20.00", "9.26")
+        *(
+            "TP 2 budget 256 seqs 16 x 4",
+            "-25.0 % requests/s",
+            "6.00",
+            "5.40 to 6.00",
+            "8",
+            "20.00",
+            "9.26",
+        )
     ]
     titles = [chart.title for chart in section.charts]
     assert titles[0] == "Headroom: p99 ttft 1s"
@@ -221,7 +229,9 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     }
     assert section.assumptions[0] == "traffic: all alike"
     assert section.assumptions[-1] == "prices in USD of 2026-01-01: assumed"
-    assert section.warnings[0].startswith("TP 8: the interval is 10.0 % wide, more than the ")
+    assert section.warnings[0].startswith(
+        "TP 8 budget 256 seqs 16: the interval is 10.0 % wide, more than the "
+    )
 
 
 def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> None:
@@ -229,8 +239,8 @@ def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> Non
     labels = {
         drawn.name: drawn.data_source.data["label"] for drawn in chart.renderers if drawn.name
     }
-    assert labels["screened only"] == ["TP 4"] * 3
-    assert labels["TP 8"] == ["4.00", "8.00", "8.80"]
+    assert labels["screened only"] == ["TP 4 budget 256 seqs 16"] * 3
+    assert labels["TP 8 budget 256 seqs 16"] == ["4.00", "8.00", "8.80"]
 
 
 def test_sensitivities(sections: dict[str, Section]) -> None:
