@@ -11,7 +11,7 @@ from experiments.capacity.answer import Answer, answers, as_json, traffic_of
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
-from experiments.capacity.options import Option, between, in_order, option_at, options_of
+from experiments.capacity.options import Option, option_at, options_of
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.written import capacities, capacity_answer, headroom
@@ -20,6 +20,7 @@ from experiments.config.loading import Assignments, Config, Draft, read_draft
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.run.traffic import with_workload
+from experiments.sweeps.neighbours import between, in_order
 from profiler.storage.plain_yaml import dump_yaml
 from profiler.storage.strict import KeyPath, mistakes
 
@@ -115,8 +116,8 @@ def result_files(
     header = draft.header.model_dump(include={"name", "description"})
     question = {**header, **draft.raw, "capacity": section.model_dump(exclude_none=True)}
     with styled():
-        drawn = {"headroom": headroom_figure(found, section), **frontier_figures(found)}
-        figures = figure_files(drawn)
+        fronts = frontier_figures(found, (), content["prices"]["currency"])
+        figures = figure_files({"headroom": headroom_figure(found, section), **fronts})
     return {
         SUMMARY: json_bytes(content),
         "capacity.csv": capacities(found).to_csv(index=False).encode(),

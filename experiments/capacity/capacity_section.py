@@ -107,9 +107,10 @@ class CapacitySection(Strict):
     """What ``sarathi-sim capacity`` looks for: the highest ``load`` under which the ``slo`` holds.
 
     ``load``: arrivals a second (``rate``), or ``clients`` of a closed loop. ``tolerance`` is the
-    width of the capacity's 95 % interval, relative to it. ``requests`` of a run (default: as many
-    as it takes that an overload shows, and that one run's own capacity scatters by half the
-    tolerance). ``rejected`` is the share of requests that may be rejected. ``space``: keys and
+    width of the capacity's 95 % interval, relative to it. ``requests`` of a run (default: so many
+    that one run's own capacity scatters by half the tolerance), and more where it takes more until
+    an overload shows; a search that needs over ``most_requests`` (default: 100,000 a replica) is
+    not settled. ``rejected`` is the share of requests that may be rejected. ``space``: keys and
     values as in a ``sweep`` section (``grid``, ``zip``, ``cases``); every scenario and every point
     is a deployment.
     """
@@ -119,6 +120,7 @@ class CapacitySection(Strict):
     tolerance: Annotated[float, Field(ge=0.002, le=0.5)] = 0.03
     replications: Replications = Replications()
     requests: Count | None = None
+    most_requests: Count | None = None
     rejected: Annotated[float, Field(ge=0, lt=1)] = 0.0
     space: dict[Text, Any] = Field(default_factory=dict)
 

@@ -128,18 +128,28 @@ def cheapest(rows: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def frontier_figures(
-    found: Sequence[Mapping[str, Any]], screened: Sequence[Mapping[str, Any]] = ()
+    found: Sequence[Mapping[str, Any]],
+    screened: Sequence[Mapping[str, Any]] = (),
+    currency: str = "",
 ) -> dict[str, Figure]:
-    """A figure a pair: every point labelled, and in the SVG a link to its run."""
+    """A figure a pair: every point labelled, and in the SVG a link to its run. Costs are in the
+    currency."""
     table = points(found, screened)
     return {
-        f"pareto_{name}": _figure(table.dropna(subset=[x, y]).reset_index(drop=True), x, y)
+        f"pareto_{name}": _figure(
+            table.dropna(subset=[x, y]).reset_index(drop=True), x, y, currency
+        )
         for name, (x, y) in PAIRS.items()
         if {x, y} <= set(table)
     }
 
 
-def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
+def named(key: str, currency: str) -> str:
+    """What an axis shows; a cost with its currency."""
+    return f"{NAMES[key]} ({currency})" if key == COST and currency else NAMES[key]
+
+
+def _figure(table: pd.DataFrame, x: str, y: str, currency: str) -> Figure:
     figure = Figure(figsize=(8, 5.6), layout="constrained")
     panel = figure.subplots()
     groups = table.groupby("group", sort=False)
@@ -160,6 +170,6 @@ def _figure(table: pd.DataFrame, x: str, y: str) -> Figure:
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set(xlabel=NAMES[x], ylabel=NAMES[y])
+    panel.set(xlabel=named(x, currency), ylabel=named(y, currency))
     figure.legend(loc="outside lower center", ncols=2)
     return figure

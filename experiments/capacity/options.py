@@ -1,5 +1,4 @@
-"""The deployments to choose from: every scenario of a file at every point of its space, and the
-points between them."""
+"""The deployments to choose from: every scenario of a file at every point of its space."""
 
 from __future__ import annotations
 
@@ -47,11 +46,6 @@ MOST_REQUESTS = 100_000
 """Of a run on one replica that must last longer."""
 BLOCKS = 20
 """A trace is resampled in so many blocks."""
-
-STEP = 64
-"""Half-way between two multiples of it lies another multiple."""
-MUCH_LESS = 0.5
-"""The part of the best's load below which a neighbour carries much less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +238,9 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     scale = option.alike if section.load == "rate" else 1
     simulated = option.scenario.cluster.replicas // scale
     variance = _variance(option, section, scale)
+    budget = section.most_requests or simulated * MOST_REQUESTS
     requests = section.requests or simulated * _long_enough(variance, section)
-    if requests < section.fewest:
+    if (requests := min(requests, budget)) < section.fewest:
         raise ConfigError(
             f"{where}: capacity.requests: {requests} requests a run are too few for the SLO "
             f"{section.slo!r}: at least {section.fewest}, so that {BEYOND_TEXT}"
@@ -261,7 +256,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         keep=given.keep,
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
         pattern_s=_pattern_s(workload.arrivals),
-        budget=section.requests or simulated * MOST_REQUESTS,
+        budget=budget,
         scale=scale,
         variance=simulated * variance,
         pooled=partial(_pooled, section),
@@ -310,63 +305,3 @@ def _long_enough(variance: float, section: CapacitySection) -> int:
     fine = min(variance / (section.tolerance / 2) ** 2, FINEST_REQUESTS)
     wanted = 100 * math.ceil(max(fine, LEAST_REQUESTS * variance) / 100)
     return min(max(wanted, section.fewest, LEAST_REQUESTS), MOST_REQUESTS)
-
-
-# Between the best and those beside it: where another one may carry more ----------------------
-
-
-def neighbours(best: int, points: Sequence[Point]) -> list[tuple[str, int]]:
-    """The points beside the one at place ``best``: of every key with a number the next one below
-    and the next one above, all other keys alike. Each with that key, by its place."""
-    found, there = [], points[best]
-    for key, value in there.items():
-        if not _is_number(value):
-            continue
-        others = {
-            place: one[key]
-            for place, one in enumerate(points)
-            if _is_number(one.get(key)) and {**one, key: value} == there
-        }
-        below = [place for place in others if others[place] < value]
-        above = [place for place in others if others[place] > value]
-        found += [(key, max(below, key=lambda place: others[place]))] if below else []
-        found += [(key, min(above, key=lambda place: others[place]))] if above else []
-    return found
-
-
-def halfway(one: float, other: float) -> float | None:
-    """The value half-way between two: a multiple of 64 between multiples of it, a whole number
-    between others. None where nothing lies between."""
-    if isinstance(one, float) or isinstance(other, float):
-        return float(f"{(one + other) / 2:.6g}")
-    step = STEP if one % STEP == other % STEP == 0 else 1
-    middle = round((one + other) / (2 * step)) * step
-    return middle if min(one, other) < middle < max(one, other) else None
-
-
-def between(best: int, points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The new points half-way between the best and its neighbours."""
-    there = points[best]
-    return [
-        {**there, key: middle}
-        for key, place in neighbours(best, points)
-        if (middle := halfway(there[key], points[place][key])) is not None
-    ]
-
-
-def in_order(points: Sequence[Point]) -> list[int]:
-    """The places of the points, ordered along their keys: numbers by value, others as they came."""
-    ranks: dict[str, list[Any]] = {}
-    for key in dict.fromkeys(key for point in points for key in point):
-        values = [point[key] for point in points if key in point]
-        numbers = sorted(value for value in values if _is_number(value))
-        ranks[key] = [*(value for value in values if not _is_number(value)), *numbers]
-    places = [
-        [ranked.index(one[key]) if key in one else -1 for key, ranked in ranks.items()]
-        for one in points
-    ]
-    return sorted(range(len(points)), key=lambda place: places[place])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -20,11 +20,12 @@ from experiments.capacity.answer import Answer, answers
 from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.judgement import Verdict
 from experiments.capacity.layouts import Wanted, deployable
-from experiments.capacity.options import Option, between, plan_of
+from experiments.capacity.options import Option, plan_of
 from experiments.capacity.prices import Prices
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.search import Crossing, Probed, at_load, race
 from experiments.config.errors import ConfigError
+from experiments.sweeps.neighbours import between
 from profiler.storage.progress import Say
 from simulator.views.metric_registry import number_text
 

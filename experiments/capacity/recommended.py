@@ -21,10 +21,10 @@ from experiments.capacity.curves import figure_files, frontier_figures, headroom
 from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted
-from experiments.capacity.options import MUCH_LESS, halfway, neighbours
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
 from experiments.capacity.written import (
+    MUCH_LESS,
     NOT_SETTLED,
     UNITS,
     assumed,
@@ -37,6 +37,7 @@ from experiments.capacity.written import (
 from experiments.content import Section, SortableTable, number_or_dash
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
+from experiments.sweeps.neighbours import halfway, neighbours
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
 
@@ -229,7 +230,7 @@ def _cliffs(found: Mapping[str, Any]) -> list[str]:
     """What was tried next to the first, with another token budget or sequence limit, and breaks
     the SLO or carries much less, where something lies between."""
     best, *others = found["deployments"]
-    if not best["carries"]:
+    if found["winner"] is None or not _place(best["name"]):
         return []
     most, unit = best["capacity"] / best["replicas"], UNITS[found["load"]]
     tried = {best["name"]: ""}
@@ -239,7 +240,9 @@ def _cliffs(found: Mapping[str, Any]) -> list[str]:
         tried[one["name"]] = f"carries {number_text(load)} {unit} a replica" if known else ""
     for name, why in found["dropped"].items():
         tried[name] = why.partition(": ")[0] if _far_behind(why, best["capacity"]) else ""
-    names = list({tuple(_place(name).values()): name for name in reversed(tried)}.values())
+    names = list(
+        {str(_place(name)): name for name in reversed(tried)}.values()
+    )  # the first of each
     points, here = [_place(name) for name in names], names.index(best["name"])
     return [
         f"{best['name']} is the best, and {names[place]} next to it is far behind "
@@ -258,10 +261,9 @@ def _far_behind(why: str, capacity: float) -> bool:
 
 
 def _place(name: str) -> dict[str, Any]:
-    """The shape, token budget and sequence limit that a deployment is named after."""
-    shape, _, limits = name.partition(" x ")[0].rpartition(" budget ")
-    budget, _, sequences = limits.partition(" seqs ")
-    return {"shape": shape, "budget": int(budget), "seqs": int(sequences)}
+    """The shape, token budget and sequence limit that a deployment is named after, if it is."""
+    named = re.fullmatch(r"(.+) budget (\d+) seqs (\d+)( x \d+)?", name)
+    return {"shape": named[1], "budget": int(named[2]), "seqs": int(named[3])} if named else {}
 
 
 _MORE = "give `capacity` winner.yaml with capacity.requests"
@@ -370,7 +372,7 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
     rows = content["deployments"]
     table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
     with styled():
-        fronts = frontier_figures(rows, content["screened"])
+        fronts = frontier_figures(rows, content["screened"], content["prices"]["currency"])
         drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
     files = {
         SUMMARY: json_bytes(content),

@@ -40,6 +40,8 @@ SCATTER = 0.05
 """The standard deviation of the crossings, relative, above which runs are made longer, once."""
 LONGEST = 4
 """How many times as long runs may become at a time."""
+LONGEST_PILOT = 16_000
+"""Requests of the longest pilot, where no load breaks the SLO in shorter ones."""
 OVERLOADS = (1.5, 3.0, 6.0)
 """Loads of the saturated run, in parts of what was served when all requests came at once."""
 BELOW, ABOVE = (0.5, 0.7, 0.85, 0.95), (1.05, 1.1, 1.2, 1.35, 1.6, 2.0)
@@ -230,9 +232,10 @@ def _breakable_pilot(
             at_once, rough = yield from pilot(plan)
             return at_once, rough, plan
         except UnbreakableError:
-            if plan.pilot_requests >= plan.budget:
+            most = min(plan.budget, LONGEST_PILOT)
+            if plan.pilot_requests >= most:
                 raise
-            longer = min(4 * plan.pilot_requests, plan.budget)
+            longer = min(4 * plan.pilot_requests, most)
             plan = replace(plan, pilot_requests=longer, requests=max(longer, plan.requests))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
-from experiments.capacity.options import MUCH_LESS, halfway, neighbours
 from experiments.content import Section, SortableTable, number_or_dash, thinned
+from experiments.sweeps.neighbours import halfway, neighbours
 from simulator.views.metric_registry import number_text
 
 Deployments = Sequence[Mapping[str, Any]]
@@ -24,8 +24,10 @@ _BECAUSE = {
 }
 
 
-MORE = "give more capacity.requests or replications"
+MORE = "give more capacity.requests, most_requests or replications"
 NOT_SETTLED = "not settled"
+MUCH_LESS = 0.5
+"""The part of the best's load below which its neighbour carries much less."""
 
 
 def capacity_answer(found: Mapping[str, Any]) -> Section:
@@ -131,7 +133,7 @@ def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]
 def _cliffs(deployments: Deployments) -> list[str]:
     """Each neighbour of the best that carries much less, with something between them."""
     loads = [one["capacity"] or 0.0 for one in deployments]
-    best, points = loads.index(max(loads)), [one["point"] for one in deployments]
+    best, points = loads.index(max(loads)), [one.get("point", {}) for one in deployments]
     return [
         f"{deployments[best]['name']} carries the most, and {deployments[place]['name']} next to "
         f"it {number_text(loads[place])}: between them another may carry more: give --refine"

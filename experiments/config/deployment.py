@@ -300,19 +300,19 @@ def deploy(
         resolved, model, device, layers, kv_capacity, requests, ops, digest, notes, memory
     )
     check_memory(found.memory_needs, resolved, source)
-    _refuse_all_rejected(found, source)
+    _refuse_if_nothing_fits(found, source)
     return found
 
 
-def _refuse_all_rejected(found: Deployment, source: Source) -> None:
-    """Raises ConfigError where every request is rejected: that is no run."""
-    if found.rejected < 1:
-        return
-    why, kv_cache = found.refused[1], found.scenario.kv_cache
-    key, value = "cluster.max_length", found.scenario.cluster.max_length
-    if kv_cache is not None and "KV blocks" in why:
-        key, value = "kv_cache.num_blocks", kv_cache.num_blocks
-    raise source.error(key, value, f"every request is rejected: the longest one {why}")
+def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
+    """Raise ConfigError where every request is rejected."""
+    refused, why = found.refused
+    if refused and len(refused) == len(found.requests):
+        key, value = "cluster.max_length", found.scenario.cluster.max_length
+        kv_cache = found.scenario.kv_cache
+        if kv_cache is not None and "KV blocks" in why:
+            key, value = "kv_cache.num_blocks", kv_cache.num_blocks
+        raise source.error(key, value, f"every request is rejected: the longest one {why}")
 
 
 def _notes(

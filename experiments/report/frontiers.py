@@ -54,7 +54,9 @@ def headroom_charts(drawn: Deployments, unit: str) -> list[Chart]:
     return charts
 
 
-def frontier_charts(drawn: Deployments, unit: str, screened: Deployments = ()) -> list[Chart]:
+def frontier_charts(
+    drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
+) -> list[Chart]:
     """Every deployment under every load, with the points that no other one beats in both."""
     table, charts = curves.points(drawn, screened), []
     for x, y in curves.PAIRS.values():
@@ -77,7 +79,7 @@ def frontier_charts(drawn: Deployments, unit: str, screened: Deployments = ()) -
             parts[str(name)] = Spots(style["color"], *spots, anchors, steps)
         line = (best[x].to_numpy(), best[y].to_numpy())
         options = {"x_axis_type": "log"} if relaxed else {}
-        chart = points(parts, line, _name(x), _name(y), **options)
+        chart = points(parts, line, curves.named(x, currency), curves.named(y, currency), **options)
         caption = _RELAXED if relaxed else ""
         caption += (
             f"Each point is labelled with its load ({unit}), or with what was only screened, one "
@@ -85,15 +87,14 @@ def frontier_charts(drawn: Deployments, unit: str, screened: Deployments = ()) -
             "latencies: where each deployment carries all it can). A click on a point leads to its "
             "row."
         )
-        charts.append(Chart(f"{_name(y)} against {_name(x)}", chart, caption))
+        title = f"{curves.NAMES[y]} against {curves.NAMES[x]}"
+        charts.append(Chart(title, chart, caption))
     return charts
 
 
-def _name(key: str) -> str:
-    return curves.NAMES[key]
-
-
-def points_table(drawn: Deployments, unit: str, screened: Deployments = ()) -> SortableTable:
+def points_table(
+    drawn: Deployments, unit: str, currency: str, screened: Deployments = ()
+) -> SortableTable:
     """The row that each point of the fronts leads to: its numbers, and where its run is."""
     table = curves.points(drawn, screened)
     keys = [key for key in curves.NAMES if key in table]
@@ -102,7 +103,8 @@ def points_table(drawn: Deployments, unit: str, screened: Deployments = ()) -> S
         numbers = (None if pd.isna(row[key]) else float(row[key]) for key in ("load", *keys))
         slo = "holds" if row["holds"] else "breaks"
         rows.append([row["deployment"], slo, row["run"], *map(number_or_dash, numbers)])
-    headings = ["deployment", "SLO", "run", f"load ({unit})", *(_name(key) for key in keys)]
+    shown = [curves.named(key, currency) for key in keys]
+    headings = ["deployment", "SLO", "run", f"load ({unit})", *shown]
     note = "probes/runs/RUN of the result has the configuration and the requests of each run."
     anchors = [anchor(run) for run in table["run"]] if len(table) else []
     return SortableTable("Every point", headings, rows, note, text=3, anchors=anchors)

@@ -21,12 +21,13 @@ from experiments.report.frontiers import (
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """What ``capacity`` wrote."""
     section, unit = capacity_answer(found), UNITS[found["load"]]
+    currency = found["prices"]["currency"]
     drawn = [one for one in found["deployments"] if one.get("curve")][:MOST_LINES]
     op_times, problems = op_times_of_probes(folder)
     return replace(
         section,
-        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit)],
-        details=[*section.details, points_table(drawn, unit), *op_times],
+        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, currency)],
+        details=[*section.details, points_table(drawn, unit, currency), *op_times],
         configuration={"config.yaml": (folder / "config.yaml").read_text("utf-8")},
         warnings=[*section.warnings, *problems],
     )

@@ -22,14 +22,16 @@ from experiments.report.frontiers import (
 def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
     """What ``recommend`` wrote."""
     section, unit = recommend_answer(found), UNITS[found["load"]]
+    currency = found["prices"]["currency"]
     drawn = [one for one in found["deployments"] if one.get("curve")][:MOST_LINES]
     screened = [one for one in found["screened"] if one.get("curve")]
     op_times, problems = op_times_of_probes(folder)
-    winner = {"winner.yaml": (folder / "winner.yaml").read_text("utf-8")}
+    names = () if found["winner"] is None else ("winner.yaml",)
+    winner = {name: (folder / name).read_text("utf-8") for name in names}
     return replace(
         section,
-        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, screened)],
-        details=[*section.details, points_table(drawn, unit, screened), *op_times],
+        charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, currency, screened)],
+        details=[*section.details, points_table(drawn, unit, currency, screened), *op_times],
         configuration=section.configuration | winner,
         warnings=[*section.warnings, *problems],
     )

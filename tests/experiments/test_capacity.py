@@ -359,7 +359,7 @@ def test_an_slo_that_no_load_breaks_ends_the_search(laboratory: Laboratory, tmp_
         with pytest.raises(UnbreakableError, match="holds under any load"):
             answer(capacity(plan(0.03, 2, 2, whole=whole, budget=4000)), {0: 1e30, 1: 1e30}, 1.0)
     text = REGULAR.replace("p90 ttft 500ms, mean tbt 100ms", "mean tbt 100s, p50 ttft 300s")
-    text = text.replace("requests: 1500", "requests: 40\n  load: clients")
+    text = text.replace("requests: 1500", "requests: 40\n  most_requests: 40\n  load: clients")
     _, section, options = read_question(asked(tmp_path, text), [])
     (found,) = answers(replace(laboratory, section=section), options[:1], "here", bands=False)
     assert found.error.startswith("the SLO holds under any load: limit ttft or latency, too, or")

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from experiments import find_capacity
 from experiments.capacity.capacity_section import CapacitySection, Replications
 from experiments.capacity.layouts import wanted_of
-from experiments.capacity.options import between, halfway, in_order, neighbours
 from experiments.capacity.prices import load_prices
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.recommend import refined
 from experiments.capacity.recommended import answer_of, recommend_answer
 from experiments.cli.app import app
 from experiments.sweeps.backends import InProcess
+from experiments.sweeps.neighbours import between, halfway, in_order, neighbours
 from experiments.sweeps.store import Store
 
 GRID = [
