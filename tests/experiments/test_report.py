@@ -22,7 +22,6 @@ from experiments.config.errors import ConfigError
 from experiments.content import Section, enumerated
 from experiments.report.charts import Spots, points
 from experiments.report.html_page import page, write_report
-from experiments.report.of_capacity import capacity_section
 from experiments.report.of_run import _ledger
 from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
@@ -133,13 +132,6 @@ def test_recorded_runs(sections: dict[str, Section]) -> None:
     assert section.table.rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
 
 
-def test_capacities_of_before_have_no_prices(reported: dict[str, Path]) -> None:
-    found = read_summary(reported["capacity"])
-    del found["prices"]
-    section = capacity_section(reported["capacity"], found)
-    assert section.table.headings[-1] == "a million output tokens"
-
-
 def test_labels_right_of_the_middle_stand_on_the_left() -> None:
     def sides(**axis: str) -> list[str]:
         x, words = np.array([1.0, 20.0, 100.0]), ["", "", ""]
@@ -171,7 +163,7 @@ def test_capacities(sections: dict[str, Section]) -> None:
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
     wide = "the interval is 10.0 % wide, more than the tolerance: give more capacity.requests"
     assert section.warnings[:3] == [
-        *(f"{name}: {wide} or replications" for name in ("TP 2", "TP 8")),
+        *(f"{name}: {wide}, most_requests or replications" for name in ("TP 2", "TP 8")),
         "TP 1: no capacity: does not fit",
     ]
     assert section.warnings[3].startswith("no errors of op times: ")
@@ -446,11 +438,12 @@ def test_what_is_no_result(tmp_path: Path, content: str) -> None:
     assert not (tmp_path / "x.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["comparison", "score", "recommend", "sensitivity"])
+@pytest.mark.parametrize("kind", ["comparison", "score", "capacity", "recommend", "sensitivity"])
 def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) -> None:
     shutil.copytree(reported[kind], tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_bytes())
-    keys = {"comparison": "mean_latency", "score": "groups", "recommend": "prices"}
+    keys = {"comparison": "mean_latency", "score": "groups"}
+    keys |= dict.fromkeys(("capacity", "recommend"), "prices")
     key = keys.get(kind, "measures")
     summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
