@@ -34,7 +34,7 @@ def capacity_answer(found: Mapping[str, Any]) -> Section:
     """The answer of what ``capacity`` found, as its ``summary.json`` has it: which deployment
     carries how much, how sure that is, what binds, and what its tokens cost."""
     deployments, unit, load = list(found["deployments"]), UNITS[found["load"]], found["load"]
-    currency = found["prices"]["currency"] if found.get("prices") else ""  # once there was none
+    currency = found["prices"]["currency"]
     what = "rate of requests" if load == "rate" else "number of clients"
     broken = breaking(deployments)
     return Section(
@@ -81,7 +81,7 @@ def capacity_text(one: Mapping[str, Any]) -> str:
 
 def assumed(found: Mapping[str, Any]) -> list[str]:
     """What traffic, capacities, op times, memory, the host's time and prices are from."""
-    prices = found.get("prices")
+    prices = found["prices"]
     told = traffic_of(found)
     lengths = {
         (one["at_capacity"]["requests"], one["simulated_replicas"] < one["replicas"])
@@ -100,8 +100,7 @@ def assumed(found: Mapping[str, Any]) -> list[str]:
                 "one replica stands for all: a router that takes turns hands each the same traffic"
             )
     told += thinned(chain(*found.get("notes", {}).values()))
-    if prices:
-        told.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
+    told.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
     return told
 
 

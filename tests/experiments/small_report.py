@@ -65,7 +65,8 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
 
     numbers = {"capacity": capacity, "interval": [0.9 * capacity, capacity], "band": [1.0, 9.0]}
     numbers |= {"settled": True, "why_not": "", "rejected_share": 0.0, "offered": capacity}
-    numbers |= {"replicas": 1, "simulated_replicas": 1}
+    numbers |= {"replicas": 1, "simulated_replicas": 1, "point": {"scenario": name}}
+    numbers |= {"carries": capacity}
     curve = [probe(0.5 * capacity, 0.4), probe(capacity, 1.0), probe(1.1 * capacity, 3.0)]
     binds = {"slo": "p99 ttft 1s", "because": "queueing", "at_load": 1.1 * capacity}
     binds |= {"kv_peak_share": 0.25, "bubble_share": 0.1, "queueing_share_of_ttft": 0.9}
@@ -79,7 +80,7 @@ def searched(name: str, gpus: int, capacity: float) -> dict[str, Any]:
 def write_capacities(folder: Path) -> Path:
     """What ``capacity`` writes of three deployments, one of which cannot run."""
     none = {"name": "TP 1", "gpus": 1, "capacity": None, "error": "does not fit"}
-    none["settled"] = False
+    none |= {"settled": False, "point": {"scenario": "TP 1"}}
     content = {
         "name": "layouts",
         "description": "",
@@ -101,8 +102,8 @@ def write_capacities(folder: Path) -> Path:
 def write_recommendation(folder: Path) -> Path:
     """What ``recommend`` writes of two finalists, one that was screened, and one dropped."""
     rows = [
-        {**searched("TP 8", 8, 8.0), "why": "carries 8.00 requests/s"},
-        {**searched("TP 2 x 4", 8, 6.0), "why": "-25.0 % requests/s"},
+        {**searched("TP 8 budget 256 seqs 16", 8, 8.0), "why": "carries 8.00 requests/s"},
+        {**searched("TP 2 budget 256 seqs 16 x 4", 8, 6.0), "why": "-25.0 % requests/s"},
     ]
     content = {
         "model": "llama-13b",
@@ -112,13 +113,13 @@ def write_recommendation(folder: Path) -> Path:
         "slo": "p99 ttft 1s",
         "load": "rate",
         "deployments": rows,
-        "screened": [{**searched("TP 4", 4, 2.5), "replicas": 2, "about": 5.0}],
-        "dropped": {"TP 1": "does not fit"},
+        "screened": [{**searched("TP 4 budget 256 seqs 16", 4, 2.5), "replicas": 2, "about": 5.0}],
+        "dropped": {"TP 1 budget 256 seqs 16": "does not fit"},
         "prices": PRICES,
         "tolerance": 0.05,
         "keep": 0.9,
         "traffic": {"TP 2": "all alike"},
-        "winner": "TP 8",
+        "winner": "TP 8 budget 256 seqs 16",
         "one_fewer": None,
         "replicas": 1,
         "command": "vllm serve llama-13b",

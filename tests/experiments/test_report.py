@@ -22,7 +22,6 @@ from experiments.config.errors import ConfigError
 from experiments.content import Section, enumerated
 from experiments.report.charts import Spots, points
 from experiments.report.html_page import page, write_report
-from experiments.report.of_capacity import capacity_section
 from experiments.report.of_run import _ledger
 from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
@@ -133,13 +132,6 @@ def test_recorded_runs(sections: dict[str, Section]) -> None:
     assert section.table.rows[1] == ["first", "fitted to these", "50", "+1.0", "+1.0", "+1.0"]
 
 
-def test_capacities_of_before_have_no_prices(reported: dict[str, Path]) -> None:
-    found = read_summary(reported["capacity"])
-    del found["prices"]
-    section = capacity_section(reported["capacity"], found)
-    assert section.table.headings[-1] == "a million output tokens"
-
-
 def test_labels_right_of_the_middle_stand_on_the_left() -> None:
     def sides(**axis: str) -> list[str]:
         x, words = np.array([1.0, 20.0, 100.0]), ["", "", ""]
@@ -171,7 +163,7 @@ def test_capacities(sections: dict[str, Section]) -> None:
     assert section.table.rows[2][:4] == ["TP 1", "does not fit", "", "-"]
     wide = "the interval is 10.0 % wide, more than the tolerance: give more capacity.requests"
     assert section.warnings[:3] == [
-        *(f"{name}: {wide} or replications" for name in ("TP 2", "TP 8")),
+        *(f"{name}: {wide}, most_requests or replications" for name in ("TP 2", "TP 8")),
         "TP 1: no capacity: does not fit",
     ]
     assert section.warnings[3].startswith("no errors of op times: ")
@@ -202,9 +194,17 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "Which deployment of llama-13b carries most for its price on 8 GPUs (a6000) under the SLO "
         "p99 ttft 1s?"
     )
-    assert section.answer == "TP 8 carries 8.00 requests/s."
+    assert section.answer == "TP 8 budget 256 seqs 16 carries 8.00 requests/s."
     assert section.table.rows[1] == [
-        *("TP 2 x 4", "-25.0 % requests/s", "6.00", "5.40 to 6.00", "8", "20.00", "9.26")
+        *(
+            "TP 2 budget 256 seqs 16 x 4",
+            "-25.0 % requests/s",
+            "6.00",
+            "5.40 to 6.00",
+            "8",
+            "20.00",
+            "9.26",
+        )
     ]
     titles = [chart.title for chart in section.charts]
     assert titles[0] == "Headroom: p99 ttft 1s"
@@ -221,7 +221,9 @@ def test_recommendations(sections: dict[str, Section]) -> None:
     }
     assert section.assumptions[0] == "traffic: all alike"
     assert section.assumptions[-1] == "prices in USD of 2026-01-01: assumed"
-    assert section.warnings[0].startswith("TP 8: the interval is 10.0 % wide, more than the ")
+    assert section.warnings[0].startswith(
+        "TP 8 budget 256 seqs 16: the interval is 10.0 % wide, more than the "
+    )
 
 
 def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> None:
@@ -229,8 +231,8 @@ def test_what_was_screened_is_in_the_fronts(sections: dict[str, Section]) -> Non
     labels = {
         drawn.name: drawn.data_source.data["label"] for drawn in chart.renderers if drawn.name
     }
-    assert labels["screened only"] == ["TP 4"] * 3
-    assert labels["TP 8"] == ["4.00", "8.00", "8.80"]
+    assert labels["screened only"] == ["TP 4 budget 256 seqs 16"] * 3
+    assert labels["TP 8 budget 256 seqs 16"] == ["4.00", "8.00", "8.80"]
 
 
 def test_sensitivities(sections: dict[str, Section]) -> None:
@@ -436,11 +438,12 @@ def test_what_is_no_result(tmp_path: Path, content: str) -> None:
     assert not (tmp_path / "x.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["comparison", "score", "recommend", "sensitivity"])
+@pytest.mark.parametrize("kind", ["comparison", "score", "capacity", "recommend", "sensitivity"])
 def test_a_damaged_result(reported: dict[str, Path], tmp_path: Path, kind: str) -> None:
     shutil.copytree(reported[kind], tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_bytes())
-    keys = {"comparison": "mean_latency", "score": "groups", "recommend": "prices"}
+    keys = {"comparison": "mean_latency", "score": "groups"}
+    keys |= dict.fromkeys(("capacity", "recommend"), "prices")
     key = keys.get(kind, "measures")
     summary[key] = {"all": {"n": 1}, "total": {}, "parts": {}}
     (tmp_path / "x" / "summary.json").write_text(json.dumps(summary))
