@@ -444,6 +444,7 @@ def test_slower_ops_cost_what_theory_says(tmp_path: Path) -> None:
     assert found[option] == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_little_less_holds_and_a_little_more_breaks(
     laboratory: Laboratory, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def with_arrivals(asked: Wanted, cv: float) -> Wanted:
     return replace(asked, workload={**asked.workload, "arrivals": arrivals})
 
 
+@pytest.mark.slow
 def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     """Same winner, capacities within the tolerance of ``capacity``, and what was left out is
     behind, all judged by an exact search of every deployment."""

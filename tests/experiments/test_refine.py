@@ -104,6 +104,7 @@ def asked(tmp_path: Path, *words: str) -> tuple[dict[str, Any], str]:
     return content, done.stderr
 
 
+@pytest.mark.slow
 def test_capacity_refines_on_request(tmp_path: Path) -> None:
     content, printed = asked(tmp_path)
     best, far = (one["capacity"] for one in content["deployments"])
@@ -130,6 +131,7 @@ def test_capacity_refines_on_request(tmp_path: Path) -> None:
     assert len(list(runs.iterdir())) == len(kept)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_deployed_is_left_out(tmp_path: Path) -> None:
     """Between TP 2 and TP 4 lies 3, which divides no heads."""
     space = "capacity.space={cases: [{cluster.tp: 2}, {cluster.tp: 4}]}"

@@ -87,6 +87,7 @@ def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
     assert not dropped and all(one.deployment.rejected == 0 for one in options)
 
 
+@pytest.mark.slow
 def test_recommend_counts_what_is_served(trace: Path) -> None:
     done = recommended(trace, "--max-length", 512, "--rejected", 0.5, "--workers", 1, "--json")
     assert done.exit_code == 0, done.stderr
