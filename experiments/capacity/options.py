@@ -79,33 +79,28 @@ class Option:
         cluster = self.scenario.cluster
         return cluster.tp * cluster.pp * cluster.replicas
 
-    @cached_property
+    @property
     def alike(self) -> int:
         """How many replicas are simulated as one: all, or 1.
 
-        A router that takes turns hands each replica the sum of as many gaps as there are replicas.
-        If gaps and requests are independent draws, all replicas see the same traffic, and none
-        sees what the others do: one of them then stands for all.
+        A router that takes turns hands every n-th request to one of n replicas, so all of them see
+        the same traffic, and if it arrives by itself none sees what the others do: one then stands
+        for all.
         """
         scenario, workload = self.scenario, self.scenario.workload
-        turns = scenario.cluster.router == "round_robin" and workload.sessions is None
-        drawn = not isinstance(workload.arrivals, TraceArrivals | Varying | Closed)
-        usual = workload.shift.burstiness == 1
-        return scenario.cluster.replicas if turns and drawn and usual else 1
+        turns = scenario.cluster.router == "round_robin"
+        alone = workload.sessions is None and not isinstance(workload.arrivals, Closed)
+        return scenario.cluster.replicas if turns and alone else 1
 
     def at(self, probe: Probe, load: str) -> Deployment:
         """The deployment under a probe's load, or one of its replicas with its share of the load
         (:attr:`alike`)."""
+        scenario, alike = self.under(probe.load, load), self.alike if load == "rate" else 1
+        given = {"requests": probe.requests, "every": alike}
         update: dict[str, Any] = {"seed": probe.seed}
-        alike = self.alike if load == "rate" else 1
-        scenario = self.under(probe.load, load)
-        workload = scenario.workload
-        given: dict[str, Any] = {"requests": probe.requests}
+        update["workload"] = scenario.workload.model_copy(update=given)
         if alike > 1:
             update["cluster"] = scenario.cluster.model_copy(update={"replicas": 1})
-            if isinstance(workload.arrivals, Poisson | Gamma):
-                given["arrivals"] = one_of(workload.arrivals, alike)
-        update["workload"] = workload.model_copy(update=given)
         if probe.slower != 1:
             scale = scenario.engine.op_scale
             scaled = {op: probe.slower * scale.get(op, 1.0) for op in OPS}
@@ -123,14 +118,6 @@ class Option:
             update["lengths"] = workload.lengths.model_copy(update=block)
         workload = workload.model_copy(update=update)
         return self.scenario.model_copy(update={"workload": workload})
-
-
-def one_of(arrivals: Poisson | Gamma, replicas: int) -> Gamma:
-    """What a router that takes turns leaves to each of the replicas: gaps that are the sums of as
-    many gamma distributed ones are gamma distributed, too."""
-    cv = arrivals.cv if isinstance(arrivals, Gamma) else 1.0
-    cv = max(cv / math.sqrt(replicas), 0.001)
-    return Gamma(kind="gamma", rate=arrivals.rate / replicas, cv=cv)
 
 
 def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> Any:

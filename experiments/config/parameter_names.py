@@ -96,6 +96,7 @@ PARAMETERS = {
     "workload.sessions.min_turns": Parameter("fewest turns of a session", "", "turns from"),
     "workload.sessions.max_turns": Parameter("most turns of a session", "", "turns to"),
     "workload.sessions.think_s": Parameter("think time between turns", "s", "think time"),
+    "workload.every": Parameter("every n-th request", "", "every"),
     "workload.shift": Parameter("shift of the workload"),
     "workload.shift.prompt": Parameter("prompts so many times as long", "", "prompts x"),
     "workload.shift.output": Parameter("outputs so many times as long", "", "outputs x"),

@@ -86,6 +86,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises ConfigError, naming
     the key at fault.
     """
+    scenario = _of_all_replicas(scenario, source)
     workload = scenario.workload
     trace = _trace(scenario, source)
     prompt, output = _lengths(scenario, trace, source)
@@ -112,15 +113,36 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
             f"output tokens, and {int(too_long.sum())} of {len(prompt)} requests are too long; "
             f"must be at least {int((prompt + output).max())}, or set workload.too_long to reject",
         )
+    user = None if trace is None else trace.user
+    if workload.every > 1:
+        mine = np.argsort(arrival_s, kind="stable")[:: workload.every]
+        arrival_s, prompt, output = arrival_s[mine], prompt[mine], output[mine]
+        user = None if user is None else user[mine]
+        prefix = None if prefix is None else [prefix[place] for place in mine.tolist()]
     return make_requests(
         arrival_s,
         prompt,
         output,
         max_length=max_length,
         declare_exact=workload.declared == "exact",
-        user=None if trace is None else trace.user,
+        user=user,
         prefix=prefix,
     )
+
+
+def _of_all_replicas(scenario: Scenario, source: Source) -> Scenario:
+    """The scenario with the requests of which every n-th is kept. Raises ConfigError where clients
+    wait for answers, and so for what other replicas do."""
+    workload = scenario.workload
+    if workload.every == 1:
+        return scenario
+    if workload.sessions is not None or isinstance(workload.arrivals, Closed):
+        problem = "must be 1: clients wait for answers that other replicas give, too"
+        raise source.error("workload.every", workload.every, problem)
+    if workload.requests is None:
+        return scenario
+    update = {"requests": workload.requests * workload.every}
+    return scenario.model_copy(update={"workload": workload.model_copy(update=update)})
 
 
 def _trace(scenario: Scenario, source: Source) -> Trace | None:

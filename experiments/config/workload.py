@@ -261,6 +261,8 @@ class Workload(Strict):
     may generate: up to ``max_length``, or ``exact``-ly its true output length. With ``sessions``
     the lengths are what a turn adds, and ``arrivals`` are those of sessions. ``system_prompts``
     are longer prompts, too: they stand before what ``lengths`` says. ``shift`` asks what if.
+    ``every`` keeps only every n-th request of the traffic, as many as ``requests``: what a router
+    that takes turns hands to one of n replicas.
     """
 
     lengths: Annotated[Lengths, Field(discriminator="kind")]
@@ -272,3 +274,4 @@ class Workload(Strict):
     system_prompts: dict[Name, SystemPrompt] = Field(default_factory=dict)
     sessions: Sessions | None = None
     shift: Shift = Shift()
+    every: Count = 1

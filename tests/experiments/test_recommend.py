@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import ks_2samp
 from typer.testing import CliRunner
 
 from experiments.capacity import recommend as chosen_by
@@ -30,7 +28,6 @@ from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Source, check_scenario
-from experiments.config.requests import build_requests
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
 from profiler.storage.progress import silent
@@ -183,51 +180,50 @@ def test_one_replica_gets_its_share_of_the_arrivals() -> None:
     (option, *_), _ = deployable(wanted())
     one = whole(option, 4).at(Probe(20.0, 3, 50), "rate").scenario
     assert (one.cluster.replicas, one.seed, one.workload.requests) == (1, 3, 50)
-    arrivals = one.workload.arrivals
-    assert (arrivals.kind, arrivals.rate, arrivals.cv) == ("gamma", 5.0, 0.5)
-    alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload.arrivals
-    assert (alone.kind, alone.rate) == ("poisson", 20.0)
+    assert (one.workload.every, one.workload.arrivals.kind) == (4, "poisson")
+    alone = option.at(Probe(20.0, 3, 50), "rate").scenario.workload
+    assert (alone.every, alone.arrivals.kind) == (1, "poisson")
 
 
-@pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
-def test_a_replica_behind_a_router_that_takes_turns_has_the_traffic_of_one(cv: float) -> None:
-    """Every fourth request of the whole against those of one with its share: gaps with the same
-    quantiles, and lengths of the same kind."""
-    asked = with_arrivals(wanted(workload="200:20~0.5"), cv)
-    (option, *_), _ = deployable(asked)
+TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(
+    f"{0.1 * n + 0.05 * (n % 3)},{100 + 7 * (n % 50)},{1 + n % 20}\n" for n in range(300)
+)
+ARRIVALS: dict[str, dict[str, object]] = {
+    "poisson": {"kind": "poisson", "rate": 1},
+    "bursty": {"kind": "gamma", "rate": 1, "cv": 2},
+    "varying": {
+        "kind": "varying", "repeat": True,
+        "rates": [{"at_s": 0, "rate": 1}, {"at_s": 5, "rate": 9}, {"at_s": 10, "rate": 1}],
+    },
+    "trace": {"kind": "trace"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ARRIVALS)
+def test_one_replica_is_served_as_behind_a_router_that_takes_turns(
+    kind: str, tmp_path: Path
+) -> None:
+    """To the last bit: its requests are those that a run of all four hands to the first."""
+    asked = wanted(workload="200:5~0.5", budget="256", seqs="4", max_length=1024)
+    workload = asked.workload | {"arrivals": ARRIVALS[kind]}
+    if kind == "trace":
+        (tmp_path / "trace.csv").write_text(TRACE)
+        workload["lengths"] = {"kind": "trace", "path": str(tmp_path / "trace.csv")}
+        del workload["requests"]
+    (option, *_), _ = deployable(replace(asked, workload=workload))
     several = whole(option, 4)
-    probe = Probe(20.0, 3, 40_000)
-    one = build_requests(several.at(probe, "rate").scenario, 4096, Source("", "x", {}, ()))
-    under = several.under(20.0, "rate")
-    traffic = under.workload.model_copy(update={"requests": 4 * 40_000})
-    under = under.model_copy(update={"workload": traffic})
-    every_fourth = build_requests(under, 4096, Source("", "x", {}, ()))[3::4]
-    gaps, theirs = (
-        np.diff([request.arrival_s for request in requests]) for requests in (one, every_fourth)
+    assert several.alike == 4
+    one = several.at(Probe(30.0, 3, 400), "rate").scenario
+    under = several.under(30.0, "rate")
+    traffic = under.workload.model_copy(update={"requests": 1600})
+    four = under.model_copy(update={"workload": traffic, "seed": 3})
+    alone, behind = (
+        Analysis(deploy(each, Source("", "x", {}, ())).simulate()).requests for each in (one, four)
     )
-    assert gaps.mean() == pytest.approx(4 / 20, rel=4 * cv / 2 / 200)
-    assert ks_2samp(gaps, theirs).pvalue > 0.001
-    lengths = ([request.output_tokens for request in requests] for requests in (one, every_fourth))
-    assert ks_2samp(*lengths).pvalue > 0.001
-    assert abs(np.corrcoef(gaps[1:], gaps[:-1])[0, 1]) < 0.025  # they are independent draws
-
-
-def test_one_replica_stands_for_four() -> None:
-    """Their mean latency under a load that makes requests wait, from eight runs each, is the same
-    within four standard errors."""
-    (option, *_), _ = deployable(wanted(workload="200:5", budget="256", seqs="4"))
-    several, means = whole(option, 4), []
-    for seed in range(8):
-        one = several.at(Probe(36.0, seed, 500), "rate").scenario
-        under = several.under(36.0, "rate")
-        traffic = under.workload.model_copy(update={"requests": 2000})
-        four = under.model_copy(update={"workload": traffic, "seed": 100 + seed})
-        runs = (deploy(each, Source("", "x", {}, ())).simulate() for each in (one, four))
-        means.append([Analysis(run).after_warmup()["latency_s"]["mean"] for run in runs])
-    alone, behind = np.array(means).T
-    error = math.sqrt((alone.var(ddof=1) + behind.var(ddof=1)) / 8)
-    assert alone.mean() == pytest.approx(behind.mean(), abs=4 * error)
-    assert 4 * error < 0.15 * behind.mean(), "the comparison tells something"
+    first = behind[behind["replica"] == 0]
+    assert len(first) == len(alone) == 400
+    for column in ("arrival_s", "prompt_tokens", "ttft_s", "latency_s"):
+        assert first[column].tolist() == alone[column].tolist()
 
 
 @pytest.mark.parametrize("shared", [False, True])
