@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,7 +131,8 @@ def _scaled_pilots(
 
 
 def binding(answer: Answer) -> dict[str, Any]:
-    """What breaks first when the load rises, and why: numbers of the probe just above the capacity.
+    """What breaks first when the load rises, and why: numbers of a probe just above the crossing of
+    a replication, for what breaks in most of them.
 
     ``slo`` is the clause that breaks, ``because`` one of memory, bubbles, queueing, and iterations
     (the time of the batches themselves).
@@ -139,7 +141,10 @@ def binding(answer: Answer) -> dict[str, Any]:
     if found is None:
         return {}
     if found.crossings:
-        broken = min((one.broken for one in found.crossings), key=lambda p: p.verdict.stress)
+        above = [one.broken for one in found.crossings]
+        worst = Counter(probed.verdict.worst for probed in above).most_common(1)[0][0]
+        alike = (probed for probed in above if probed.verdict.worst == worst)
+        broken = min(alike, key=lambda probed: probed.verdict.stress)
     else:
         assert found.pilot is not None
         broken = found.pilot.broken if isinstance(found.pilot, Crossing) else found.pilot
