@@ -20,7 +20,7 @@ REJECTED = "rejected requests"
 TREND = 27
 """Kendall's S of ten blocks from which on latencies are said to rise (one-sided 1 %)."""
 UNSERVED = 0.01
-"""The share of arrivals from which on rising latencies mean an overload."""
+"""The share of arrivals that is left over, at least, in an overload."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,14 @@ def judge(
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
     """Whether more requests arrive than are served: fewer leave than come, and queueing delays rise
-    over the run (:mod:`simulator.views.steady`), or as long as a batch fills up, latencies. (Delays
-    may rise by chance, too, where a queue comes and goes.)"""
+    over the run (:mod:`simulator.views.steady`), or as long as a batch fills up, latencies.
+
+    Both happen by chance, too, where a queue comes and goes. So more requests must be left over
+    than are under way in the mean (by Little's law, their latency's share of the arrivals' time).
+    """
     after = summary["after_warmup"]
-    fewer = after["served_per_s"] < (1 - UNSERVED) * after["offered_per_s"]
+    usual = float(after["latency_s"]["mean"] or 0.0) / max(float(after["arrivals_s"]), 1e-9)
+    fewer = after["served_per_s"] < (1 - max(UNSERVED, usual)) * after["offered_per_s"]
     rising = summary["steady"]["state"] == "overloaded" or after["latency_trend"] >= TREND
     return bool(fewer and rising)
 

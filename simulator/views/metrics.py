@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,8 @@ from simulator.views.per_replica import PerReplica
 from simulator.views.spans import Counts, Spans
 from simulator.views.steady import mser5, steady_state, trend
 
+FILLED = 0.8
+"""The part of a run, at its end, in which arrivals are held against what is served."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
@@ -169,9 +172,10 @@ class Analysis:
         """Mean and quantiles of the latencies, and of the times between tokens, without the
         warm-up (MSER-5), in whatever state the run is; ``warmup_requests`` by order of arrival.
 
-        ``arrivals_s`` is how long all arrivals last. Between warm-up and last arrival,
-        ``offered_per_s`` requests arrive a second and ``served_per_s`` are finished (0 where that
-        is no time at all), and ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
+        ``arrivals_s`` is how long all arrivals last. Between warm-up (a fifth of the requests at
+        least, in which the batch fills) and last arrival, ``offered_per_s`` requests arrive a
+        second and ``served_per_s`` are finished (0 where that is no time at all), and
+        ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
         """
         done, part = self.request_columns, self._steady_part
         names = (*STEADY, "tbt_max_s")
@@ -190,6 +194,7 @@ class Analysis:
         if not len(part):
             return flow
         flow["arrivals_s"] = float(np.ptp(arrival_s[finish_s > 0]))
+        part = part[max(0, len(part) - math.ceil(FILLED * np.count_nonzero(finish_s > 0))) :]
         begin, end = float(arrival_s[part[0]]), float(arrival_s[part[-1]])
         if end > begin:
             finished = np.count_nonzero((finish_s > begin) & (finish_s <= end))

@@ -146,6 +146,7 @@ def test_attainment_counts_requests_that_keep_all_limits() -> None:
 
 def test_overload_breaks_an_slo_where_requests_arrive_by_themselves() -> None:
     after = {"warmup_requests": 0, "ttft_s": {"p99": 0.5}, "latency_trend": 0}
+    after |= {"latency_s": {"mean": 0.1}, "arrivals_s": 100.0}
     after |= {"offered_per_s": 1.0, "served_per_s": 0.9}
     summary = {"after_warmup": after, "steady": {"state": "overloaded"}}
     summary |= {"requests": 4, "rejected": 0}
@@ -156,11 +157,16 @@ def test_overload_breaks_an_slo_where_requests_arrive_by_themselves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trend", "served", "overloaded"), [(45, 9.5, True), (45, 9.95, False), (5, 9.5, False)]
+    ("trend", "served", "latency_s", "overloaded"),
+    [(45, 9.5, 1.0, True), (45, 9.95, 0.1, False), (5, 9.5, 1.0, False), (45, 9.5, 6.0, False)],
 )
-def test_a_batch_that_fills_up_is_an_overload(trend: int, served: float, overloaded: bool) -> None:
-    """Nobody waits yet, but latencies rise, and fewer leave than come."""
+def test_a_batch_that_fills_up_is_an_overload(
+    trend: int, served: float, latency_s: float, overloaded: bool
+) -> None:
+    """Nobody waits yet, but latencies rise, and fewer leave than come: in 100 s 50 requests, where
+    10 are under way; not where 60 are."""
     after = {"warmup_requests": 0, "tpot_s": {"mean": 0.04}, "latency_trend": trend}
+    after |= {"latency_s": {"mean": latency_s}, "arrivals_s": 100.0}
     after |= {"offered_per_s": 10.0, "served_per_s": served}
     summary = {"after_warmup": after, "steady": {"state": "steady"}, "rejected": 0, "requests": 9}
     verdict = judge(parse_slo("mean tpot 50ms"), [(summary, None)], open_loop=True)
@@ -169,6 +175,7 @@ def test_a_batch_that_fills_up_is_an_overload(trend: int, served: float, overloa
 
 def test_rejected_requests_break_an_slo() -> None:
     after = {"warmup_requests": 0, "ttft_s": {"p99": 0.5}, "latency_trend": 0}
+    after |= {"latency_s": {"mean": 0.1}, "arrivals_s": 100.0}
     after |= {"offered_per_s": 1.0, "served_per_s": 1.0}
     summary = {"after_warmup": after, "steady": {"state": "steady"}, "requests": 4, "rejected": 1}
     slo = parse_slo("p99 ttft 1s")
@@ -189,6 +196,7 @@ def test_runs_are_pooled_request_by_request(tmp_path: Path) -> None:
         gap = times * rng.random(1000)
         pd.DataFrame({"tbt_s": gap, "tokens": np.ones(1000)}).to_parquet(folder / GAPS)
         after = {"warmup_requests": 20, "latency_trend": 0, "served_per_s": 1.0}
+        after |= {"latency_s": {"mean": 1.0}, "arrivals_s": 100.0}
         summary = {"after_warmup": after | {"offered_per_s": 1.0}, "requests": 100, "rejected": 0}
         runs.append((summary | {"steady": {"state": "steady"}}, RunTables(folder)))
         ttft.append(table["ttft_s"][20:])
