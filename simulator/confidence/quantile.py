@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import nctdtrit, ndtri, stdtrit
 
-LEVEL = 0.96
+LEVEL = 0.97
 """Of the interval of a fixed number. With the rule of
 :func:`experiments.capacity.search.replications`, which stops when the interval is narrow, 95 %
 remain (tests/experiments/test_quantile.py)."""
