@@ -143,7 +143,7 @@ def test_only_replicas_that_take_turns_are_independent() -> None:
 
 def test_a_rerun_lasts_many_times_the_largest_limit(tmp_path: Path) -> None:
     asked = scenario(requests=100, arrivals={"kind": "poisson", "rate": 2.0})
-    asked["batching"]["max_batch"] = 64
+    asked["batching"]["max_batch"] = 16
     seen, shortened = judge.rerun(asked, 1, 5.0, tmp_path, least_s=3000.0)
     assert seen.requests == pytest.approx(0.9 * 3000 * 2, rel=0.1) and not shortened
     seen, shortened = judge.rerun(asked, 1, 5.0, tmp_path)

@@ -34,6 +34,7 @@ def background() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_the_commands_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: list[subprocess.Popen[bytes]]
 ) -> None:

@@ -69,6 +69,7 @@ def test_the_examples(told: dict[str, Any]) -> None:
     assert "cluster.pp: value 0" in told["said"].splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_notebook_gives_what_it_shows() -> None:
     """The same words, and numbers that are as good as the same: op times are fitted anew now and
     then. ``python -m tests.experiments.notebook`` writes it anew."""

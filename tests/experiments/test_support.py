@@ -35,6 +35,7 @@ def say(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_cell_runs_or_says_why_not(every: list[Combination]) -> None:
     assert {cell.device.name for cell in every} == set(list_devices())
     assert {cell.model.name for cell in every} == set(list_models())
@@ -48,6 +49,7 @@ def test_every_cell_runs_or_says_why_not(every: list[Combination]) -> None:
             assert ("experts" in cell.off_pct) == (cell.model.experts is not None)
 
 
+@pytest.mark.slow
 def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
     """Each cell in its smallest layout; `sarathi-sim support --check` takes every TP degree."""
     for cell in every:

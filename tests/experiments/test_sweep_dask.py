@@ -227,6 +227,7 @@ def test_a_worker_with_other_code_is_named(
         DaskWorkers(cluster.address)
 
 
+@pytest.mark.slow
 def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.sweeps.dask_backend.CONNECT_S", 5)
     with pytest.raises(ConfigError, match=r"has no workers after 5 s: start one with: dask worker"):

@@ -193,6 +193,7 @@ def test_leaving_groups_out_fits_to_all_others_and_scores_what_counts() -> None:
     assert leave_one_group_out(np.ones(4)) == [], "nothing is left to fit"
 
 
+@pytest.mark.slow
 @needs_datasets
 def test_a6000_calibration_is_what_the_device_file_records(tmp_path: Path) -> None:
     seen: list[str] = []

@@ -52,6 +52,7 @@ def profile(out: Path, *more: str) -> tuple[str, ...]:
     return (*base, *more)
 
 
+@pytest.mark.slow
 def test_profile_check_fit_run(tmp_path: Path) -> None:
     """The whole road, sends between nodes included: two processes of torchrun stand for those."""
     profiles, sends = tmp_path / "profiles", tmp_path / "inter_node.jsonl"
@@ -107,6 +108,7 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
     assert "makespan" in run.stdout
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Path) -> None:
     killed = subprocess.Popen(
         command(*profile(tmp_path, "--budget", "0")),

@@ -44,6 +44,7 @@ def config(tmp_path: Path, **changes: Any) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_validate_writes_its_report(tmp_path: Path) -> None:
     out = tmp_path / "result"
     done = validate(config(tmp_path), "--out", str(out))
