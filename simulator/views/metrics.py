@@ -22,7 +22,8 @@ from simulator.views.spans import Counts, Spans
 from simulator.views.steady import mser5, steady_state, trend
 
 FILLED = 0.8
-"""The part of a run, at its end, in which arrivals are held against what is served."""
+"""The part of a run, at its end, that is never taken for its warm-up, and in which arrivals are
+held against what is served."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
@@ -170,7 +171,8 @@ class Analysis:
 
     def after_warmup(self) -> dict[str, Any]:
         """Mean and quantiles of the latencies, and of the times between tokens, without the
-        warm-up (MSER-5), in whatever state the run is; ``warmup_requests`` by order of arrival.
+        warm-up (MSER-5, at most a fifth), in whatever state the run is; ``warmup_requests`` by
+        order of arrival.
 
         ``arrivals_s`` is how long all arrivals last. Between warm-up (a fifth of the requests at
         least, in which the batch fills) and last arrival, ``offered_per_s`` requests arrive a
@@ -205,11 +207,13 @@ class Analysis:
 
     @cached_property
     def _steady_part(self) -> npt.NDArray[np.intp]:
-        """The requests that were served, by order of arrival, without the warm-up."""
+        """The requests that were served, by order of arrival, without the warm-up. (MSER-5 may drop
+        half of a run, and with it the worst of its queues.)"""
         done = self.request_columns
         order = np.argsort(done["arrival_s"], kind="stable")
         order = order[~np.isnan(done["latency_s"][order])]
-        return np.asarray(order[mser5(done["latency_s"][order]) :], np.intp)
+        most = int((1 - FILLED) * len(order))
+        return np.asarray(order[min(mser5(done["latency_s"][order]), most) :], np.intp)
 
     @cached_property
     def _gaps_after_warmup(self) -> tuple[Floats, Counts]:
