@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,11 +18,10 @@ from simulator.views.metric_registry import QUANTILES, STEADY
 from simulator.views.paging import is_paged, paging_columns, paging_summary
 from simulator.views.per_replica import PerReplica
 from simulator.views.spans import Counts, Spans
-from simulator.views.steady import mser5, steady_state, trend
+from simulator.views.steady import steady_state, trend
 
-FILLED = 0.8
-"""The part of a run, at its end, that is never taken for its warm-up, and in which arrivals are
-held against what is served."""
+WARM_UP = 5
+"""One of so many parts of a run, the first, is its warm-up where loads are compared."""
 GAP_SHARES = tuple(part / 1000 for part in range(1001))
 COUNTS = ("chunks", "prefill_tokens", "prefill_context", "decodes", "decode_context", "padding")
 
@@ -171,13 +169,12 @@ class Analysis:
 
     def after_warmup(self) -> dict[str, Any]:
         """Mean and quantiles of the latencies, and of the times between tokens, without the
-        warm-up (MSER-5, at most a fifth), in whatever state the run is; ``warmup_requests`` by
-        order of arrival.
+        warm-up (the first fifth of the requests that are served, ``warmup_requests``), in whatever
+        state the run is.
 
-        ``arrivals_s`` is how long all arrivals last. Between warm-up (a fifth of the requests at
-        least, in which the batch fills) and last arrival, ``offered_per_s`` requests arrive a
-        second and ``served_per_s`` are finished (0 where that is no time at all), and
-        ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
+        ``arrivals_s`` is how long all arrivals last. After the warm-up, up to the last arrival,
+        ``offered_per_s`` requests arrive a second and ``served_per_s`` are finished (0 where that
+        is no time at all), and ``latency_trend`` is Kendall's S of ten blocks' mean latencies.
         """
         done, part = self.request_columns, self._steady_part
         names = (*STEADY, "tbt_max_s")
@@ -196,7 +193,6 @@ class Analysis:
         if not len(part):
             return flow
         flow["arrivals_s"] = float(np.ptp(arrival_s[finish_s > 0]))
-        part = part[max(0, len(part) - math.ceil(FILLED * np.count_nonzero(finish_s > 0))) :]
         begin, end = float(arrival_s[part[0]]), float(arrival_s[part[-1]])
         if end > begin:
             finished = np.count_nonzero((finish_s > begin) & (finish_s <= end))
@@ -207,13 +203,14 @@ class Analysis:
 
     @cached_property
     def _steady_part(self) -> npt.NDArray[np.intp]:
-        """The requests that were served, by order of arrival, without the warm-up. (MSER-5 may drop
-        half of a run, and with it the worst of its queues.)"""
+        """The requests that were served, by order of arrival, without the warm-up.
+
+        MSER-5 would choose it by the latencies, and so leave out the worst of a queue now and then.
+        """
         done = self.request_columns
         order = np.argsort(done["arrival_s"], kind="stable")
         order = order[~np.isnan(done["latency_s"][order])]
-        most = int((1 - FILLED) * len(order))
-        return np.asarray(order[min(mser5(done["latency_s"][order]), most) :], np.intp)
+        return np.asarray(order[len(order) // WARM_UP :], np.intp)
 
     @cached_property
     def _gaps_after_warmup(self) -> tuple[Floats, Counts]:
