@@ -196,7 +196,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     at_once, rough, plan = yield from _breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
-    saturation = yield from _saturation(plan, at_once, 4 * plan.requests)
+    saturation = yield from _saturation(plan, at_once)
     start, plan = rough, _lengthened(plan, [rough.kept])
     most_scatter = SCATTER
     while True:
@@ -219,8 +219,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     low, high = (min(bound, most) for bound in estimate.interval)
     ends = (min(low, load), max(high, load))
     curve = yield from _curve(plan, load)
-    every = tuple(crossings)
-    return Capacity(load, ends, every, saturation, rough, curve, at, verdict, why)
+    return Capacity(load, ends, tuple(crossings), saturation, rough, curve, at, verdict, why)
 
 
 def _breakable_pilot(
@@ -263,13 +262,13 @@ def _narrow(estimate: Estimate, plan: SearchPlan) -> bool:
     return high - low <= max(plan.tolerance * estimate.value, 1.0 if plan.whole else 0.0)
 
 
-def _saturation(plan: SearchPlan, at_once: Probed | None, requests: int) -> Search[float]:
+def _saturation(plan: SearchPlan, at_once: Probed | None) -> Search[float]:
     """Requests/s that are served under overload, between warm-up and last arrival."""
     if at_once is None:
         return math.inf
     for part in OVERLOADS:
         load = _rounded(part * _throughput(at_once), plan)
-        (loaded,) = yield [Probe(load, plan.seed, requests)]
+        (loaded,) = yield [Probe(load, plan.seed, min(4 * plan.requests, plan.budget))]
         if loaded.served < 0.97 * loaded.offered:
             return loaded.served
     return math.inf
