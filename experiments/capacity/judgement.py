@@ -12,6 +12,7 @@ import pandas as pd
 
 from experiments.capacity.capacity_section import Objective
 from simulator.loop.records import Floats
+from simulator.views.metrics import weighted_quantiles
 
 OVERLOAD = "overload"
 """What binds where the queue grows without bound although every clause still holds."""
@@ -122,16 +123,6 @@ def overloaded(summary: Mapping[str, Any]) -> bool:
     return bool(fewer and rising)
 
 
-def average(verdicts: Sequence[Verdict]) -> Verdict:
-    """The mean of verdicts, where there are no tables to pool."""
-    texts = verdicts[0].stresses
-    values = {text: float(np.mean([one.values[text] for one in verdicts])) for text in texts}
-    stresses = {text: float(np.mean([one.stresses[text] for one in verdicts])) for text in texts}
-    rejected = float(np.mean([one.rejected for one in verdicts]))
-    most = 2 * sum(one.overloaded for one in verdicts) > len(verdicts)
-    return Verdict(values, stresses, most, rejected, any(one.rejects for one in verdicts))
-
-
 def attainment(objective: Objective, requests: pd.DataFrame, warmup: int) -> float:
     """The share of the served requests after the warm-up that kept every limit."""
     kept = _kept(objective, _after(requests, warmup))
@@ -174,10 +165,7 @@ def _statistic(
         return float(np.average(values, weights=weights))
     if metric != "tbt_s":
         return float(np.percentile(values, float(statistic[1:])))
-    order = np.argsort(values)
-    until = np.cumsum(weights[order])
-    place = np.searchsorted(until, (float(statistic[1:]) / 100 - 1e-12) * until[-1])
-    return float(values[order[min(int(place), len(values) - 1)]])
+    return weighted_quantiles(values, weights, [float(statistic[1:]) / 100])[0]
 
 
 def _column(metric: str, summary: Mapping[str, Any], tables: RunTables | None) -> Floats:

@@ -239,6 +239,7 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         requests,
         min(requests, pilot_requests(section)),
         option.scenario.seed,
+        partial(_pooled, section),
         whole=section.load == "clients",
         keep=given.keep,
         limit_s=max(max(objective.limits.values()) for objective in section.objectives),
@@ -246,7 +247,6 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
         budget=budget,
         scale=scale,
         variance=simulated * variance,
-        pooled=partial(_pooled, section),
     )
 
 

@@ -184,6 +184,8 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
         answer = f"{first['name']} {first['why']}{_of_one_fewer(found)}."
     elif rate:
         answer = f"No deployment was seen to carry {rate:g} requests/s."
+    elif any(not one["settled"] for one in rows):
+        answer = "No capacity was found: the runs were too short, or failed."
     else:
         answer = "No deployment was seen to keep the SLO under any load."
     others = (breaking(rows), _screened(found, unit), _dropped(found))

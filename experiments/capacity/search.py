@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from experiments.capacity.judgement import RunTables, Verdict, average
+from experiments.capacity.judgement import RunTables, Verdict
 from simulator.confidence.quantile import Estimate, quantile, spread
 
 T = TypeVar("T")
@@ -126,6 +126,7 @@ class SearchPlan:
     requests: int
     pilot_requests: int
     seed: int
+    pooled: Callable[[Sequence[Probed]], Verdict]
     whole: bool = False
     keep: float = 0.9
     limit_s: float = 0.0
@@ -133,9 +134,6 @@ class SearchPlan:
     budget: int = 1_000_000
     scale: int = 1
     variance: float = 0.0
-    pooled: Callable[[Sequence[Probed]], Verdict] = field(
-        default=lambda probes: average([probed.verdict for probed in probes])
-    )
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ class Analysis:
         The smallest gap such that at least that share of all gaps is no longer. NaN without any.
         """
         values, weights = self._gaps_between_tokens()
-        return _weighted_quantiles(values, weights, quantiles)
+        return weighted_quantiles(values, weights, quantiles)
 
     def _gaps_between_tokens(self, since_s: float = -np.inf) -> tuple[Floats, Counts]:
         """:meth:`Spans.token_gaps` of all replicas together."""
@@ -183,7 +183,7 @@ class Analysis:
         return {
             "warmup_requests": len(done["request"]) - len(self.records.rejections) - len(part),
             **_spreads({name: done[name][part] for name in names}),
-            "tbt_s": _named(_weighted_quantiles(gaps_s, counts, QUANTILES), mean),
+            "tbt_s": _named(weighted_quantiles(gaps_s, counts, QUANTILES), mean),
             **self._flow(part),
         }
 
@@ -225,7 +225,7 @@ class Analysis:
         if not len(gaps_s):
             return {"tbt_s": np.zeros(0), "tokens": np.zeros(0)}
         shares = (np.arange(1000) + 1) / 1000
-        found = np.array(_weighted_quantiles(gaps_s, counts, shares.tolist()))
+        found = np.array(weighted_quantiles(gaps_s, counts, shares.tolist()))
         return {"tbt_s": found, "tokens": np.full(1000, counts.sum() / 1000)}
 
     @cached_property
@@ -328,7 +328,7 @@ def _spreads(columns: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
     return spreads
 
 
-def _weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[float]) -> list[float]:
+def weighted_quantiles(values: Floats, weights: Counts, quantiles: Sequence[float]) -> list[float]:
     """The smallest value such that at least that share of all is no larger. NaN without any."""
     if not len(values):
         return [float("nan")] * len(quantiles)

@@ -8,19 +8,23 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from simulator.confidence.quantile import LEVEL, mean_and_interval, quantile, spread
+from simulator.confidence import quantile as module
+from simulator.confidence.quantile import mean_and_interval, quantile, spread
 
 
-def test_factors_are_those_of_published_tables() -> None:
-    """One-sided tolerance factors for 90 % of a normal population, 95 % confidence, 10 values:
-    2.355 (Natrella 1963, table A-7); the upper one is that of the noncentral t."""
-    values = np.exp(norm.ppf((np.arange(10) + 0.5) / 10))
+@pytest.mark.parametrize(("count", "factor"), [(5, 3.407), (10, 2.355), (20, 1.926)])
+def test_factors_are_those_of_published_tables(
+    count: int, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One-sided tolerance factors of a normal sample, 90 % of the population with 95 % confidence
+    (Natrella 1963, table A-7): of an interval with 5 % beyond each end, the lower one."""
+    monkeypatch.setattr(module, "LEVEL", 0.9)
+    module._factors.cache_clear()
+    values = np.exp(norm.ppf((np.arange(count) + 0.5) / count))
     logs = np.log(values)
-    low, high = quantile(values.tolist(), 0.1).interval
-    k = (logs.mean() - math.log(low)) / logs.std(ddof=1)
-    assert k > 2.355  # of a narrower tail: (1 - LEVEL) / 2 is less than 5 %
-    assert LEVEL > 0.9
-    assert math.log(high) < logs.mean()
+    low, _ = quantile(values.tolist(), 0.1).interval
+    module._factors.cache_clear()
+    assert (logs.mean() - math.log(low)) / logs.std(ddof=1) == pytest.approx(factor, abs=2e-3)
 
 
 @pytest.mark.parametrize("count", [3, 5, 10])
