@@ -3,19 +3,24 @@
     python -m tests.same_bytes BEFORE_REF
 
 Simulates a frozen set of configurations twice, with the code of the commit BEFORE_REF and with
-that of this checkout, each in processes of its own, and compares tables, ledgers, the numbers of
-the summaries, a sweep's table, and what ``compare``, ``advise`` and ``reproduce`` print. Bands say
-how sure a number is, and are left out: their rule may change. Exits with 1 if anything differs, and
-names it.
+that of this checkout, each in processes of its own. Compares tables, ledgers and the numbers of the
+summaries of every policy, with reserved and with paged memory; a sweep's table; what ``compare``,
+``advise``, ``reproduce``, ``score`` and ``lockstep`` print; the answers of ``capacity``,
+``recommend`` and ``sensitivity``; and the numbers of a report. Bands say how sure a number is, and
+are left out: their rule may change. A page and a table may show more than before, and no number
+less. Exits with 1 if anything differs, and names it.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,49 @@ SARATHI = [
     for chunk, rule in ((256, "fill"), (512, "reserve"), (128, "fixed"))
 ]
 POLICIES = [*ORCA, *SARATHI, {"name": "request_level"}]
+PAGED: list[dict[str, Any]] = [
+    {"name": "vllm", "max_num_batched_tokens": 512, "max_num_seqs": 64},
+    {"name": "vllm", "async_scheduling": True, "watermark": 0.01, "max_num_batched_tokens": 1024},
+    {"name": "vllm", "long_prefill_token_threshold": 256, "scheduler_reserve_full_isl": False},
+    {"name": "vllm_v0", "max_num_batched_tokens": 512},
+    {"name": "sarathi_serve", "chunk_size": 256},
+    {"name": "sarathi_serve", "enable_dynamic_chunking_schedule": True, "high_chunk_size": 1024},
+    {"name": "sglang", "chunked_prefill_size": 1024, "max_running_requests": 64},
+    {"name": "sglang", "schedule_policy": "lpm", "enable_mixed_chunk": True},
+    {"name": "trtllm", "max_batch_size": 64},
+    {
+        "name": "trtllm",
+        "capacity_scheduler_policy": "max_utilization",
+        "enable_chunked_prefill": True,
+        "max_num_tokens": 1024,
+    },
+    {"name": "fair", "max_num_batched_tokens": 512},
+]
+SLO = "p90 ttft 2s, p90 tpot 60ms"
+SMALL = ["--workload", "600:60~0.5", "--slo", SLO, "--tolerance", "0.3"]
+RECOMMEND = ["recommend", "--model", "llama-3-8b", "--device", "a100-80g-sxm", *SMALL]
+# Commands that answer, with --json; CONFIG is the configuration of `_capacity`.
+ANSWERED = {
+    "capacity": ["capacity", "CONFIG", "--no-bands"],
+    "recommend": [*RECOMMEND, "--gpus", "2", "--budget", "512", "--seqs", "64"],
+    "rate": [*RECOMMEND, "--rate", "9", "--budget", "512", "--seqs", "64"],
+    "sensitivity": ["sensitivity", "CONFIG", "--only", "attn_decode,burstiness"],
+    "moved": [
+        *("sensitivity", "bench_paged", "--metrics", "makespan_s", "--only", "attn_decode"),
+        *("--set", "workload.requests=100"),
+    ],
+}
+RUNS = ("pipeline", "single", "paged", "stacks")
+# What `compare` explains, and what a report shows.
+COMPARED = {"pipeline": ("p0", "p3"), "single": ("p0", "p3"), "paged": ("p0", "p6")}
+REPORTED = ("single", "paged", "sweep", "capacity", "recommend", "sensitivity")
+# Servers to be predicted; what was measured on them is made up.
+SERVERS = """id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,\
+ttft_ms,tpot_ms
+a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4,100,20
+b,sglang,Qwen/Qwen3-32B,h200_sxm,bf16,True,1024,256,1,8,2,100,20
+c,trtllm,openai/gpt-oss-120b,b200_sxm,fp4,False,512,128,1,32,2,100,20
+"""
 
 
 def _pipeline() -> dict[str, Any]:
@@ -108,6 +156,94 @@ def _single(trace: Path) -> dict[str, Any]:
     }
 
 
+def _paged() -> dict[str, Any]:
+    """Llama-3-8B with paged memory: every policy with room, with few blocks, and two stages."""
+    few = {"kv_cache": {"num_blocks": 700}}
+    scenarios: dict[str, dict[str, Any]] = {}
+    for i, policy in enumerate(PAGED):
+        base = {"policy": policy}
+        scenarios[f"p{i}"] = base
+        scenarios[f"p{i}_few"] = {**base, **few}
+        scenarios[f"p{i}_stages"] = {**base, "cluster": {"pp": 2}}
+        scenarios[f"p{i}_uncached"] = {
+            **base,
+            "kv_cache": {"num_blocks": 900, "prefix_caching": False},
+        }
+    return {
+        "name": "paged",
+        "seed": 5,
+        "model": "llama-3-8b",
+        "device": "a100-80g-sxm",
+        "workload": {
+            "requests": 150,
+            "lengths": {"kind": "zipf", "theta": 0.6, "min": 64, "max": 1024},
+            "pd_ratio": 3,
+            "arrivals": {"kind": "poisson", "rate": 4},
+            "system_prompts": {
+                "a": {"share": 0.4, "tokens": 512},
+                "b": {"share": 0.2, "tokens": 96},
+            },
+            "sessions": {"min_turns": 1, "max_turns": 4, "think_s": 3},
+        },
+        "cluster": {"max_length": 8192},
+        "scenarios": scenarios,
+    }
+
+
+def _stacks() -> dict[str, Any]:
+    """Serving stacks' kernels and host times: a dense model and a mixture, replicas, clients."""
+    mixture = {"model": "qwen3-30b-a3b", "device": "h100-80g-sxm"}
+    routed = {"replicas": 3, "router": "least_tokens"}
+    clients = {"arrivals": {"kind": "closed_loop", "clients": 16}}
+    return {
+        "name": "stacks",
+        "seed": 7,
+        "model": "llama-3.1-8b",
+        "device": "h100-80g-sxm",
+        "workload": {
+            "requests": 120,
+            "lengths": {"kind": "uniform", "min": 100, "max": 2000},
+            "pd_ratio": 6,
+            "arrivals": {"kind": "poisson", "rate": 6},
+        },
+        "cluster": {"max_length": 4096},
+        "policy": PAGED[0],
+        "scenarios": {
+            "vllm": {"stack": "vllm"},
+            "vllm_fp8": {"stack": "vllm", "dtype": "fp8"},
+            "vllm_replicas": {"stack": "vllm", "cluster": routed},
+            "vllm_tp2_pp2": {"stack": "vllm", "cluster": {"tp": 2, "pp": 2}},
+            "sglang": {"stack": "sglang", "policy": PAGED[6]},
+            "sglang_mixture": {"stack": "sglang", "policy": PAGED[6], **mixture},
+            "trtllm": {"stack": "trtllm", "policy": PAGED[8]},
+            "mixture": {"stack": "vllm", **mixture, "cluster": {"tp": 2}},
+            "clients": {"stack": "vllm", "workload": clients},
+            "reserved": {"stack": "vllm", "policy": SARATHI[1], "batching": {"max_batch": 64}},
+        },
+    }
+
+
+def _capacity() -> dict[str, Any]:
+    return {
+        "name": "capacity",
+        "model": "llama-3-8b",
+        "device": "a100-80g-sxm",
+        "workload": {
+            "requests": 300,
+            "lengths": {"kind": "zipf", "theta": 0.6, "min": 128, "max": 1024},
+            "pd_ratio": 5,
+            "arrivals": {"kind": "poisson", "rate": 2},
+        },
+        "cluster": {"max_length": 2048},
+        "capacity": {"slo": SLO, "tolerance": 0.2, "requests": 150, "most_requests": 2000},
+        "scenarios": {
+            "paged": {"policy": PAGED[0]},
+            "reserved": {"policy": SARATHI[1], "batching": {"max_batch": 32}},
+            "replicas": {"policy": PAGED[0], "cluster": {"replicas": 2}},
+        },
+    }
+
+
 def _sweep() -> dict[str, Any]:
     config = _single(Path("unused"))
     del config["scenarios"]
@@ -125,33 +261,52 @@ def _trace(file: Path) -> None:
 def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
     """Everything that is compared, by name, as the code in ``code`` makes it."""
     environment = {**os.environ, "PYTHONPATH": str(code), "SARATHI_SIM_CACHE": str(into / "cache")}
+    package = next(p for p in ("sarathi_sim", "experiments") if (code / p / "__main__.py").exists())
 
-    def command(*arguments: str) -> str:
-        whole = [sys.executable, "-m", "experiments", *arguments]
+    def command(*arguments: str, expected: int = 0) -> str:
+        whole = [sys.executable, "-m", package, *arguments]
         done = subprocess.run(whole, cwd=code, env=environment, capture_output=True, text=True)
-        if done.returncode:
+        if done.returncode != expected:
             raise SystemExit(f"{' '.join(arguments)}: exit code {done.returncode}\n{done.stderr}")
-        return done.stdout
+        return done.stdout.replace(str(into), "").replace(str(code), "")
 
     found: dict[str, bytes | str] = {}
-    for name in ("pipeline", "single"):
+    for name in RUNS:
         out = into / name
-        command("run", str(work / f"{name}.yaml"), "--out", str(out))
+        command("run", str(work / f"{name}.yaml"), "--out", str(out), "--no-figures")
         summary = json.loads((out / "summary.json").read_text())
         for scenario, numbers in summary["scenarios"].items():
             found[f"{name}/{scenario}/summary"] = json.dumps(numbers, sort_keys=True)
             for table in TABLES:
                 found[f"{name}/{scenario}/{table}"] = (out / scenario / table).read_bytes()
-        found[f"{name}/compare"] = command(
-            "compare", "--json", str(out / "p0"), str(out / "p3")
-        ).replace(str(into), "")
+    for name, (a, b) in COMPARED.items():
+        both = [str(into / name / a), str(into / name / b)]
+        found[f"{name}/compare"] = command("compare", "--json", *both)
     command("sweep", str(work / "sweep.yaml"), "--out", str(into / "sweep"))
     table = pd.read_parquet(into / "sweep" / "results.parquet")
     # A run's key covers the code, so it differs between two versions of it.
     found["sweep"] = table.sort_index(axis=1).drop(columns="run").to_csv()
     for name, arguments in PRINTED.items():
         found[name] = command(*arguments)
+    config = str(work / "capacity.yaml")
+    for name, arguments in ANSWERED.items():
+        whole = [config if argument == "CONFIG" else argument for argument in arguments]
+        found[name] = command(*whole, "--out", str(into / name), "--json")
+    found["score"] = command("score", str(work / "servers.csv"), "--json")
+    logs = sorted((HERE / "tests" / "data" / "vllm").glob("*.jsonl.gz"))
+    found["lockstep"] = command("lockstep", *map(str, logs), "--json").replace(str(HERE), "")
+    for name in REPORTED:
+        page = into / f"{name}.html"
+        command("report", str(into / name), "--out", str(page), "--quiet")
+        found[f"report/{name}"] = json.dumps(_shown(page.read_text()))
     return found
+
+
+def _shown(page: str) -> dict[str, int]:
+    """How often each number stands in the tables of an HTML page."""
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, flags=re.DOTALL)
+    text = html.unescape(re.sub(r"<[^>]*>", " ", " ".join(cells)))
+    return dict(sorted(Counter(re.findall(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?", text)).items()))
 
 
 def _same(before: bytes | str, after: bytes | str) -> bool:
@@ -165,10 +320,16 @@ def _same(before: bytes | str, after: bytes | str) -> bool:
     return _held(old, new)
 
 
+LEFT_OUT = ("_band", "_bands", "_s_wall", "elapsed_s", "code", "answer", "assumptions")
+
+
 def _held(old: Any, new: Any) -> bool:
+    """Whether every number of ``old`` stands in ``new``; words that say it may be others."""
     if isinstance(old, dict) and isinstance(new, dict):
-        kept = {key: value for key, value in old.items() if not key.endswith(("_band", "_bands"))}
+        kept = {key: value for key, value in old.items() if not key.endswith(LEFT_OUT)}
         return all(key in new and _held(value, new[key]) for key, value in kept.items())
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return all(map(_held, old, new))
     return bool(old == new)
 
 
@@ -186,7 +347,9 @@ def main() -> int:
         )  # fmt: skip
         try:
             _trace(work / "trace.csv")
-            for config in (_pipeline(), _single(work / "trace.csv"), _sweep()):
+            (work / "servers.csv").write_text(SERVERS)
+            single = _single(work / "trace.csv")
+            for config in (_pipeline(), single, _paged(), _stacks(), _capacity(), _sweep()):
                 (work / f"{config['name']}.yaml").write_text(json.dumps(config))
             old = _results(before, work, work / "old")
             new = _results(HERE, work, work / "new")
