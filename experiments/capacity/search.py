@@ -191,11 +191,11 @@ class Capacity:
 
 def capacity(plan: SearchPlan) -> Search[Capacity]:
     """The search for a deployment's capacity, with its headroom curve."""
-    at_once, rough, plan = yield from _breakable_pilot(plan)
+    at_once, rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return Capacity(pilot=rough)
     saturation = yield from _saturation(plan, at_once)
-    start, plan = rough, _lengthened(plan, [rough.kept])
+    start, plan = rough, lengthened(plan, [rough.kept])
     most_scatter = SCATTER
     while True:
         found = yield from replications(plan, start)
@@ -207,11 +207,11 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
         most = saturation * (1 - RESOLUTION * math.sqrt(plan.variance / plan.requests))
         most /= 1 - max(one.kept.verdict.rejected for one in crossings)  # as a load that arrives
         load, at, verdict = yield from _kept(plan, min(estimate.value, most), crossings)
-        longer = _lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
+        longer = lengthened(plan, at, spread([one.load for one in crossings]) / most_scatter)
         if longer.requests <= plan.requests:
             break
         start, plan, most_scatter = crossings[0], longer, math.inf
-    why = _too_short(plan, at)
+    why = too_short(plan, at)
     if not verdict.holds:
         why = why or f"replications at {load:g} break {verdict.worst}, however often it is lowered"
     low, high = (min(bound, most) for bound in estimate.interval)
@@ -220,7 +220,7 @@ def capacity(plan: SearchPlan) -> Search[Capacity]:
     return Capacity(load, ends, tuple(crossings), saturation, rough, curve, at, verdict, why)
 
 
-def _breakable_pilot(
+def breakable_pilot(
     plan: SearchPlan,
 ) -> Search[tuple[Probed | None, Crossing | Probed, SearchPlan]]:
     """The pilot, with longer runs where no load breaks the SLO in short ones."""
@@ -314,7 +314,7 @@ def _curve(plan: SearchPlan, load: float) -> Search[tuple[Probed, ...]]:
 # How long a run must be ----------------------------------------------------------------------
 
 
-def _lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
+def lengthened(plan: SearchPlan, at: Sequence[Probed], scatter: float = 0.0) -> SearchPlan:
     """The plan with as many requests as it takes that arrivals last :data:`LASTS` times the largest
     limit and the mean latency; with ``scatter`` times too much of it in the crossings, as many as
     it takes against that; at most the budget."""
@@ -331,10 +331,10 @@ def _needed(plan: SearchPlan, probed: Probed) -> int:
     return math.ceil(probed.probe.requests * lasts_s / max(probed.arrivals_s, 1e-9))
 
 
-def _too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
+def too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     """Why runs of this length do not show whether the load is carried; empty if they do."""
-    wanted = max(_needed(plan, probed) for probed in at)
-    if wanted <= plan.requests:
+    wanted, requests = max(_needed(plan, probed) for probed in at), at[0].probe.requests
+    if wanted <= requests:
         return ""
     lasts_s = min(probed.arrivals_s for probed in at)
     slowest = max(plan.limit_s, *(probed.latency_s for probed in at))
@@ -342,7 +342,7 @@ def _too_short(plan: SearchPlan, at: Sequence[Probed]) -> str:
     if plan.pattern_s > LASTS * slowest:
         told = f"the {plan.pattern_s:,.0f} s in which the arrivals vary"
     return (
-        f"runs of {plan.requests:,} requests last {lasts_s:,.0f} s, less than {told}: "
+        f"runs of {requests:,} requests last {lasts_s:,.0f} s, less than {told}: "
         f"{wanted:,} are needed"
     )
 

@@ -26,10 +26,12 @@ from experiments.capacity.search import (
     Probed,
     Search,
     SearchPlan,
+    breakable_pilot,
     crossing,
     exact,
-    pilot,
+    lengthened,
     together,
+    too_short,
 )
 from experiments.capacity.written import UNITS
 from experiments.config.deployment import deploy
@@ -124,7 +126,10 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         for factor in factors:
             sides = list(_sides(option, factor, asked.by, notes))
             changed += sides if len(sides) == len(SIDES) else []
-    values = _metrics(lab, asked, changed) if asked.measures else _capacities(lab, asked, changed)
+    if asked.measures:
+        values = _metrics(lab, asked, changed)
+    else:
+        values = _capacities(lab, asked, changed, notes)
     rows, measures = [], asked.measures or (CAPACITY,)
     kinds = {factor.name: factor.kind for each in asked.options.values() for factor in each}
     pairs: dict[tuple[Option, str], list[Shifted]] = {}
@@ -161,7 +166,11 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
 
 def label(measure: str, section: CapacitySection) -> str:
     """A measure with its unit, in words."""
-    return f"capacity ({UNITS[section.load]})" if measure == CAPACITY else known(measure).axis
+    return (
+        f"load where the SLO breaks ({UNITS[section.load]})"
+        if measure == CAPACITY
+        else known(measure).axis
+    )
 
 
 def _sides(
@@ -184,8 +193,11 @@ def _sides(
 # Values --------------------------------------------------------------------------------------
 
 
-def _capacities(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]]) -> Values:
-    """Each replication's capacity in every case. Raises ConfigError for too short runs."""
+def _capacities(
+    lab: Laboratory, asked: Question, changed: list[tuple[Shifted, Option]], notes: list[str]
+) -> Values:
+    """Each replication's load in every case; a note where its run is too short for the SLO. Raises
+    ConfigError where no load breaks the SLO."""
     plans, found = dict[Option, SearchPlan](), Values()
     for option in asked.options:
         plan = plan_of(option, asked.section, asked.draft.source.file)
@@ -194,6 +206,9 @@ def _capacities(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, O
     bases = lab.pursue({option: _base_search(plan) for option, plan in plans.items()})
     for option, base in bases.items():
         found[option, "", 0] = _loads(base, plans[option])
+        if not isinstance(base, str) and base:
+            why = too_short(plans[option], [one.kept for one in base])
+            notes += [f"{option.name}: {why} (capacity.most_requests)"] if why else []
     quiet, factors = replace(lab, progress=silent), dict.fromkeys(c.factor for c, _ in changed)
     for number, factor in enumerate(factors):  # one at a time: all its runs share tables
         lab.progress("factors", number, len(factors))
@@ -212,15 +227,22 @@ def _capacities(lab: Laboratory, asked: Question, changed: list[tuple[Shifted, O
 
 
 def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
-    """Each replication's capacity, in short runs; none where the SLO breaks under any load."""
-    _, rough = yield from pilot(plan)
+    """The load where each replication's SLO breaks, in runs that last long enough to show an
+    overload; none where the SLO breaks under any load."""
+    _, rough, plan = yield from breakable_pilot(plan)
     if not isinstance(rough, Crossing):
         return []
-    found = yield from together(
-        crossing(_short(plan, number), rough.load, rough.slope, plan)
-        for number in range(plan.least)
-    )
-    return [one for one in found if isinstance(one, Crossing)]
+    plan = lengthened(plan, [rough.kept])
+    while True:
+        found = yield from together(
+            crossing(Probe(0, plan.seed + number, plan.requests), rough.load, rough.slope, plan)
+            for number in range(plan.least)
+        )
+        crossings = [one for one in found if isinstance(one, Crossing)]
+        longer = lengthened(plan, [one.kept for one in crossings]) if crossings else plan
+        if longer.requests <= plan.requests:
+            return crossings
+        plan = longer
 
 
 def _changed_search(base: Sequence[Crossing], plan: SearchPlan) -> Search[list[Crossing | Probed]]:
@@ -229,12 +251,8 @@ def _changed_search(base: Sequence[Crossing], plan: SearchPlan) -> Search[list[C
     return found
 
 
-def _short(plan: SearchPlan, number: int) -> Probe:
-    return Probe(0, plan.seed + number, plan.pilot_requests)
-
-
 def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:
-    """The capacities; 0 where the SLO breaks under any load. Or why a run failed."""
+    """The loads; 0 where the SLO breaks under any load. Or why a run failed."""
     if isinstance(found, str):
         return found
     return {CAPACITY: [exact(one, plan) if isinstance(one, Crossing) else 0.0 for one in found]}

@@ -65,6 +65,18 @@ def test_the_closed_form_of_one_server(tmp_path: Path) -> None:
     assert (out / "summary.json").read_bytes() == before
 
 
+@pytest.mark.slow
+def test_a_long_limit_does_not_hide_an_overload() -> None:
+    """One request at a time is served 1 / service times a second, however long others may wait."""
+    poisson = {**ONE_SERVER["workload"], "arrivals": {"kind": "poisson", "rate": 1}}
+    slo = {"slo": "p90 ttft 5s", "requests": 100}
+    asked = {"only": ["all ops"], "replications": 2}
+    one = {**ONE_SERVER, "workload": poisson, "capacity": slo}
+    (row,) = sim.find_sensitivity(one, **asked).to_dict("records")
+    assert 0.9 < row["low"] * 0.9 * service_s() < 1.06
+    assert row["elasticity"] == pytest.approx(-1, rel=0.05)
+
+
 def test_one_run_repeated_has_no_interval() -> None:
     asked = {"only": ["all ops"], "metrics": ["makespan_s"], "replications": 2}
     (row,) = sim.find_sensitivity(WITHOUT, **asked).to_dict("records")
