@@ -33,6 +33,9 @@ LARGEST = {
     "max_position_embeddings": 2**24,
 }
 
+#: The key of a model's YAML with its names on the Hub: profiler/facts/hub.py reads it.
+HUB = "hub"
+
 
 @strict_dataclass
 class ModelSpec:
@@ -339,4 +342,5 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         path = data_dir() / "models" / f"{name}.yaml"
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
-    return parse(ModelSpec, read_mapping(path), path)
+    fields = {key: value for key, value in read_mapping(path).items() if key != HUB}
+    return parse(ModelSpec, fields, path)
