@@ -31,7 +31,7 @@ from profiler.storage.manifest import (
 )
 
 CAPACITY_FORMAT = "sarathi-sim capacity 1"
-RECOMMEND_FORMAT = "sarathi-sim recommend 1"
+RECOMMEND_FORMAT = "sarathi-sim recommend 2"
 SENSITIVITY_FORMAT = "sarathi-sim sensitivity 1"
 PROBES = "probes"
 _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")

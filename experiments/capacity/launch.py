@@ -1,91 +1,255 @@
-"""The engine's own command line for a deployment."""
+"""The engine's own command line for a deployment: every setting that was simulated.
+
+Options are those of vLLM 0.32 and SGLang 0.5.23, whose parsers read these commands in a test, and
+of TensorRT-LLM 1.x (``trtllm-serve`` and the fields of ``TorchLlmArgs`` in its YAML).
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.config.key_paths import get
-from experiments.config.scenario import Scenario
+from experiments.config.scenario import KvCache, Scenario
+from policies.policy import is_pooled, memory_share_of
+from profiler.facts.hub import Checkpoint, checkpoints, published
+from profiler.facts.model import load_model
+from profiler.storage.paths import user_path
+from profiler.storage.plain_yaml import dump_yaml
 
-_HUB = {
-    "llama-3-8b": "meta-llama/Meta-Llama-3-8B",
-    "llama-3-70b": "meta-llama/Meta-Llama-3-70B",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
-    "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
-    "llama-3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
-    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "mistral-7b": "mistralai/Mistral-7B-v0.1",
-    "mistral-small-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
-}
-"""Models on the Hugging Face Hub; others by the name that the configuration has."""
-_QUANTIZATION = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "modelopt_fp4", "int4_wo": "awq"}
+Settings = Mapping[str, Any]
 
 
-_SERVERS: dict[str, tuple[str, dict[str, str]]] = {
-    "vllm": (
+@dataclass(frozen=True)
+class Launch:
+    """The shell command that starts one replica; or, where no checkpoint is known by name, which
+    one it ``needs``."""
+
+    command: str | None
+    needs: str | None = None
+
+
+@dataclass(frozen=True)
+class _ServerCommand:
+    """How an engine is started.
+
+    ``options`` take settings by their path; ``kv_names`` are its names of KV formats. A switch that
+    is off is ``--no-...`` in an engine that ``negates``, else left out. ``partition`` is the
+    environment's variable for the layers of pipeline stages. ``on_the_fly`` are the formats that it
+    makes of a checkpoint in bf16, ``reads`` those of the checkpoints that it loads (empty: all).
+    ``follows_kv``: a KV cache in bf16 is whatever the checkpoint says. ``options_file`` is the
+    content of the YAML with all else.
+    """
+
+    program: str
+    options: Mapping[str, str]
+    trust: str
+    kv_names: Mapping[str, str]
+    negates: bool = False
+    partition: str = ""
+    on_the_fly: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    follows_kv: bool = False
+    options_file: Callable[[Settings], dict[str, Any]] | None = None
+
+
+def _of_trtllm(settings: Settings) -> dict[str, Any]:
+    policy, cache, cluster = settings["policy"], settings["kv_cache"], settings["cluster"]
+    capacity = policy["capacity_scheduler_policy"].upper()
+    stages = {"pp_partition": cluster["layers_per_stage"]} if cluster["pp"] > 1 else {}
+    return {
+        "dtype": "bfloat16",
+        "enable_chunked_prefill": policy["enable_chunked_prefill"],
+        "disable_overlap_scheduler": policy["disable_overlap_scheduler"],
+        "batch_wait_timeout_iters": policy["batch_wait_timeout_iters"] or 0,
+        "batch_wait_max_tokens_ratio": policy["batch_wait_max_tokens_ratio"],
+        "scheduler_config": {"capacity_scheduler_policy": capacity},
+        "kv_cache_config": {
+            "dtype": settings["kv_cache_dtype"],
+            "enable_block_reuse": cache["prefix_caching"],
+            "tokens_per_block": cache["block_size"],
+            "free_gpu_memory_fraction": settings["memory_share"],
+        },
+        **stages,
+    }
+
+
+_SERVERS = {
+    "vllm": _ServerCommand(
         "vllm serve {model}",
         {
             "--tensor-parallel-size": "cluster.tp",
             "--pipeline-parallel-size": "cluster.pp",
+            "--enable-expert-parallel": "expert_parallel",
             "--max-model-len": "cluster.max_length",
-            "--max-num-batched-tokens": "policy.max_num_batched_tokens",
-            "--max-num-seqs": "policy.max_num_seqs",
-            "--gpu-memory-utilization": "kv_cache.gpu_memory_utilization",
-            "--block-size": "kv_cache.block_size",
+            "--dtype": "dtype",
             "--quantization": "quantization",
             "--kv-cache-dtype": "kv_cache_dtype",
+            "--max-num-batched-tokens": "policy.max_num_batched_tokens",
+            "--max-num-seqs": "policy.max_num_seqs",
+            "--enable-chunked-prefill": "policy.enable_chunked_prefill",
+            "--scheduling-policy": "policy.scheduling_policy",
+            "--long-prefill-token-threshold": "policy.long_prefill_token_threshold",
+            "--long-prefill-token-threshold-adaptive": "policy.adaptive_threshold",
+            "--watermark": "policy.watermark",
+            "--scheduler-reserve-full-isl": "policy.scheduler_reserve_full_isl",
+            "--async-scheduling": "policy.async_scheduling",
+            "--gpu-memory-utilization": "memory_share",
+            "--block-size": "kv_cache.block_size",
+            "--enable-prefix-caching": "kv_cache.prefix_caching",
         },
+        "--trust-remote-code",
+        {"bf16": "bfloat16", "fp8": "fp8"},
+        negates=True,
+        partition="VLLM_PP_LAYER_PARTITION",
+        on_the_fly={"fp8": "fp8_per_tensor", "fp8_block": "fp8_per_block"},
     ),
-    "sglang": (
+    "sglang": _ServerCommand(
         "python -m sglang.launch_server --model-path {model}",
         {
             "--tp-size": "cluster.tp",
             "--pp-size": "cluster.pp",
+            "--ep-size": "ep_size",
             "--context-length": "cluster.max_length",
-            "--chunked-prefill-size": "policy.chunked_prefill_size",
-            "--max-running-requests": "policy.max_running_requests",
-            "--mem-fraction-static": "kv_cache.mem_fraction_static",
-            "--page-size": "kv_cache.block_size",
+            "--dtype": "dtype",
             "--quantization": "quantization",
             "--kv-cache-dtype": "kv_cache_dtype",
+            "--chunked-prefill-size": "policy.chunked_prefill_size",
+            "--max-prefill-tokens": "policy.max_prefill_tokens",
+            "--max-running-requests": "policy.max_running_requests",
+            "--schedule-policy": "policy.schedule_policy",
+            "--schedule-conservativeness": "policy.schedule_conservativeness",
+            "--enable-mixed-chunk": "policy.enable_mixed_chunk",
+            "--disable-overlap-schedule": "policy.disable_overlap_schedule",
+            "--scheduler-recv-interval": "policy.scheduler_recv_interval",
+            "--mem-fraction-static": "memory_share",
+            "--page-size": "kv_cache.block_size",
+            "--disable-radix-cache": "no_prefix_caching",
         },
+        "--trust-remote-code",
+        {"bf16": "bf16", "fp8": "fp8_e4m3"},
+        partition="SGLANG_PP_LAYER_PARTITION",
+        on_the_fly={"fp8": "fp8"},
     ),
-    "trtllm": (
+    "trtllm": _ServerCommand(
         "trtllm-serve {model} --backend pytorch",
         {
             "--tp_size": "cluster.tp",
             "--pp_size": "cluster.pp",
+            "--ep_size": "ep_size",
             "--max_seq_len": "cluster.max_length",
             "--max_num_tokens": "policy.max_num_tokens",
             "--max_batch_size": "policy.max_batch_size",
-            "--kv_cache_free_gpu_memory_fraction": "kv_cache.free_gpu_memory_fraction",
         },
+        "--trust_remote_code",
+        {"bf16": "auto", "fp8": "fp8"},
+        reads=("bf16", "fp8", "fp8_block", "nvfp4", "w4a16_mxfp4"),
+        follows_kv=True,
+        options_file=_of_trtllm,
     ),
 }
-"""By policy: what starts a server, and which of the scenario's settings each option takes."""
+"""By policy."""
+_WITHOUT = {"policy.chunked_prefill_size": -1, "policy.long_prefill_token_threshold": 0}
+"""How a setting that is left empty is spelled."""
 
 
-def launch_command(scenario: Scenario) -> str:
-    """What starts one replica, with every setting of the engine that the simulation has.
+def launch(scenario: Scenario) -> Launch:
+    """What starts one replica of a resolved scenario. Raises KeyError for a policy that is no
+    engine's."""
+    server = _SERVERS[scenario.policy.name]
+    formats = _formats(scenario.dtype, scenario.moe_dtype)
+    kv = scenario.kv_cache_dtype or "bf16"
+    if (sending := scenario.cluster.moe_a2a_backend or "none") != "none":
+        said = f"no option of {scenario.policy.name} sets cluster.moe_a2a_backend {sending}"
+        return Launch(None, f"no launch file: {said}")
+    known = _known(scenario.model)
+    if server.follows_kv and kv == "bf16":
+        known = [one for one in known if one.kv_cache_dtype == kv]
+    readable = [one for one in known if not server.reads or {*_of(one)} <= {*server.reads}]
+    exact = [one for one in readable if _of(one) == formats]
+    plain = [one for one in readable if _of(one) == ("bf16", "bf16")]
+    made = server.on_the_fly.get(formats[0]) if formats[0] == formats[1] else None
+    if exact:
+        return Launch(_command(server, scenario, exact[0], None))
+    if plain and made:
+        return Launch(_command(server, scenario, plain[0], made))
+    told = " and a KV cache in bf16" if server.follows_kv and kv == "bf16" else ""
+    return Launch(None, _needed(scenario, formats, told))
 
-    Raises KeyError for a policy that is no engine's.
-    """
-    program, options = _SERVERS[scenario.policy.name]
-    settings: dict[str, Any] = {
-        "cluster": scenario.cluster.model_dump(),
+
+def _command(
+    server: _ServerCommand, scenario: Scenario, checkpoint: Checkpoint, quantization: str | None
+) -> str:
+    cluster, cache = scenario.cluster, scenario.kv_cache or KvCache()
+    policy = scenario.policy.build()
+    assert is_pooled(policy)
+    settings = {
+        "cluster": cluster.model_dump(),
         "policy": scenario.policy.described(),
-        "kv_cache": scenario.kv_cache.model_dump() if scenario.kv_cache else {},
-        "quantization": _QUANTIZATION.get(scenario.dtype or "bf16"),
-        "kv_cache_dtype": None if scenario.kv_cache_dtype == "bf16" else scenario.kv_cache_dtype,
+        "kv_cache": cache.model_dump(),
+        "dtype": "bfloat16",
+        "quantization": quantization,
+        "kv_cache_dtype": server.kv_names[scenario.kv_cache_dtype or "bf16"],
+        "memory_share": getattr(cache, memory_share_of(policy)) or cluster.usable_memory,
+        "expert_parallel": bool(cluster.expert_parallel),
+        "ep_size": cluster.tp if cluster.expert_parallel else 1,
+        "no_prefix_caching": not cache.prefix_caching,
     }
-    words = [program.format(model=shlex.quote(_HUB.get(scenario.model, scenario.model)))]
-    for option, path in options.items():
+    words = [server.program.format(model=shlex.quote(checkpoint.name))]
+    words += [server.trust] if checkpoint.custom_code else []
+    for option, path in server.options.items():
         value = get(settings, tuple(path.split(".")))
-        if value is None and path.startswith("kv_cache."):  # the engine's share of the memory
-            value = scenario.cluster.usable_memory
-        if value is not None:
-            words.append(f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}")
-    return " ".join(words)
+        value = _WITHOUT.get(path) if value is None else value
+        if value is True:
+            words.append(option)
+        elif value is False:
+            words += [option.replace("--", "--no-", 1)] if server.negates else []
+        elif value is not None:
+            words.append(f"{option} {value}")
+    before = ""
+    if server.partition and cluster.pp > 1 and cluster.layers_per_stage:
+        layers = ",".join(str(count) for count in cluster.layers_per_stage)
+        before = f"{server.partition}={layers} "
+    if server.options_file is not None:
+        text = dump_yaml(server.options_file(settings))
+        before = f"cat > trtllm.yaml <<'END'\n{text}END\n"
+        words.append("--extra_llm_api_options trtllm.yaml")
+    return before + " ".join(words)
+
+
+# Checkpoints ---------------------------------------------------------------------------------
+
+
+def _known(model: str) -> list[Checkpoint]:
+    """The checkpoints of a shipped model, of a name on the Hub, or the folder of one."""
+    if model in published():
+        shipped, named = published()[model]
+        return [named, *checkpoints(shipped)]
+    found, folder = checkpoints(model), user_path(model)
+    if found or not folder.is_dir():
+        return list(found)
+    own = load_model(folder)
+    return [Checkpoint(str(folder), "", own.dtype, own.kv_cache_dtype, own.moe_dtype)]
+
+
+def _of(one: Checkpoint) -> tuple[str, str]:
+    return _formats(one.dtype, one.moe_dtype)
+
+
+def _formats(dtype: str | None, moe_dtype: str | None) -> tuple[str, str]:
+    """Of the weights of layers and of experts, as they are stored: activations in MXFP8 need no
+    other checkpoint."""
+    experts = moe_dtype or dtype or "bf16"
+    return dtype or "bf16", "w4a16_mxfp4" if experts == "w4a8_mxfp4_mxfp8" else experts
+
+
+def _needed(scenario: Scenario, formats: tuple[str, str], cache: str) -> str:
+    weights, experts = formats
+    told = weights if weights == experts else f"{weights} with experts in {experts}"
+    said = "" if formats == ("bf16", "bf16") else ", whose config.json gives its quantisation"
+    return (
+        f"no launch file: no checkpoint of {scenario.model} in {told}{cache} that "
+        f"{scenario.policy.name} loads is known by name; it needs one{said}"
+    )

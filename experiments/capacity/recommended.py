@@ -19,7 +19,7 @@ from experiments.capacity.answer import (
 )
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
-from experiments.capacity.launch import launch_command
+from experiments.capacity.launch import Launch, launch
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, add_costs
 from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
@@ -44,10 +44,11 @@ from simulator.views.metric_registry import number_text
 
 def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
     """The content of ``summary.json``. Without a deployment that carries anything, or the rate,
-    ``winner`` and ``command`` are None."""
+    ``winner`` and ``command`` are None; ``needs`` says which checkpoint a command would need."""
     rows = ranked(found, wanted, prices)
     best = found.finalists[0].option
     carries = rows[0]["carries"]
+    started = launch(best.scenario) if carries else Launch(None)
     content: dict[str, Any] = {
         "format": RECOMMEND_FORMAT,
         "name": "recommend",
@@ -62,7 +63,8 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "may_reject": wanted.section.rejected,
         "traffic": traffic_by_name([one.option for one in found.finalists]),
         "winner": rows[0]["name"] if carries else None,
-        "command": launch_command(best.scenario) if carries else None,
+        "command": started.command,
+        "needs": started.needs,
         "replicas": best.scenario.cluster.replicas,
         "deployments": rows,
         "one_fewer": _one_fewer(found, wanted) if carries else None,
@@ -198,8 +200,8 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
         table=_table(found, unit),
         assumptions=assumed(found),
         details=[grid for grid in others if grid.rows],
-        configuration={f"launch.sh{each}": found["command"]} if carried else {},
-        warnings=warnings,
+        configuration={f"launch.sh{each}": found["command"]} if found["command"] else {},
+        warnings=[*warnings, found["needs"]] if found["needs"] else warnings,
     )
 
 
@@ -384,6 +386,7 @@ def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, byt
     }
     if content["winner"] is not None:
         files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
+    if content["command"] is not None:
         files["launch.sh"] = f"{content['command']}\n".encode()
     return files
 

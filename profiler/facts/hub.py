@@ -20,7 +20,8 @@ from profiler.storage.strict import parse, strict_dataclass
 class Checkpoint:
     """A published checkpoint: its name on the Hub, the page that shows it, its number formats.
 
-    ``kv_cache_dtype`` is fp8 where its quantisation file was seen to say so.
+    ``kv_cache_dtype`` is fp8 where its quantisation file was seen to say so. With ``custom_code``
+    engines run Python code that it brings, for which they want the user's consent.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Checkpoint:
     dtype: WeightDtype = "bf16"
     kv_cache_dtype: KvDtype = "bf16"
     moe_dtype: MoeDtype | None = None
+    custom_code: bool = False
 
 
 @strict_dataclass

@@ -123,6 +123,7 @@ def write_recommendation(folder: Path) -> Path:
         "one_fewer": None,
         "replicas": 1,
         "command": "vllm serve llama-13b",
+        "needs": None,
     }
     with result_folder(folder, RECOMMEND_FORMAT) as scratch:
         write_summary(scratch, RECOMMEND_FORMAT, content)

@@ -16,13 +16,12 @@ from experiments.capacity.bounds import alone, most_requests_per_s
 from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
 from experiments.capacity.curves import front, frontier_figures
 from experiments.capacity.judgement import judge
-from experiments.capacity.launch import launch_command
 from experiments.capacity.layouts import Wanted, deployable, wanted_of
 from experiments.capacity.options import Option
 from experiments.capacity.prices import Prices, load_prices, per_million_tokens
 from experiments.capacity.probing import Laboratory
 from experiments.capacity.recommend import SCREENING, Worth, recommend, whole
-from experiments.capacity.recommended import answer_of, winner
+from experiments.capacity.recommended import answer_of, recommend_files, winner
 from experiments.capacity.search import AT_ONCE, Probe
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
@@ -98,7 +97,10 @@ def test_it_agrees_with_trying_everything(tmp_path: Path) -> None:
     assert content["winner"] == first.option.name
     row, cost = content["deployments"][0], price_at(first.load, first.option, prices)
     assert row["per_million_output_tokens"] == pytest.approx(cost, rel=1e-9)
-    assert content["command"].startswith("vllm serve llama-13b --tensor-parallel-size")
+    assert content["command"].startswith("vllm serve huggyllama/llama-13b --tensor-parallel-size")
+    assert content["needs"] is None
+    files = {one: {*recommend_files(asked, content | {"command": one})} for one in ("vllm", None)}
+    assert files["vllm"] - files[None] == {"launch.sh"}
     again = winner(content, asked)
     assert again.pop("name") == "winner"
     assert again.pop("capacity")["slo"] == asked.section.slo
@@ -266,28 +268,6 @@ def test_what_does_not_fit_is_dropped_with_the_reason() -> None:
     _, dropped = deployable(wanted(model="llama-2-70b", device="a100-80g-sxm", gpus=1))
     assert dropped
     assert all("70b" in reason or "does not fit" in reason for reason in dropped.values())
-
-
-@pytest.mark.parametrize(
-    ("stack", "words"),
-    [
-        ("vllm", ["vllm serve meta-llama/Llama-3.1-8B-Instruct", "--tensor-parallel-size 2",
-                  "--max-num-batched-tokens 512", "--max-num-seqs 64", "--quantization fp8"]),
-        ("sglang", ["sglang.launch_server", "--tp-size 2", "--chunked-prefill-size 512",
-                    "--max-running-requests 64", "--mem-fraction-static"]),
-        ("trtllm", ["trtllm-serve", "--tp_size 2", "--max_num_tokens 512", "--max_batch_size 64",
-                    "--kv_cache_free_gpu_memory_fraction"]),
-    ],
-)  # fmt: skip
-def test_command_lines(stack: str, words: list[str]) -> None:
-    asked = wanted(
-        model="llama-3.1-8b", device="h100-80g-sxm", stack=stack, dtype="fp8", budget="512",
-        seqs="64",
-    )  # fmt: skip
-    options, _ = deployable(asked)
-    (option,) = (one for one in options if one.scenario.cluster.tp == 2)
-    command = launch_command(option.scenario)
-    assert all(word in command for word in words), command
 
 
 def test_prices(tmp_path: Path) -> None:

@@ -154,9 +154,15 @@ def answer(dropped: dict[str, str], **given: Any) -> list[str]:
         "one_fewer": None, "screened": [], "dropped": dropped, "replicas": 2, "model": "m",
         "devices": ["d"], "gpus": 4, "slo": "p99 tbt 50ms", "command": "vllm serve m",
         "prices": {"currency": "USD", "date": "2025", "mark": "assumed"}, "traffic": {},
-        "keep": 0.9, **given,
+        "keep": 0.9, "needs": None, **given,
     }  # fmt: skip
     return list(recommend_answer(found).warnings)
+
+
+def test_an_answer_without_a_command_says_which_checkpoint_it_needs() -> None:
+    needs = "no launch file: no checkpoint of m in int4_wo that vllm loads is known by name"
+    assert answer({}, command=None, needs=needs)[-1] == needs
+    assert not [line for line in answer({}) if "launch" in line]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,336 @@
+"""Launch commands: the checkpoint, the number formats, and every setting that was simulated.
+
+The engines' own parsers read the commands where a Python has the engine: SARATHI_SIM_VLLM_PYTHON
+(vLLM 0.32) and SARATHI_SIM_SGLANG_PYTHON (SGLang 0.5.23).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.capacity.launch import launch
+from experiments.config.loading import Source, check_scenario
+from experiments.config.scenario import Scenario
+from profiler.facts.hub import checkpoints
+from profiler.facts.model import list_models, load_model
+from profiler.storage.plain_yaml import parse_yaml
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("vllm", "sglang", "trtllm")
+WORKLOAD = {"requests": 4, "lengths": {"kind": "fixed", "prompt": 200, "decode": 20}}
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 17,
+        "long_prefill_token_threshold": 512,
+        "adaptive_threshold": True,
+        "enable_chunked_prefill": False,
+        "scheduling_policy": "priority",
+        "watermark": 0.0625,
+        "scheduler_reserve_full_isl": False,
+        "async_scheduling": True,
+    },
+    "sglang": {
+        "chunked_prefill_size": None,
+        "max_prefill_tokens": 4096,
+        "max_running_requests": 17,
+        "schedule_conservativeness": 0.3,
+        "schedule_policy": "lpm",
+        "enable_mixed_chunk": True,
+        "disable_overlap_schedule": True,
+        "scheduler_recv_interval": 3,
+    },
+    "trtllm": {
+        "max_num_tokens": 4096,
+        "max_batch_size": 17,
+        "capacity_scheduler_policy": "max_utilization",
+        "enable_chunked_prefill": True,
+        "batch_wait_timeout_iters": 5,
+        "batch_wait_max_tokens_ratio": 0.5,
+        "disable_overlap_scheduler": True,
+    },
+}
+"""Of every policy a value that is not its default."""
+SHARES = {
+    "vllm": "gpu_memory_utilization",
+    "sglang": "mem_fraction_static",
+    "trtllm": "free_gpu_memory_fraction",
+}
+
+
+def scenario(engine: str, model: str, otherwise: bool = False, **keys: Any) -> Scenario:
+    """With every setting at its default, or every one at another value."""
+    tree: dict[str, Any] = {
+        "model": model,
+        "device": "h100-80g-sxm",
+        "stack": engine,
+        "workload": WORKLOAD,
+        "cluster": {"tp": 2, "max_length": 4096},
+        "policy": {"name": engine},
+        "kv_cache": {},
+        **keys,
+    }
+    if otherwise:
+        tree["cluster"] |= {"pp": 2, "layers_per_stage": [3, 5], "expert_parallel": True}
+        tree["policy"] |= OTHERWISE[engine]
+        tree["kv_cache"] |= {"block_size": 32, "prefix_caching": False, SHARES[engine]: 0.8125}
+    return check_scenario(tree, Source("", "x", {}, ()))
+
+
+def words(command: str) -> list[str]:
+    """The server's arguments: what follows the program, without the environment."""
+    found = shlex.split(command.rpartition("END\n")[2])
+    while "=" in found[0]:
+        found = found[1:]
+    starts = {"vllm": 2, "python": 3, "trtllm-serve": 1}  # vllm serve; python -m sglang...
+    return found[starts[found[0]] :]
+
+
+def test_every_policy_setting_is_another_one() -> None:
+    for engine, policy in OTHERWISE.items():
+        usual = scenario(engine, "qwen3-32b").policy.described()
+        assert set(policy) == set(usual) - {"name"}
+        assert not [key for key, value in policy.items() if value == usual[key]]
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "formats", "told"),
+    [
+        ("vllm", "llama-3.1-8b", {}, "serve meta-llama/Llama-3.1-8B-Instruct --tensor"),
+        ("vllm", "llama-3.1-8b", {"dtype": "fp8"}, "serve nvidia/Llama-3.1-8B-Instruct-FP8 "),
+        ("vllm", "qwen3-32b", {"dtype": "nvfp4"}, "serve nvidia/Qwen3-32B-NVFP4 "),
+        ("vllm", "qwen3-32b", {"dtype": "int4_wo"}, "serve Qwen/Qwen3-32B-AWQ "),
+        ("vllm", "qwen3-32b", {"dtype": "fp8_block"}, "serve Qwen/Qwen3-32B-FP8 "),
+        ("vllm", "deepseek-v3", {"dtype": "fp8_block"}, "serve deepseek-ai/DeepSeek-V3 "),
+        ("vllm", "deepseek-v3", {"moe_dtype": "nvfp4"}, "nvidia/DeepSeek-V3-0324-NVFP4 "),
+        ("sglang", "gpt-oss-120b", {"moe_dtype": "w4a16_mxfp4"}, "path openai/gpt-oss-120b "),
+        ("sglang", "gpt-oss-20b", {"moe_dtype": "w4a8_mxfp4_mxfp8"}, "path openai/gpt-oss-20b "),
+        ("trtllm", "llama-3.1-8b", {"dtype": "fp8"}, "serve nvidia/Llama-3.1-8B-Instruct-FP8 "),
+        # Names of the Hub lead to themselves, in their format.
+        ("vllm", "meta-llama/Llama-3.1-8B", {}, "serve meta-llama/Llama-3.1-8B --"),
+        ("vllm", "meta-llama/Llama-3.1-8B", {"dtype": "fp8"}, "Llama-3.1-8B-Instruct-FP8 "),
+    ],
+)
+def test_a_quantised_format_is_a_quantised_checkpoint(
+    engine: str, model: str, formats: dict[str, str], told: str
+) -> None:
+    found = launch(scenario(engine, model, **formats))
+    assert found.needs is None and found.command is not None
+    assert told in found.command and "--quantization" not in found.command
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "quantisation"),
+    [("vllm", "fp8", "fp8_per_tensor"), ("vllm", "fp8_block", "fp8_per_block"),
+     ("sglang", "fp8", "fp8")],
+)  # fmt: skip
+def test_engines_that_quantise_on_the_fly_are_told_so(
+    engine: str, dtype: str, quantisation: str
+) -> None:
+    command = launch(scenario(engine, "mistral-7b", dtype=dtype)).command
+    assert command is not None and "mistralai/Mistral-7B-v0.1" in command
+    assert f" --quantization {quantisation} " in command
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "keys", "told"),
+    [
+        ("vllm", "gpt3-175b", {}, "no checkpoint of gpt3-175b in bf16 that vllm loads"),
+        ("vllm", "mistral-7b", {"dtype": "int4_wo"}, "config.json gives its quantisation"),
+        ("vllm", "mixtral-8x7b", {"moe_dtype": "fp8"}, "in bf16 with experts in fp8 that vllm"),
+        ("sglang", "mistral-7b", {"dtype": "fp8_block"}, "mistral-7b in fp8_block"),
+        ("trtllm", "mistral-7b", {"dtype": "fp8"}, "fp8 and a KV cache in bf16 that trtllm"),
+        ("trtllm", "qwen3-32b", {"dtype": "int4_wo"}, "qwen3-32b in int4_wo"),
+        # Its checkpoint says fp8, which this engine follows.
+        ("trtllm", "qwen3-32b", {"dtype": "nvfp4"}, "in nvfp4 and a KV cache in bf16"),
+        ("vllm", "qwen3-30b-a3b", {"cluster": {"moe_a2a_backend": "nccl"}}, "moe_a2a_backend nccl"),
+    ],
+)
+def test_without_a_known_checkpoint_there_is_a_line_and_no_command(
+    engine: str, model: str, keys: dict[str, Any], told: str
+) -> None:
+    found = launch(scenario(engine, model, **keys))
+    assert found.command is None
+    assert found.needs is not None and told in found.needs and "\n" not in found.needs
+
+
+def test_a_checkpoint_of_ones_own_is_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    sizes = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128}
+    sizes |= {"vocab_size": 256, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    command = launch(scenario("vllm", str(folder))).command
+    assert command is not None and words(command)[0] == str(folder)
+    needs = launch(scenario("vllm", str(folder), dtype="int4_wo")).needs
+    assert needs is not None and "int4_wo" in needs
+    assert launch(scenario("vllm", str(folder / "config.json"))).command is None
+
+
+def test_code_of_a_checkpoint_is_consented_to() -> None:
+    assert "--trust-remote-code" in str(launch(scenario("vllm", "qwen-72b")).command)
+    assert "--trust" not in str(launch(scenario("vllm", "qwen3-32b")).command)
+
+
+def test_uneven_stages_are_told_to_the_engine() -> None:
+    for engine in ("vllm", "sglang"):
+        command = launch(scenario(engine, "qwen3-32b", otherwise=True)).command
+        assert str(command).startswith(f"{engine.upper()}_PP_LAYER_PARTITION=3,5 ")
+        assert "PARTITION" not in str(launch(scenario(engine, "qwen3-32b")).command)
+
+
+@pytest.mark.parametrize("otherwise", [False, True])
+def test_all_settings_of_tensorrt_llm(otherwise: bool) -> None:
+    one = scenario("trtllm", "qwen3-30b-a3b", otherwise, kv_cache_dtype="fp8")
+    policy, command = one.policy.described(), launch(one).command
+    assert command is not None
+    before, _, rest = command.partition("END\n")
+    assert before.startswith("cat > trtllm.yaml <<'END'\n")
+    content = parse_yaml(before.partition("\n")[2], "trtllm.yaml")
+    assert content == {
+        "dtype": "bfloat16",
+        "enable_chunked_prefill": policy["enable_chunked_prefill"],
+        "disable_overlap_scheduler": policy["disable_overlap_scheduler"],
+        "batch_wait_timeout_iters": policy["batch_wait_timeout_iters"] or 0,
+        "batch_wait_max_tokens_ratio": policy["batch_wait_max_tokens_ratio"],
+        "scheduler_config": {
+            "capacity_scheduler_policy": "MAX_UTILIZATION" if otherwise else "GUARANTEED_NO_EVICT"
+        },
+        "kv_cache_config": {
+            "dtype": "fp8",
+            "enable_block_reuse": not otherwise,
+            "tokens_per_block": 32 if otherwise else 16,
+            "free_gpu_memory_fraction": 0.8125 if otherwise else 0.9,
+        },
+        **({"pp_partition": [3, 5]} if otherwise else {}),
+    }
+    assert rest == (
+        "trtllm-serve Qwen/Qwen3-30B-A3B --backend pytorch --tp_size 2 "
+        f"--pp_size {2 if otherwise else 1} --ep_size {2 if otherwise else 1} --max_seq_len 4096 "
+        f"--max_num_tokens {4096 if otherwise else 8192} "
+        f"--max_batch_size {17 if otherwise else 2048} --extra_llm_api_options trtllm.yaml"
+    )
+
+
+# The engines' own parsers --------------------------------------------------------------------
+
+Formats = tuple[str, str | None]
+Reading = Callable[[Scenario], Any]
+
+
+def setting(key: str) -> Reading:
+    """The policy's."""
+    return lambda one: one.policy.described()[key]
+
+
+def cached(key: str, otherwise: Any = None) -> Reading:
+    """The KV cache's."""
+    return lambda one: getattr(one.kv_cache, key) or otherwise
+
+
+PARSED: dict[str, dict[str, Reading]] = {
+    "vllm": {
+        "tensor_parallel_size": lambda one: one.cluster.tp,
+        "pipeline_parallel_size": lambda one: one.cluster.pp,
+        "enable_expert_parallel": lambda one: bool(one.cluster.expert_parallel),
+        "max_model_len": lambda one: one.cluster.max_length,
+        "dtype": lambda one: "bfloat16",
+        "kv_cache_dtype": lambda one: "fp8" if one.kv_cache_dtype == "fp8" else "bfloat16",
+        **{
+            key: lambda one, key=key: one.policy.described()[key]
+            for key in OTHERWISE["vllm"]
+            if key not in ("adaptive_threshold", "long_prefill_token_threshold")
+        },
+        "long_prefill_token_threshold": lambda one: (
+            one.policy.described()["long_prefill_token_threshold"] or 0
+        ),
+        "long_prefill_token_threshold_adaptive": lambda one: one.policy.described()[
+            "adaptive_threshold"
+        ],
+        "gpu_memory_utilization": lambda one: one.kv_cache.gpu_memory_utilization or 0.9,
+        "block_size": lambda one: one.kv_cache.block_size,
+        "enable_prefix_caching": lambda one: one.kv_cache.prefix_caching,
+    },
+    "sglang": {
+        "tp_size": lambda one: one.cluster.tp,
+        "pp_size": lambda one: one.cluster.pp,
+        "ep_size": lambda one: one.cluster.tp if one.cluster.expert_parallel else 1,
+        "context_length": lambda one: one.cluster.max_length,
+        "dtype": lambda one: "bfloat16",
+        "kv_cache_dtype": lambda one: "fp8_e4m3" if one.kv_cache_dtype == "fp8" else "bf16",
+        **{key: setting(key) for key in OTHERWISE["sglang"]},
+        "chunked_prefill_size": lambda one: setting("chunked_prefill_size")(one) or -1,
+        "mem_fraction_static": cached("mem_fraction_static", 0.9),
+        "page_size": cached("block_size"),
+        "disable_radix_cache": lambda one: not cached("prefix_caching")(one),
+    },
+}
+"""What the engine's parser must have read, by its names."""
+
+
+def shipped(engine: str) -> Iterator[Scenario]:
+    """All shipped models in all formats that have a name on the Hub or may be made on the fly, each
+    with both KV formats and both sets of settings."""
+    made: tuple[Formats, ...] = (("fp8", None), ("fp8_block", None))
+    for model in list_models():
+        own = [(one.dtype, one.moe_dtype) for one in checkpoints(model)]
+        for dtype, moe_dtype in dict.fromkeys([*own, *(made if ("bf16", None) in own else ())]):
+            keys = {"dtype": dtype} | ({"moe_dtype": moe_dtype} if moe_dtype else {})
+            for kv, otherwise in product(("bf16", "fp8"), (False, True)):
+                yield scenario(engine, model, otherwise, kv_cache_dtype=kv, **keys)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
+    variable = f"SARATHI_SIM_{engine.upper()}_PYTHON"
+    python = os.environ.get(variable) or (
+        sys.executable if importlib.util.find_spec(engine) else ""
+    )
+    if not python:
+        pytest.skip(f"no {engine}: name in {variable} a Python with it")
+    asked = [one for _, one in shipped(engine)]
+    found = [(one, launch(one).command) for one in asked]
+    commands = [(one, words(command)) for one, command in found if command is not None]
+    done = subprocess.run(
+        [python, "-m", "tests.engine_parsers", engine],
+        cwd=ROOT,
+        input=json.dumps([line for _, line in commands]),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    read = json.loads(done.stdout)
+    assert len(read) == len(commands) > 300
+    for (one, line), values in zip(commands, read, strict=True):
+        wanted = {key: value(one) for key, value in PARSED[engine].items()}
+        assert {key: values.get(key) for key in wanted} == wanted, (line, values.get("error"))
+        named = values["model_tag" if engine == "vllm" else "model_path"]
+        own = next(c for c in checkpoints(one.model) if c.name == named)
+        formats = (own.dtype, own.moe_dtype)
+        if values["quantization"] is None:
+            assert formats == (one.dtype, one.moe_dtype)
+        else:
+            assert formats == ("bf16", None) and one.dtype in ("fp8", "fp8_block")
+        assert values["trust_remote_code"] == own.custom_code
+
+
+def test_every_shipped_format_of_a_published_model_has_a_command() -> None:
+    """vLLM starts each checkpoint that has a name; the YAML's own formats are the first."""
+    for model in list_models():
+        spec = load_model(model)
+        own = {"dtype": spec.dtype} | ({"moe_dtype": spec.moe_dtype} if spec.moe_dtype else {})
+        found = launch(scenario("vllm", model, **own))
+        assert (found.command is None) == (not checkpoints(model))
