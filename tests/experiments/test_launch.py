@@ -295,13 +295,10 @@ def shipped(engine: str) -> Iterator[Scenario]:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
     variable = f"SARATHI_SIM_{engine.upper()}_PYTHON"
-    python = os.environ.get(variable) or (
-        sys.executable if importlib.util.find_spec(engine) else ""
-    )
-    if not python:
+    here = sys.executable if importlib.util.find_spec(engine) else None
+    if (python := os.environ.get(variable) or here) is None:
         pytest.skip(f"no {engine}: name in {variable} a Python with it")
-    asked = [one for _, one in shipped(engine)]
-    found = [(one, launch(one).command) for one in asked]
+    found = [(one, launch(one).command) for one in shipped(engine)]
     commands = [(one, words(command)) for one, command in found if command is not None]
     done = subprocess.run(
         [python, "-m", "tests.engine_parsers", engine],
@@ -327,8 +324,13 @@ def test_the_engines_own_parser_reads_every_command(engine: str) -> None:
         assert values["trust_remote_code"] == own.custom_code
 
 
-def test_every_shipped_format_of_a_published_model_has_a_command() -> None:
-    """vLLM starts each checkpoint that has a name; the YAML's own formats are the first."""
+def test_vllm_starts_every_checkpoint_that_has_a_name() -> None:
+    """The others say what they lack: SGLang makes no fp8_block, TensorRT-LLM nothing on the fly."""
+    for engine in ENGINES:
+        for one in shipped(engine):
+            found = launch(one)
+            assert (found.command is None) != (found.needs is None)
+            assert engine != "vllm" or found.command is not None
     for model in list_models():
         spec = load_model(model)
         own = {"dtype": spec.dtype} | ({"moe_dtype": spec.moe_dtype} if spec.moe_dtype else {})
