@@ -248,20 +248,14 @@ PARSED: dict[str, dict[str, Reading]] = {
         "max_model_len": lambda one: one.cluster.max_length,
         "dtype": lambda one: "bfloat16",
         "kv_cache_dtype": lambda one: "fp8" if one.kv_cache_dtype == "fp8" else "bfloat16",
-        **{
-            key: lambda one, key=key: one.policy.described()[key]
-            for key in OTHERWISE["vllm"]
-            if key not in ("adaptive_threshold", "long_prefill_token_threshold")
-        },
+        **{key: setting(key) for key in OTHERWISE["vllm"] if key != "adaptive_threshold"},
         "long_prefill_token_threshold": lambda one: (
-            one.policy.described()["long_prefill_token_threshold"] or 0
+            setting("long_prefill_token_threshold")(one) or 0
         ),
-        "long_prefill_token_threshold_adaptive": lambda one: one.policy.described()[
-            "adaptive_threshold"
-        ],
-        "gpu_memory_utilization": lambda one: one.kv_cache.gpu_memory_utilization or 0.9,
-        "block_size": lambda one: one.kv_cache.block_size,
-        "enable_prefix_caching": lambda one: one.kv_cache.prefix_caching,
+        "long_prefill_token_threshold_adaptive": setting("adaptive_threshold"),
+        "gpu_memory_utilization": cached("gpu_memory_utilization", 0.9),
+        "block_size": cached("block_size"),
+        "enable_prefix_caching": cached("prefix_caching", False),
     },
     "sglang": {
         "tp_size": lambda one: one.cluster.tp,
