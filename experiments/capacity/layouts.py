@@ -22,6 +22,7 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from profiler.facts.model import ModelSpec, load_model
 from profiler.kernels.stack_file import stacks_on
+from profiler.storage.strict import did_you_mean
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 SEQUENCES = (64, 128, 256, 512)
@@ -173,7 +174,9 @@ def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ..
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     wrong = [word for word in found if not word or (allowed and word not in allowed)]
     if wrong:
-        hint = f": one of {', '.join(allowed)}" if allowed else ": expected names with commas"
+        hint = ": expected names with commas"
+        if allowed:
+            hint = f": one of {', '.join(allowed)}{did_you_mean(wrong[0], allowed)}"
         raise ConfigError(f"{option} {text}: {wrong[0]!r}{hint}")
     return found
 

@@ -24,6 +24,7 @@ from profiler.facts.formats import (
     WeightDtype,
 )
 from profiler.facts.ops import OPS
+from profiler.storage.limits import not_modelled
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
@@ -57,10 +58,7 @@ class Cluster(Strict):
     @classmethod
     def _no_data_parallel_attention(cls, value: int) -> int:
         if value != 1:
-            raise ValueError(
-                "must be 1: data-parallel attention is not modelled; "
-                "independent servers are replicas"
-            )
+            raise ValueError(f"must be 1: {not_modelled('dp-attention')}")
         return value
 
 

@@ -17,6 +17,7 @@ from profiler.facts.hf_keys import short
 from profiler.facts.hf_reader import MOST_LAYERS
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
 from profiler.facts.roofline import Array, attended, attended_within
+from profiler.storage.limits import not_modelled
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
@@ -335,6 +336,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         return parse(ModelSpec, {"name": own, **fields}, path)
     if path.suffix != ".yaml":
         if name not in list_models():
+            if limit := not_modelled(name, "model"):
+                raise SpecError(f"model {name!r}: {limit}")
             raise SpecError(
                 f"unknown model {name!r}{did_you_mean(plain_name(name), list_models())}; "
                 f"shipped: {', '.join(list_models())}; or the path of a Hugging Face config.json"

@@ -175,7 +175,7 @@ def test_hugging_face_configs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not supported; allowed: deepseek_v2, "),
+        ({"model_type": "bloom"}, "model_type 'bloom' is not supported; allowed: deepseek_v2, "),
         ({"hidden_size": None}, "key 'hidden_size' is missing"),
         ({"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
         ({"num_key_value_heads": 5}, "must be a multiple of num_kv_heads"),
