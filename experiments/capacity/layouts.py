@@ -140,13 +140,14 @@ def wanted_of(
     workload: str,
     max_length: int | None,
     stack: str | None,
-    dtype: str,
+    dtype: str | None,
     budget: str | None,
     seqs: str | None,
     tolerance: float,
     rejected: float = 0.0,
 ) -> Wanted:
-    """What the command's options ask for, checked. Raises ConfigError."""
+    """What the command's options ask for, checked; without ``dtype`` the checkpoint's number
+    format. Raises ConfigError."""
     if (gpus is None) == (rate is None):
         raise ConfigError("--gpus and --rate: give one of them")
     try:
@@ -164,7 +165,7 @@ def wanted_of(
         longest,
         rate,
         _words("--stack", stack, STACKS) if stack else (),
-        _words("--dtype", dtype, WEIGHT_DTYPES),
+        _words("--dtype", dtype or load_model(model).dtype, WEIGHT_DTYPES),
         _counts("--budget", budget) or BUDGETS,
         _counts("--seqs", seqs) or SEQUENCES,
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def support(
     model: Annotated[
-        str | None, typer.Option(help="A shipped model, or a Hugging Face config.json.")
+        str | None, typer.Option(help="A shipped model, its Hub name, or a config.json.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="A shipped device, or a device YAML.")] = None,
     stack: Annotated[

@@ -24,7 +24,7 @@ from profiler.facts.formats import (
     WeightDtype,
 )
 from profiler.facts.ops import OPS
-from profiler.storage.limits import not_modelled
+from profiler.storage.not_modelled import not_modelled
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
@@ -132,12 +132,13 @@ class Engine(Strict):
 class Scenario(Strict):
     """One simulation, complete.
 
-    ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
-    device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
-    ``stack`` takes the kernels of a serving stack, with weights in ``dtype`` and a KV cache in
-    ``kv_cache_dtype`` (by default the checkpoint's); without it op times are the profile's own. A
-    mixture's experts are in ``moe_dtype`` (default: ``dtype``), and tokens spread over them by
-    ``expert_distribution`` (default: power_law_1.2).
+    ``model`` is a shipped model, a published checkpoint of one by its name on the Hugging Face Hub,
+    or the path of a ``config.json``; ``device`` a shipped device or a device YAML; ``profiles`` the
+    folder of profile bundles (default: the shipped one). ``stack`` takes the kernels of a serving
+    stack, with weights in ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the
+    checkpoint's); without it op times are the profile's own. A mixture's experts are in
+    ``moe_dtype`` (default: ``dtype``), and tokens spread over them by ``expert_distribution``
+    (default: power_law_1.2).
     Paths are relative to the current folder.
     """
 

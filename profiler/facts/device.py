@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiler.facts.ops import op_of
 from profiler.storage.files import files_sha256
-from profiler.storage.limits import not_modelled
+from profiler.storage.not_modelled import not_modelled
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from experiments.config.parameter_names import PARAMETERS
 from profiler.facts.device import list_devices, load_device
 from profiler.facts.formats import KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
 from profiler.facts.model import list_models, load_model
-from profiler.storage.limits import LIMITS, Limit, not_modelled, page
+from profiler.storage.not_modelled import LIMITS, Limit, not_modelled, page
 from tests.experiments.small_config import message
+from tests.profiler.hf_configs import LLAMA_3
 
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
@@ -175,6 +177,22 @@ def test_a_name_stands_in_one_row_only() -> None:
     assert len(names) == len(set(names))
     rows: list[Limit] = [row for kind in LIMITS.values() for row in kind]
     assert len({row.what for row in rows}) == len(rows)
+
+
+def test_where_a_format_that_was_not_measured_comes_from(
+    tmp_path: Path, write_config: Write
+) -> None:
+    """AWQ on an H100 with vLLM: int4_wo stands in no line of the user's own."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    path = tmp_path / "awq.json"
+    path.write_text(json.dumps({**LLAMA_3, "quantization_config": awq}))
+    served = ("device=h100-80g-sxm", "stack=vllm", "cluster.tp=1", "profiles=null")
+    text = message(write_config(), f"model={path}", *served)
+    assert "no gemm of vllm was measured on h100-80g-sxm for dtype int4_wo; there: " in text
+    assert f"; dtype int4_wo is that of quantization_config of {path}: give another dtype" in text
+    text = message(write_config(), "model=Qwen/Qwen3-8B-AWQ", *served)
+    assert "; dtype int4_wo is that of Qwen/Qwen3-8B-AWQ: give another dtype" in text
+    assert "is that of" not in message(write_config(), "model=qwen3-8b", "dtype=nvfp4", *served)
 
 
 def test_a_configuration_that_names_none_of_it_is_read() -> None:

@@ -555,6 +555,25 @@ REFUSED: dict[str, tuple[Config, tuple[str, ...]]] = {
         {**GEMMA_2_9B, "model_type": "gemma3n", "hidden_size_per_layer_input": 256},
         ("model_type 'gemma3n': not modelled: Gemma 3n: its layers share",),
     ),
+    "granite-3.0-1b-a400m": (
+        {
+            **{**LLAMA_3, "model_type": "granitemoe", "num_local_experts": 32},
+            **{"num_experts_per_tok": 8, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
+        },
+        ("model_type 'granitemoe': not modelled: Granite mixtures of experts: no reader of their",),
+    ),
+    "command-r-plus": (
+        {**LLAMA_3, "model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.8333},
+        ("model_type 'cohere': not modelled: Command R and R+: attention and FFN of a layer run",),
+    ),
+    "olmo-2": (
+        {**LLAMA_3, "model_type": "olmo2"},
+        ("model_type 'olmo2': not modelled: OLMo 2 and 3: norms come after attention and FFN",),
+    ),
+    "qwen3-next": (
+        {**LLAMA_3, "model_type": "qwen3_next", "linear_num_key_heads": 16},
+        ("model_type 'qwen3_next': not modelled: models whose layers have linear attention",),
+    ),
     "an indexed deepseek_v3": ({**DEEPSEEK_V3, "index_topk": 64}, ("index_topk 64: not supp",)),
     "types of layers": (
         {**GEMMA_2_9B, "layer_types": ["linear_attention"] * 42},

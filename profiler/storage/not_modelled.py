@@ -294,7 +294,8 @@ def page() -> str:
     lines = [
         "# Limits",
         "",
-        "`python -m experiments.reference docs` makes this page from `profiler/storage/limits.py`.",
+        "`python -m experiments.reference docs` makes this page from",
+        "`profiler/storage/not_modelled.py`.",
         "",
         "What is not modelled is refused by name, be it a key or value of a configuration, an",
         "option, a model or a device. The message is a row of this page. Names are patterns: `*`",
