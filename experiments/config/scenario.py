@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
 from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
 from experiments.config.policy import PolicyConfig
@@ -31,6 +31,18 @@ Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
 
 
+def _one_kind(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise ValueError(f"must be one; {not_modelled('heterogeneous')}")
+    return value
+
+
+def _no_rate(value: Any) -> Any:
+    if type(value) in (int, float):
+        raise ValueError(f"must be true or false; {not_modelled('hit-rate')}")
+    return value
+
+
 class Cluster(Strict):
     """``replicas`` pipelines of ``pp`` stages, each on ``tp`` GPUs, behind a router.
 
@@ -44,7 +56,7 @@ class Cluster(Strict):
 
     tp: Degree = 1
     pp: Degree = 1
-    replicas: Degree = 1
+    replicas: Annotated[Degree, BeforeValidator(_one_kind)] = 1
     router: Literal["round_robin", "least_tokens"] = "round_robin"
     layers_per_stage: list[Degree] | None = None
     usable_memory: MemoryShare = 0.9
@@ -99,7 +111,7 @@ class KvCache(Strict):
     activation_bytes: Bytes | None = None
     non_torch_bytes: Bytes | None = None
     cuda_graph_bytes: Bytes = 0.0
-    prefix_caching: bool = True
+    prefix_caching: Annotated[bool, BeforeValidator(_no_rate)] = True
     prompts_cached: bool = False
 
 
@@ -144,7 +156,7 @@ class Scenario(Strict):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     model: Text
-    device: Text
+    device: Annotated[Text, BeforeValidator(_one_kind)]
     profiles: Text | None = None
     stack: Stack | None = None
     dtype: WeightDtype | None = None

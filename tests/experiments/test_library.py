@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -24,7 +25,7 @@ from experiments.run.advise import explain
 from policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import SMALL
-from tests.experiments.small_sweep import SWEEP
+from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
@@ -85,14 +86,14 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
 
 
 def test_the_runs_of_a_sweep_are_listed_unrun() -> None:
-    runs = sim.plan(SWEEP).runs
-    assert len(runs) == len({run.key for run in runs}) > 1
+    runs = sim.plan(yaml.safe_load(SWEEP)).runs
+    assert len(runs) == len({run.key for run in runs}) == RUNS
 
 
 def test_advice_is_that_of_the_command() -> None:
     advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
-    lines = CliRunner().invoke(app, "advise --model LLAMA-13B --device A6000 --workload 1K@14 "
-                                    "--batch 18".split()).stdout.splitlines()  # fmt: skip
+    command = ["advise", "--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14"]
+    lines = CliRunner().invoke(app, [*command, "--batch", "18"]).stdout.splitlines()
     assert lines == explain(advice) and advice.verified[0].candidate.name in lines[1]
     with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
         sim.advise("llava-13b", "a6000", "1K@14")
