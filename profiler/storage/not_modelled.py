@@ -205,7 +205,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             "the 72 GPUs of a GB200 or GB300 NVL72 as one node",
             "`gb200` is one tray of four: TP up to 4, and pipeline stages and replicas across the "
             "rack",
-            "gb200-nvl* gb200nvl* gb300* nvl72* *-nvl72 b200-nvl72 gb200-72*",
+            "gb200-nvl* gb200nvl* gb300-nvl* gb300nvl* nvl72* *-nvl72",
         ),
         Limit(
             "H100 PCIe, H100 NVL, A100 PCIe",
@@ -218,7 +218,8 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
             f"no kernels were measured on them: {_PROFILE}",
             "v100* *-v100* t4 t4-* tesla-* *-t4 l4 l4-* *-l4 a10 a10-* a10g* *-a10 *-a10g h20 "
             "h20-* *-h20 h800* a800* gh200* rtx-3090* rtx3090* *-3090* rtx-5090* rtx5090* *-5090* "
-            "p100* gb10* dgx-spark* jetson* l40 l40-* a30 a30-*",
+            "p100* gb10* dgx-spark* jetson* l40 l40-* "
+            "a30 a30-* gb300 *-ada",
         ),
     ),
     "format": (
