@@ -155,17 +155,20 @@ def wanted_of(
     except ValueError as error:
         raise ConfigError(f"--slo: {error}") from None
     section = CapacitySection(slo=slo, tolerance=tolerance, rejected=rejected)
+    own, devices = load_model(model).dtype, _words("--device", device)
+    for name in devices:
+        load_device(name)
     traffic, longest = parse_workload(workload, max_length)
     return Wanted(
         model,
-        _words("--device", device),
+        devices,
         gpus or MOST_GPUS,
         section,
         traffic,
         longest,
         rate,
         _words("--stack", stack, STACKS) if stack else (),
-        _words("--dtype", dtype or load_model(model).dtype, WEIGHT_DTYPES),
+        _words("--dtype", dtype or own, WEIGHT_DTYPES),
         _counts("--budget", budget) or BUDGETS,
         _counts("--seqs", seqs) or SEQUENCES,
     )

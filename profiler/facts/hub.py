@@ -57,7 +57,7 @@ def _listed(path: Path) -> tuple[Checkpoint, ...]:
 
 def checkpoints(model: str) -> tuple[Checkpoint, ...]:
     """Those of a shipped model, of each number format the preferred one first; () for others."""
-    return _by_model().get(model, ())
+    return _by_model().get(model.lower(), ())
 
 
 @lru_cache(maxsize=1)

@@ -153,12 +153,16 @@ def test_of_a_device_small_and_capital_letters_are_alike() -> None:
         ("make-bundle --model llama-13b --device a6000 --stack vllm --dtype awq", "int4_wo"),
     ],
 )
-def test_options(command: str, expected: str) -> None:
+def test_options(
+    command: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
     words = [word.replace("X", "p99 ttft 1s") for word in command.split()]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and done.stderr.startswith("error: ")
     assert "not modelled: " in done.stderr and expected in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 def test_nothing_that_is_modelled_is_called_not_modelled() -> None:
