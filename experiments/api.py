@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.config.errors import ConfigError as ConfigError
 from experiments.config.loading import Assignments, Config, load_experiment
@@ -25,6 +26,10 @@ from profiler.storage.progress import Progress, silent
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from experiments.config.deployment import Deployment
+    from experiments.run.advise import Advice
+    from experiments.sweeps.plan import SweepPlan
 
 
 Folder = str | Path
@@ -102,6 +107,36 @@ def sweep(
         return pd.read_parquet(folder / RESULTS)
 
 
+def check(config: Config, changes: Assignments = ()) -> dict[str, Deployment]:
+    """Check every scenario with its model, device, profiles and memory; nothing is simulated.
+
+    What would run, by scenario: with every default filled in, and notes on it. Raises ConfigError.
+    """
+    from experiments.run.experiment import deploy_all
+
+    return deploy_all(load(config, changes))
+
+
+def plan(config: Config, changes: Assignments = (), *, progress: Progress = silent) -> SweepPlan:
+    """Check the runs of a configuration with a ``sweep`` section, and list them.
+
+    Raises ConfigError, a line per mistake.
+    """
+    from experiments.sweeps.plan import plan_sweep
+
+    return plan_sweep(config, changes, progress)
+
+
+def compare(a: Folder, b: Folder, *, progress: Progress = silent) -> dict[str, Any]:
+    """Which parts of the time make two results differ, in seconds: what ``compare --json`` prints.
+
+    Both are simulated again. Raises ConfigError where a folder is no result of one scenario.
+    """
+    from experiments.run.compare import compare as compared
+
+    return compared(Path(a), Path(b), progress)
+
+
 def find_capacity(
     config: Config,
     changes: Assignments = (),
@@ -146,6 +181,71 @@ def find_capacity(
     return capacities(content["deployments"])
 
 
+def recommend(
+    model: str,
+    device: str | Sequence[str],
+    slo: str,
+    *,
+    gpus: int | None = None,
+    rate: float | None = None,
+    workload: str = "capacity_llama3_70b",
+    max_length: int | None = None,
+    stack: str | Sequence[str] | None = None,
+    dtype: str | Sequence[str] | None = None,
+    budgets: Sequence[int] = (),
+    seqs: Sequence[int] = (),
+    tolerance: float = 0.05,
+    rejected: float = 0.0,
+    refine: int = 0,
+    prices: str | None = None,
+    out: Folder | None = None,
+    workers: int = 1,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Find the deployment that carries most on ``gpus``, or costs least for ``rate`` requests a
+    second, under an SLO: what ``recommend --json`` prints, with the engine's ``command``.
+
+    ``budgets`` and ``seqs`` are the token budgets and sequence limits to try; the other options are
+    those of the command. ``out`` keeps the folder that it writes. Raises ConfigError where no
+    deployment keeps the SLO, and for what cannot run.
+    """
+    from experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
+    from experiments.capacity.layouts import wanted_of
+    from experiments.capacity.prices import load_prices
+    from experiments.capacity.probing import Laboratory
+    from experiments.capacity.recommended import recommend_files, recommended
+
+    wanted = wanted_of(
+        model,
+        _with_commas(device) or "",
+        slo,
+        gpus,
+        rate,
+        workload,
+        max_length,
+        _with_commas(stack),
+        _with_commas(dtype),
+        _with_commas(budgets),
+        _with_commas(seqs),
+        tolerance,
+        rejected,
+    )
+    costs = load_prices(prices)
+    with ExitStack() as opened:
+        folder = Path(out or opened.enter_context(TemporaryDirectory(prefix="sarathi-sim-")))
+        backend = opened.enter_context(closing(local_backend(workers)))
+        store = opened.enter_context(probes_in(folder, RECOMMEND_FORMAT))
+        lab = Laboratory(wanted.section, store, backend, progress, silent)
+        content = recommended(lab, wanted, costs, lambda text: None, refine)
+        if out is not None:
+            write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
+    return content
+
+
+def _with_commas(some: str | Sequence[object] | None) -> str | None:
+    return some if isinstance(some, str) else ",".join(map(str, some or ())) or None
+
+
 def find_sensitivity(
     config: Config,
     changes: Assignments = (),
@@ -181,6 +281,95 @@ def find_sensitivity(
         if out is not None:
             write_result(folder, SENSITIVITY_FORMAT, sensitivity_files(asked, content))
     return table_of(content)
+
+
+def advise(
+    model: str,
+    device: str,
+    workload: str,
+    *,
+    tp: int = 1,
+    batch: int | None = None,
+    tbt_limit_s: float | None = None,
+    profiles: Folder | None = None,
+    progress: Progress = silent,
+) -> Advice:
+    """The best chunk size and batch cap of Sarathi for a workload on one tensor-parallel group.
+
+    ``batch`` bounds the batch (None: by the memory), ``tbt_limit_s`` the time between tokens (P99).
+    Raises ConfigError for a model without a bundle in ``profiles`` (None: the shipped ones), a
+    batch that does not fit and a limit that nothing meets.
+    """
+    from experiments.run.advise import advise as find
+    from experiments.run.machine import Machine
+    from experiments.run.traffic import demand_of
+    from profiler.bundle.schema import find_bundle, list_bundles, load_bundle
+    from profiler.facts.device import load_device
+    from profiler.facts.model import load_model
+    from profiler.storage.paths import data_dir
+    from simulator.op_times.regression import OpTimes
+
+    demand = demand_of(workload)
+    folder = data_dir() / "profiles" if profiles is None else Path(profiles)
+    if model not in (name for _, name, _ in list_bundles(folder)):
+        model = load_model(model).name
+    path = find_bundle(folder, load_device(device).name, model, tp)
+    return find(
+        Machine(OpTimes(load_bundle(path)), device),
+        demand,
+        batch_cap=batch,
+        tbt_limit_s=tbt_limit_s,
+        progress=lambda done, total: progress("simulations", done, total),
+    )
+
+
+def support(
+    model: str | None = None,
+    device: str | None = None,
+    *,
+    stack: str | None = None,
+    dtype: str | None = None,
+) -> pd.DataFrame:
+    """Which model runs on which device, by stack and number format: a row for each combination,
+    with the columns of a cell of ``support --json``. Names that are left out stand for all.
+
+    Raises ConfigError for a name that is none.
+    """
+    import pandas as pd
+
+    from experiments.run.support import supported
+
+    return pd.DataFrame(cell.as_json() for cell in supported(model, device, stack, dtype))
+
+
+def score_files(
+    files: Folder | Sequence[Folder],
+    *,
+    config: Config | None = None,
+    changes: Assignments = (),
+    peers: Sequence[Folder] = (),
+    fit: bool = False,
+    workers: int = 1,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Predict measured servers and say how far off that is: what ``score --json`` prints.
+
+    ``files`` are tables with a row a load or, with the ``config`` that served them, recorded runs.
+    ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
+    ConfigError for a file that cannot be read.
+    """
+    from experiments.score.league import read_peer
+    from experiments.score.runs import cases_of, content_of, score_runs
+    from experiments.score.scoring import read_rows, score_rows
+
+    paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
+    if config is not None:
+        return content_of(score_runs(cases_of(load(config, changes), paths), progress))
+    rows, refused = read_rows(paths)
+    theirs = {str(path): read_peer(Path(path)) for path in peers}
+    with closing(local_backend(workers)) as backend:
+        found = score_rows(str(paths[0]), rows, backend, progress, lambda text: None, fit=fit)
+    return replace(found, refused=refused | {**found.refused}).content(theirs)
 
 
 def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:

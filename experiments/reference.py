@@ -1,7 +1,8 @@
 """docs/reference.md: every configuration key, column of a trace, metric and file of a result.
 
 ``python -m experiments.reference docs`` writes it from the schema, the registries and the shipped
-configurations. No key, name or metric is listed here by hand.
+configurations, and docs/limits.md from ``profiler/storage/not_modelled.py``. No key, name or metric
+is listed here by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from experiments.config.loading import CONFIGS
 from experiments.config.parameter_names import PARAMETERS
 from experiments.config.scenario import Header, Scenario
 from experiments.sweeps.section import SweepSpec
+from profiler.storage import not_modelled
 from profiler.storage.files import write_whole
 from profiler.storage.plain_yaml import read_mapping
 from simulator.load.trace_columns import NAMES, NEEDED
@@ -219,8 +221,9 @@ def _metrics() -> Iterator[str]:
 
 
 def main() -> None:
-    """Write reference.md to the folder named on the command line."""
-    write_whole(Path(sys.argv[1]) / "reference.md", page())
+    """Write reference.md and limits.md to the folder named on the command line."""
+    for name, text in (("reference.md", page()), ("limits.md", not_modelled.page())):
+        write_whole(Path(sys.argv[1]) / name, text)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 from experiments.config.key_paths import get
 from experiments.config.scenario import KvCache, Scenario
 from policies.policy import is_pooled, memory_share_of
-from profiler.facts.hub import Checkpoint, checkpoints, published
+from profiler.facts.hub import Checkpoint, checkpoints, find_published
 from profiler.facts.model import load_model
 from profiler.storage.paths import user_path
 from profiler.storage.plain_yaml import dump_yaml
@@ -224,8 +224,8 @@ def _command(
 
 def _known(model: str) -> list[Checkpoint]:
     """The checkpoints of a shipped model, of a name on the Hub, or the folder of one."""
-    if model in published():
-        shipped, named = published()[model]
+    if listed := find_published(model):
+        shipped, named = listed
         return [named, *checkpoints(shipped)]
     found, folder = checkpoints(model), user_path(model)
     if found or not folder.is_dir():

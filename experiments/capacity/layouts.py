@@ -22,6 +22,7 @@ from profiler.facts.device import DeviceSpec, load_device
 from profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from profiler.facts.model import ModelSpec, load_model
 from profiler.kernels.stack_file import stacks_on
+from profiler.storage.strict import did_you_mean
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 SEQUENCES = (64, 128, 256, 512)
@@ -139,13 +140,14 @@ def wanted_of(
     workload: str,
     max_length: int | None,
     stack: str | None,
-    dtype: str,
+    dtype: str | None,
     budget: str | None,
     seqs: str | None,
     tolerance: float,
     rejected: float = 0.0,
 ) -> Wanted:
-    """What the command's options ask for, checked. Raises ConfigError."""
+    """What the command's options ask for, checked; without ``dtype`` the checkpoint's number
+    format. Raises ConfigError."""
     if (gpus is None) == (rate is None):
         raise ConfigError("--gpus and --rate: give one of them")
     try:
@@ -153,17 +155,20 @@ def wanted_of(
     except ValueError as error:
         raise ConfigError(f"--slo: {error}") from None
     section = CapacitySection(slo=slo, tolerance=tolerance, rejected=rejected)
+    own, devices = load_model(model).dtype, _words("--device", device)
+    for name in devices:
+        load_device(name)
     traffic, longest = parse_workload(workload, max_length)
     return Wanted(
         model,
-        _words("--device", device),
+        devices,
         gpus or MOST_GPUS,
         section,
         traffic,
         longest,
         rate,
         _words("--stack", stack, STACKS) if stack else (),
-        _words("--dtype", dtype, WEIGHT_DTYPES),
+        _words("--dtype", dtype or own, WEIGHT_DTYPES),
         _counts("--budget", budget) or BUDGETS,
         _counts("--seqs", seqs) or SEQUENCES,
     )
@@ -173,7 +178,9 @@ def _words(option: str, text: str, allowed: Iterable[str] = ()) -> tuple[str, ..
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     wrong = [word for word in found if not word or (allowed and word not in allowed)]
     if wrong:
-        hint = f": one of {', '.join(allowed)}" if allowed else ": expected names with commas"
+        hint = ": expected names with commas"
+        if allowed:
+            hint = f": one of {', '.join(allowed)}{did_you_mean(wrong[0], allowed)}"
         raise ConfigError(f"{option} {text}: {wrong[0]!r}{hint}")
     return found
 

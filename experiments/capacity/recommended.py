@@ -22,7 +22,14 @@ from experiments.capacity.folder import RECOMMEND_FORMAT
 from experiments.capacity.launch import Launch, launch
 from experiments.capacity.layouts import Wanted
 from experiments.capacity.prices import Prices, add_costs
-from experiments.capacity.recommend import Recommendation, Screened, carries_rate, whole
+from experiments.capacity.probing import Laboratory
+from experiments.capacity.recommend import (
+    Recommendation,
+    Screened,
+    carries_rate,
+    refined,
+    whole,
+)
 from experiments.capacity.written import (
     MUCH_LESS,
     NOT_SETTLED,
@@ -39,7 +46,18 @@ from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.sweeps.neighbours import halfway, neighbours
 from profiler.storage.plain_yaml import dump_yaml
+from profiler.storage.progress import Say
 from simulator.views.metric_registry import number_text
+
+
+def recommended(
+    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
+) -> dict[str, Any]:
+    """Look for the best deployments; the content of ``summary.json``. Raises ConfigError where none
+    keeps the SLO."""
+    found = refined(lab, wanted, prices, say, rounds)
+    lab.write_tables()
+    return answer_of(found, wanted, prices)
 
 
 def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:

@@ -132,7 +132,9 @@ def recommend(
         ),
     ] = None,
     stack: Annotated[str | None, typer.Option(help="vllm, sglang, trtllm, with commas.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16, fp8, ..., separated by commas.")] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp8, ..., with commas.  [default: the model's]")
+    ] = None,
     budget: Annotated[str | None, typer.Option(help="Token budgets to try, with commas.")] = None,
     seqs: Annotated[str | None, typer.Option(help="Sequence limits to try, with commas.")] = None,
     prices: PricesOption = None,
@@ -167,8 +169,7 @@ def recommend(
     from experiments.capacity.folder import RECOMMEND_FORMAT, write_result
     from experiments.capacity.layouts import wanted_of
     from experiments.capacity.prices import load_prices
-    from experiments.capacity.recommend import refined
-    from experiments.capacity.recommended import answer_of, recommend_answer, recommend_files
+    from experiments.capacity.recommended import recommend_answer, recommend_files, recommended
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
@@ -179,9 +180,7 @@ def recommend(
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
     say = (lambda text: None) if quiet else partial(typer.echo, err=True)
     with _laboratory(folder, RECOMMEND_FORMAT, wanted.section, where, quiet) as lab:
-        found = refined(lab, wanted, costs, say, refine)
-        lab.write_tables()
-        content = answer_of(found, wanted, costs)
+        content = recommended(lab, wanted, costs, say, refine)
     write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
     if json:
         print_json(content)

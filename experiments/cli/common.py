@@ -33,7 +33,7 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and no table.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")]
-ModelOption = Annotated[str, typer.Option(help="A shipped model, or a Hugging Face config.json.")]
+ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, or a config.json.")]
 DegreeOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
 WORKLOAD = typer.Option(
     metavar="LENGTHS",

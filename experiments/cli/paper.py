@@ -96,7 +96,7 @@ def reproduce(
 
 
 def advise(
-    model: Annotated[str, typer.Option(help="A model of the profiles.")],
+    model: Annotated[str, typer.Option(help="A model of the profiles, or its Hub name.")],
     device: Annotated[str, typer.Option(help="A device of the profiles, or its YAML file.")],
     workload: Annotated[str, WORKLOAD],
     tp: DegreeOption = 1,
@@ -121,27 +121,20 @@ def advise(
       sarathi-sim advise --model llama-13b --device a6000 --workload "2K@?"
       sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 1024:256
     """
-    from experiments.run.advise import advise as find
+    from experiments.api import advise as find
     from experiments.run.advise import explain
-    from experiments.run.machine import Machine
     from experiments.run.report import ProgressBar
-    from experiments.run.traffic import demand_of
-    from profiler.bundle.schema import find_bundle, load_bundle
-    from profiler.facts.device import load_device
-    from profiler.storage.paths import data_dir
-    from simulator.op_times.regression import OpTimes
 
-    demand = demand_of(workload)
-    folder = profiles if profiles is not None else data_dir() / "profiles"
-    path = find_bundle(folder, load_device(device).name, model, tp)
-    machine = Machine(OpTimes(load_bundle(path)), device)
     with ProgressBar(consoles()[1], enabled=True) as progress:
         advice = find(
-            machine,
-            demand,
-            batch_cap=batch,
+            model,
+            device,
+            workload,
+            tp=tp,
+            batch=batch,
             tbt_limit_s=None if tbt_limit is None else 1e-3 * tbt_limit,
-            progress=lambda done, total: progress("simulations", done, total),
+            profiles=profiles,
+            progress=progress,
         )
     for line in explain(advice):
         typer.echo(line)

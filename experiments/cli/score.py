@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,9 +21,6 @@ from experiments.cli.common import (
 )
 from experiments.cli.score_runs import score_recorded
 from experiments.cli.sweep import WorkersOption
-
-if TYPE_CHECKING:
-    from experiments.score.measured import Measured
 
 
 def score(
@@ -101,26 +98,16 @@ def _score_rows(
     json: bool,
     quiet: bool,
 ) -> None:
-    from experiments.config.errors import ConfigError
     from experiments.figures.style import save, styled
     from experiments.results import SCORE_FORMAT, result_folder, write_summary
     from experiments.run.report import ProgressBar
     from experiments.score.figure import error_by_concurrency, measured_against_predicted
     from experiments.score.league import predictions_table, read_peer
-    from experiments.score.measured import read_measured
-    from experiments.score.scoring import host_time_yaml, score_rows
+    from experiments.score.scoring import host_time_yaml, read_rows, score_rows
     from experiments.sweeps.local_processes import local_backend
     from profiler.storage.files import write_whole
 
-    rows: list[Measured] = []
-    refused: dict[str, str] = {}
-    for path in files:
-        read, unread = read_measured(path)
-        known = {row.id for row in rows}
-        if again := next((row.id for row in read if row.id in known), None):
-            raise ConfigError(f"{path}: the id {again} is in an earlier file, too")
-        rows += read
-        refused |= unread
+    rows, refused = read_rows(files)
     peers = {str(path): read_peer(path) for path in peer}
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
         say = partial(typer.echo, err=True)

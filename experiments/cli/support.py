@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 def support(
     model: Annotated[
-        str | None, typer.Option(help="A shipped model, or a Hugging Face config.json.")
+        str | None, typer.Option(help="A shipped model, its Hub name, or a config.json.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="A shipped device, or a device YAML.")] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Of this stack only: vllm, sglang, trtllm.  [default: all]")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Of these weights only.  [default: all; of the matrix, bf16]")
     ] = None,
@@ -38,24 +41,14 @@ def support(
     \b
     Examples:
       sarathi-sim support
-      sarathi-sim support --dtype fp8
+      sarathi-sim support --dtype fp8 --stack sglang
       sarathi-sim support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from experiments.config.errors import ConfigError
     from experiments.run import support_text as text
-    from experiments.run.support import build, cells
-    from profiler.facts.device import list_devices, load_device
-    from profiler.facts.formats import WEIGHT_DTYPES
-    from profiler.facts.model import list_models, load_model
+    from experiments.run.support import build, supported
 
-    if dtype not in (None, *WEIGHT_DTYPES):
-        raise ConfigError(f"--dtype {dtype}: must be one of {', '.join(WEIGHT_DTYPES)}")
-    models = [load_model(name) for name in ([model] if model else list_models())]
-    devices = [load_device(name) for name in ([device] if device else list_devices())]
-    found = list(cells(models, devices))
-    if model or device:
-        found = [cell for cell in found if dtype in (None, cell.dtype)]
+    found = supported(model, device, stack, dtype)
     runs = [cell for cell in found if cell.memory is not None]
     if check:
         for cell in runs:

@@ -5,6 +5,7 @@ They are kept for the next scenario, because a sweep names the same few in every
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
@@ -147,7 +148,8 @@ def _op_times(
         key, digest = "profiles", bundle_digest(path)
         ops, longest = _load(path, digest)
     except ValueError as error:
-        raise ConfigError(f"{source.name((key,))}: {error}") from None
+        whose = _of_checkpoint(scenario, model, str(error))
+        raise ConfigError(f"{source.name((key,))}: {error}{whose}") from None
     meta = ops.bundle.meta
     if (meta.device, meta.tp) != (device.name, tp):
         problem = (
@@ -164,6 +166,22 @@ def _op_times(
         problem = f"{path} holds no {link_scope(scenario, device)} transfers, so pp must be 1"
         raise source.error("cluster.pp", scenario.cluster.pp, problem)
     return ops, longest, digest
+
+
+def _of_checkpoint(scenario: Scenario, model: ModelSpec, problem: str) -> str:
+    """Where a number format comes from that was not measured, if from the checkpoint."""
+    wanted = problem.partition("; there: ")[0]
+    for key, value in model.formats.items():
+        of_cache = (key == "kv_cache_dtype") == ("KV" in wanted)
+        if of_cache and getattr(scenario, key) == value and re.search(rf"\b{value}\b", wanted):
+            section = "quantization_config of " if _config_json(scenario.model) else ""
+            return f"; {key} {value} is that of {section}{scenario.model}: give another {key}"
+    return ""
+
+
+def _config_json(model: str) -> bool:
+    path = user_path(model)
+    return path.suffix == ".json" or (path / "config.json").is_file()
 
 
 def provenance(bundle: Bundle) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
 from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
 from experiments.config.policy import PolicyConfig
@@ -24,10 +24,23 @@ from profiler.facts.formats import (
     WeightDtype,
 )
 from profiler.facts.ops import OPS
+from profiler.storage.not_modelled import not_modelled
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
+
+
+def _one_kind(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        raise ValueError(f"must be one; {not_modelled('heterogeneous')}")
+    return value
+
+
+def _no_rate(value: Any) -> Any:
+    if type(value) in (int, float):
+        raise ValueError(f"must be true or false; {not_modelled('hit-rate')}")
+    return value
 
 
 class Cluster(Strict):
@@ -43,7 +56,7 @@ class Cluster(Strict):
 
     tp: Degree = 1
     pp: Degree = 1
-    replicas: Degree = 1
+    replicas: Annotated[Degree, BeforeValidator(_one_kind)] = 1
     router: Literal["round_robin", "least_tokens"] = "round_robin"
     layers_per_stage: list[Degree] | None = None
     usable_memory: MemoryShare = 0.9
@@ -57,10 +70,7 @@ class Cluster(Strict):
     @classmethod
     def _no_data_parallel_attention(cls, value: int) -> int:
         if value != 1:
-            raise ValueError(
-                "must be 1: data-parallel attention is not modelled; "
-                "independent servers are replicas"
-            )
+            raise ValueError(f"must be 1: {not_modelled('dp-attention')}")
         return value
 
 
@@ -101,7 +111,7 @@ class KvCache(Strict):
     activation_bytes: Bytes | None = None
     non_torch_bytes: Bytes | None = None
     cuda_graph_bytes: Bytes = 0.0
-    prefix_caching: bool = True
+    prefix_caching: Annotated[bool, BeforeValidator(_no_rate)] = True
     prompts_cached: bool = False
 
 
@@ -134,18 +144,19 @@ class Engine(Strict):
 class Scenario(Strict):
     """One simulation, complete.
 
-    ``model`` is a shipped model or the path of a Hugging Face ``config.json``; ``device`` a shipped
-    device or a device YAML; ``profiles`` the folder of profile bundles (default: the shipped one).
-    ``stack`` takes the kernels of a serving stack, with weights in ``dtype`` and a KV cache in
-    ``kv_cache_dtype`` (by default the checkpoint's); without it op times are the profile's own. A
-    mixture's experts are in ``moe_dtype`` (default: ``dtype``), and tokens spread over them by
-    ``expert_distribution`` (default: power_law_1.2).
+    ``model`` is a shipped model, a published checkpoint of one by its name on the Hugging Face Hub,
+    or the path of a ``config.json``; ``device`` a shipped device or a device YAML; ``profiles`` the
+    folder of profile bundles (default: the shipped one). ``stack`` takes the kernels of a serving
+    stack, with weights in ``dtype`` and a KV cache in ``kv_cache_dtype`` (by default the
+    checkpoint's); without it op times are the profile's own. A mixture's experts are in
+    ``moe_dtype`` (default: ``dtype``), and tokens spread over them by ``expert_distribution``
+    (default: power_law_1.2).
     Paths are relative to the current folder.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     model: Text
-    device: Text
+    device: Annotated[Text, BeforeValidator(_one_kind)]
     profiles: Text | None = None
     stack: Stack | None = None
     dtype: WeightDtype | None = None

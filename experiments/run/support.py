@@ -13,16 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import KV_DTYPES, TWO_BYTES, WEIGHT_DTYPES, Kernels, Stack, WeightDtype
-from profiler.facts.model import ModelSpec
+from experiments.config.errors import ConfigError
+from profiler.facts.device import DeviceSpec, list_devices, load_device
+from profiler.facts.formats import (
+    KV_DTYPES,
+    STACKS,
+    TWO_BYTES,
+    WEIGHT_DTYPES,
+    Kernels,
+    Stack,
+    WeightDtype,
+)
+from profiler.facts.model import ModelSpec, list_models, load_model
 from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
 from profiler.kernels.op_source import op_source, served_formats
 from profiler.kernels.stack_file import stacks_on
 from profiler.kernels.stack_times import StackTimes
 from profiler.physics.modelled import device_model
 from profiler.physics.op_times import KINDS, DeviceModel, Provenance
-from profiler.storage.strict import parse
+from profiler.storage.strict import did_you_mean, parse
 from simulator.load.capacity import CapacityError, stage_layers
 from simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
 
@@ -153,13 +162,35 @@ class Combination:
         }
 
 
-def cells(models: Sequence[ModelSpec], devices: Iterable[DeviceSpec]) -> Iterator[Combination]:
-    """Every cell, device by device and stack by stack."""
+def supported(
+    model: str | None = None,
+    device: str | None = None,
+    stack: str | None = None,
+    dtype: str | None = None,
+) -> list[Combination]:
+    """The cells of these, or of all where nothing is named.
+
+    Raises ConfigError for a name that is none.
+    """
+    named = (("--stack", stack, STACKS), ("--dtype", dtype, WEIGHT_DTYPES))
+    for option, value, allowed in named:
+        if value is not None and value not in allowed:
+            hint = did_you_mean(value, allowed)
+            raise ConfigError(f"{option} {value}: must be one of {', '.join(allowed)}{hint}")
+    models = [load_model(name) for name in ([model] if model else list_models())]
+    devices = [load_device(name) for name in ([device] if device else list_devices())]
+    return [cell for cell in cells(models, devices, stack) if dtype is None or cell.dtype == dtype]
+
+
+def cells(
+    models: Sequence[ModelSpec], devices: Iterable[DeviceSpec], only: str | None = None
+) -> Iterator[Combination]:
+    """Every cell (of the stack ``only``), device by device and stack by stack."""
     for device in devices:
         stacks: list[Stack | None] = [*stacks_on(device.name)]
         if device.fitted is not None or not stacks:
             stacks.append(None)
-        for stack in stacks:
+        for stack in [stack for stack in stacks if only in (None, stack)]:
             for dtype in WEIGHT_DTYPES if stack else WEIGHT_DTYPES[:1]:
                 for model in models:
                     yield _cell(model, device, stack, dtype)

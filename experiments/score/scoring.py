@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.config.errors import ConfigError
 from experiments.config.host_time import Fold, HostConstants, HostTimes, StackErrors, host_times
 from experiments.score.deployments import scenario_of, server_of, stack_of
 from experiments.score.errors import ServerTimes, errors, grouped
@@ -30,7 +31,7 @@ from experiments.score.host_fit import (
     slopes,
 )
 from experiments.score.league import league, of_groups
-from experiments.score.measured import METRICS, Measured
+from experiments.score.measured import METRICS, Measured, read_measured
 from experiments.score.redrawn import REDRAWS, redrawn
 from experiments.score.server_bands import DRAWS, draws, with_bands
 from experiments.score.simulated import (
@@ -79,6 +80,23 @@ class ScoredRows:
             of_mixtures = {n: asdict(host) for n, host in self.mixtures.stacks.items()}
             found["host_time_of_mixtures"] = of_mixtures
         return found
+
+
+def read_rows(files: Sequence[Path]) -> tuple[list[Measured], dict[str, str]]:
+    """The rows of files of measured servers, and why others cannot be read.
+
+    Raises ConfigError for an id that stands in two of them.
+    """
+    rows: list[Measured] = []
+    refused: dict[str, str] = {}
+    for path in files:
+        read, unread = read_measured(path)
+        known = {row.id for row in rows}
+        if again := next((row.id for row in read if row.id in known), None):
+            raise ConfigError(f"{path}: the id {again} is in an earlier file, too")
+        rows += read
+        refused |= unread
+    return rows, refused
 
 
 def score_rows(

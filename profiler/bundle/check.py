@@ -99,7 +99,7 @@ def check_bundle(bundle: Bundle, device: DeviceSpec | None) -> list[Finding]:
         found += _scatter(table, name, bundle.tables()[name])
         found += _backends(table, name, bundle.tables()[name])
     if device is None:
-        unknown = f"no device file is called {bundle.meta.device}: limits of the device unchecked"
+        unknown = f"no data sheet of {bundle.meta.device} ships: limits of the device unchecked"
         found.append(Finding("note", "device", unknown))
     else:
         found += [Finding("error", where, text) for where, text in too_fast(bundle, device)]

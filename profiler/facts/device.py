@@ -10,6 +10,7 @@ from pathlib import Path
 
 from profiler.facts.ops import op_of
 from profiler.storage.files import files_sha256
+from profiler.storage.not_modelled import not_modelled
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
@@ -143,10 +144,12 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
     path = user_path(name_or_path)
     if path.suffix != ".yaml":
         name = str(name_or_path)
-        path = data_dir() / "devices" / f"{name}.yaml"
+        path = data_dir() / "devices" / f"{name.lower()}.yaml"
         if not (_NAME.fullmatch(name) and path.is_file()):
+            if limit := not_modelled(name, "device"):
+                raise SpecError(f"device {name!r}: {limit}")
             raise SpecError(
-                f"unknown device {name!r}{did_you_mean(name, list_devices())}; "
+                f"unknown device {name!r}{did_you_mean(name.lower(), list_devices())}; "
                 f"shipped: {', '.join(list_devices())}; or the path of a device YAML"
             )
     if not path.is_file():

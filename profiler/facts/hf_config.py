@@ -17,9 +17,10 @@ from typing import Any
 
 from profiler.facts import hf_families, hf_mixtures
 from profiler.facts.hf_families import Fields
-from profiler.facts.hf_keys import NOT_MODELLED, problems, short, unknown
+from profiler.facts.hf_keys import ELSEWHERE, problems, short, unknown
 from profiler.facts.hf_quantization import formats
 from profiler.facts.hf_reader import HfConfig
+from profiler.storage.not_modelled import not_modelled
 from profiler.storage.plain_yaml import read_bounded
 from profiler.storage.strict import SpecError
 
@@ -41,10 +42,16 @@ def model_fields(config: Mapping[str, Any], where: str) -> Fields:
     kind = config.get("model_type")
     reader = HfConfig(config, where)
     if not isinstance(kind, str) or kind not in READERS:
-        why = f": {NOT_MODELLED[kind]}" if isinstance(kind, str) and kind in NOT_MODELLED else ""
-        allowed = ", ".join(sorted({*READERS, *NESTED}))
-        wrong = [f"model_type {short(kind)} is not supported{why}; allowed: {allowed}"]
-        raise SpecError("\n".join(f"{where}: {line}" for line in wrong + problems(config)))
+        limit = not_modelled(kind, "model") if isinstance(kind, str) else ""
+        if limit:
+            raise SpecError(f"{where}: model_type {short(kind)}: {limit}")
+        wrong = [
+            f"model_type {short(kind)} is not supported; allowed: "
+            f"{', '.join(sorted({*READERS, *NESTED}))}; where the layers are those of one of them, "
+            "give a copy of the file with its model_type"
+        ]
+        wrong += problems(config, {*ELSEWHERE, "layer_types"})
+        raise SpecError("\n".join(f"{where}: {line}" for line in wrong))
     found = READERS[kind](reader)
     found |= formats(config, found, where)
     mix = found.get("experts", {})

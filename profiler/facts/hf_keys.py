@@ -35,33 +35,40 @@ _OF_SAMPLING = """
 _FREE = frozenset((_OF_THE_FILE + _ELEMENTWISE + _OF_SAMPLING).split())
 
 #: What is supported instead -> the keys that ask for something else unless they are inactive.
-_REFUSED_KEYS = {
+#: First what other types of model have.
+_OF_OTHER_TYPES = {
     "this type of model is modelled with attention over the whole context, so it must be null or "
     "at least max_position_embeddings": "sliding_window",
     "this type of model is modelled with attention over the whole context in every layer": """
         attention_chunk_size sliding_window_pattern attention_window local_attention
-        global_attn_every_n_layers full_attention_interval no_rope_layer_interval index_topk
-        sparse_attention sparse_attention_config attn_window_size interleaved_attention
+        global_attn_every_n_layers no_rope_layer_interval attn_window_size interleaved_attention
         """,
-    "only dense FFNs are modelled, no mixture of experts": """
+    "this type of model is modelled with dense FFNs; docs/models.md lists types with experts": """
         num_local_experts num_experts n_routed_experts moe_num_experts num_moe_experts
         n_shared_experts num_shared_experts moe_intermediate_size ffn_config
         shared_expert_intermediate_size num_experts_per_tok num_experts_per_token moe_top_k
         """,
-    "only keys and values of whole heads are modelled, no latent ones": """
+    "this type of model is modelled with keys and values of whole heads": """
         kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim
         """,
-    "only weights and a KV cache in the profiled dtype are modelled, no quantization": """
+    "number formats are read from quantization_config": """
         quantization_config quantization compression_config use_cache_quantization
         kv_cache_scheme
         """,
-    "only two norms a layer are modelled, none of queries and keys": """
+    "this type of model is modelled without norms of queries and keys": """
         use_qk_norm qk_norm qk_layernorm use_qk_layernorm query_key_norm
         """,
-    "only softmax attention without a cap, a gate or sinks is modelled": """
+    "this type of model is modelled with softmax attention without a cap or sinks": """
         attn_logit_softcapping final_logit_softcapping attn_logit_soft_cap logit_soft_cap
-        attention_sinks attn_output_gate
+        attention_sinks
         """,
+    "this type of model is modelled with layers that are all alike": "first_k_dense_replace",
+}
+_OF_NO_TYPE = {
+    "only attention over all tokens, or over a window of them, is modelled": """
+        full_attention_interval index_topk sparse_attention sparse_attention_config
+        """,
+    "only softmax attention without a gate is modelled": "attn_output_gate",
     "only decoders of text are modelled": """
         is_encoder_decoder add_cross_attention cross_attention_hidden_size cross_attention_layers
         text_config vision_config audio_config visual encoder decoder tie_encoder_decoder
@@ -70,11 +77,15 @@ _REFUSED_KEYS = {
         block_configs layers_block_type hybrid_override_pattern ssm_cfg mamba_d_state
         mamba_expand linear_num_value_heads linear_num_key_heads attn_layer_indices
         attn_layer_period num_kv_shared_layers pruned_heads altup_num_inputs
-        hidden_size_per_layer_input first_k_dense_replace parallel_attn use_parallel_residual
+        hidden_size_per_layer_input parallel_attn use_parallel_residual
         """,
     "one token an iteration and decode is modelled": "num_nextn_predict_layers medusa_num_heads",
 }
-_REFUSED = {key: why for why, keys in _REFUSED_KEYS.items() for key in keys.split()}
+_REFUSED = {
+    key: why for why, keys in (_OF_OTHER_TYPES | _OF_NO_TYPE).items() for key in keys.split()
+}
+#: Keys that some type of model has, and is modelled with.
+ELSEWHERE = frozenset(key for keys in _OF_OTHER_TYPES.values() for key in keys.split())
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 #: Keys that must hold one of few values: what those are, and why.
@@ -94,17 +105,6 @@ _ONE_OF: dict[str, tuple[tuple[object, ...], str]] = {
 }  # fmt: skip
 _ONE_OF["dtype"] = _ONE_OF["torch_dtype"]
 _ONE_OF["activation_function"] = _ONE_OF["hidden_activation"] = _ONE_OF["hidden_act"]
-
-#: Model types that were considered, and what of them is not modelled.
-NOT_MODELLED = {
-    "gemma": "it was not checked against a published count",
-    "gemma3n": "its layers share keys and values, and have networks of their own for each token",
-    "mllama": "its layers attend to images",
-    "qwen2_vl": "it reads images",
-    "qwen2_5_vl": "it reads images",
-    "qwen3_next": "most of its layers have linear attention",
-    "deepseek_v32": "its attention picks tokens by an index",
-}
 
 
 def inactive(value: object) -> bool:

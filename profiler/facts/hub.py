@@ -10,10 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from profiler.facts.model import HUB, list_models
 from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import parse, strict_dataclass
+
+#: The key of a model's YAML with its names on the Hub.
+HUB = "hub"
 
 
 @strict_dataclass
@@ -37,6 +39,11 @@ class _Listed:
     hub: tuple[Checkpoint, ...] = ()
 
 
+def list_models() -> list[str]:
+    """Names of the shipped models, sorted."""
+    return sorted(path.stem for path in (data_dir() / "models").glob("*.yaml"))
+
+
 @lru_cache(maxsize=1)
 def _by_model() -> dict[str, tuple[Checkpoint, ...]]:
     paths = {name: data_dir() / "models" / f"{name}.yaml" for name in list_models()}
@@ -50,10 +57,15 @@ def _listed(path: Path) -> tuple[Checkpoint, ...]:
 
 def checkpoints(model: str) -> tuple[Checkpoint, ...]:
     """Those of a shipped model, of each number format the preferred one first; () for others."""
-    return _by_model().get(model, ())
+    return _by_model().get(model.lower(), ())
 
 
 @lru_cache(maxsize=1)
 def published() -> dict[str, tuple[str, Checkpoint]]:
     """The shipped model and the checkpoint by every known name on the Hub."""
     return {one.name: (model, one) for model, found in _by_model().items() for one in found}
+
+
+def find_published(name: str) -> tuple[str, Checkpoint] | None:
+    """The shipped model and the checkpoint of a name on the Hub, in small or capital letters."""
+    return {known.lower(): found for known, found in published().items()}.get(name.lower())

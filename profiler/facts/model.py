@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -15,8 +16,11 @@ from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from profiler.facts.hf_config import model_fields, plain_name, read_json
 from profiler.facts.hf_keys import short
 from profiler.facts.hf_reader import MOST_LAYERS
+from profiler.facts.hub import HUB, find_published
+from profiler.facts.hub import list_models as list_models
 from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
 from profiler.facts.roofline import Array, attended, attended_within
+from profiler.storage.not_modelled import not_modelled
 from profiler.storage.paths import data_dir, user_path
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
@@ -32,9 +36,6 @@ LARGEST = {
     "vocab_size": 2**23,
     "max_position_embeddings": 2**24,
 }
-
-#: The key of a model's YAML with its names on the Hub: profiler/facts/hub.py reads it.
-HUB = "hub"
 
 
 @strict_dataclass
@@ -316,13 +317,9 @@ class ModelSpec:
         return 2 * self.hidden_size * self.vocab_size
 
 
-def list_models() -> list[str]:
-    """Names of the shipped models, sorted."""
-    return sorted(path.stem for path in (data_dir() / "models").glob("*.yaml"))
-
-
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A shipped model by name, or the model of a Hugging Face ``config.json`` (file or folder).
+    """A shipped model by its name or, with its number formats, by that of a published checkpoint
+    (``hub`` in its YAML); or the model of a Hugging Face ``config.json`` (file or folder).
 
     Raises SpecError for an unknown name (and lists the known ones), and for an invalid file.
     """
@@ -333,14 +330,26 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         fields = model_fields(read_json(path), str(path))  # first: it names what cannot be read
         own = path.resolve().parent.name if path.name == "config.json" else path.stem
         return parse(ModelSpec, {"name": own, **fields}, path)
+    checkpoint = None
     if path.suffix != ".yaml":
-        if name not in list_models():
+        shipped, checkpoint = find_published(name) or (name.lower(), None)
+        if shipped not in list_models():
+            if limit := not_modelled(name, "model"):
+                raise SpecError(f"model {name!r}: {limit}")
             raise SpecError(
                 f"unknown model {name!r}{did_you_mean(plain_name(name), list_models())}; "
                 f"shipped: {', '.join(list_models())}; or the path of a Hugging Face config.json"
             )
-        path = data_dir() / "models" / f"{name}.yaml"
+        path = data_dir() / "models" / f"{shipped}.yaml"
     if not path.is_file():
         raise SpecError(f"{path}: no such file")
     fields = {key: value for key, value in read_mapping(path).items() if key != HUB}
-    return parse(ModelSpec, fields, path)
+    spec = parse(ModelSpec, fields, path)
+    if checkpoint is None:
+        return spec
+    return replace(
+        spec,
+        dtype=checkpoint.dtype,
+        kv_cache_dtype=checkpoint.kv_cache_dtype,
+        moe_dtype=checkpoint.moe_dtype,
+    )

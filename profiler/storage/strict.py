@@ -14,6 +14,8 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from profiler.storage.not_modelled import not_modelled
+
 T = TypeVar("T")
 KeyPath = tuple[str, ...]
 #: Mistakes of one mapping that are spelt out; the others are counted.
@@ -50,7 +52,10 @@ def one_line(error: Exception) -> str:
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """``" (did you mean x?)"`` where ``allowed`` has something close to ``name``, else empty."""
+    """``" (did you mean x?)"`` where ``allowed`` has something close to ``name``, else empty;
+    of something that is not modelled what to do instead."""
+    if limit := not_modelled(name):
+        return f"; {limit}"
     choices = list(allowed)
     close = [choice for choice in choices if choice.startswith(name)] if name else []
     close = close or difflib.get_close_matches(name, choices, n=1)
@@ -106,6 +111,9 @@ def mistakes(
     for item in found[:MOST]:
         path = _key_path(item["loc"], data)
         if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            if limit := not_modelled(path[-1]):
+                lines.append(f"{origin(path)}: unknown key: {limit}")
+                continue
             allowed = _allowed_keys(model, path[:-1], data)
             if len(path) == 1:
                 allowed += also
@@ -160,21 +168,19 @@ def _line(
     if kind == "union_tag_invalid":
         tag = context["discriminator"].strip("'")
         options = [option.strip(" '") for option in context["expected_tags"].split(",")]
-        value = context["tag"]
-        return (
-            f"{origin((*path, tag))}: value {show(value)}: one of {', '.join(options)}"
-            f"{did_you_mean(str(value), options)}"
-        )
+        return f"{origin((*path, tag))}: {_none_of(context['tag'], options)}"
     if kind == "literal_error":
         expected = context["expected"].replace(" or ", ", ")
         options = [option.strip("'") for option in expected.split(", ")]
-        return (
-            f"{origin(path)}: value {show(value)}: one of {', '.join(options)}"
-            f"{did_you_mean(str(value), options)}"
-        )
+        return f"{origin(path)}: {_none_of(value, options)}"
     if not path:
         return f"{origin(path)}: {_expectation(kind, context, item['msg'])}"
     return f"{origin(path)}: value {show(value)}: {_expectation(kind, context, item['msg'])}"
+
+
+def _none_of(value: object, options: list[str]) -> str:
+    """What is said of a value that is none of the options."""
+    return f"value {show(value)}: one of {', '.join(options)}{did_you_mean(str(value), options)}"
 
 
 def _expectation(kind: str, context: Mapping[str, Any], message: str) -> str:

@@ -13,15 +13,19 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from matplotlib.figure import Figure
+from typer.testing import CliRunner
 
 import experiments as sim
 from experiments import api
+from experiments.cli.app import app
 from experiments.config.loading import load_experiment
+from experiments.run.advise import explain
 from policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import SMALL
-from tests.experiments.small_sweep import SWEEP
+from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
@@ -66,7 +70,47 @@ def test_the_examples(told: dict[str, Any]) -> None:
     assert 0 < capacity["batch 4"] < capacity["batch 8"]
     assert told["page"].startswith(b"<!DOCTYPE html>")
     assert set(told["tables"]) == {"orca", "sarathi"}
-    assert "cluster.pp: value 0" in told["said"].splitlines()[-1]
+    pp, speculative = told["said"].splitlines()
+    assert "cluster.pp: value 0" in pp and "not modelled: speculative decoding" in speculative
+
+
+def test_what_commands_answer(told: dict[str, Any]) -> None:
+    assert told["found"]["winner"] == told["found"]["deployments"][0]["name"]
+    assert told["matrix"].set_index("dtype")["runs"].to_dict() == {
+        "bf16": True, "fp8": True, "fp8_block": True, "nvfp4": False, "int4_wo": False,
+    }  # fmt: skip
+    assert told["checked"]["vllm"].kv_capacity == 1999 * 16
+    parts, summaries = told["parts"], told["outcome"].summary()["scenarios"]
+    latencies = [summaries[name]["latency_s"]["mean"] for name in ("orca", "sarathi")]
+    assert parts["same_requests"] and latencies[0] != latencies[1]
+
+
+def test_the_runs_of_a_sweep_are_listed_unrun() -> None:
+    runs = sim.plan(yaml.safe_load(SWEEP)).runs
+    assert len(runs) == len({run.key for run in runs}) == RUNS
+
+
+def test_advice_is_that_of_the_command() -> None:
+    advice = sim.advise("llama-13b", "a6000", "1K@14", batch=18)
+    command = ["advise", "--model", "LLAMA-13B", "--device", "A6000", "--workload", "1K@14"]
+    lines = CliRunner().invoke(app, [*command, "--batch", "18"]).stdout.splitlines()
+    assert lines == explain(advice) and advice.verified[0].candidate.name in lines[1]
+    with pytest.raises(sim.ConfigError, match="not modelled: models that read images"):
+        sim.advise("llava-13b", "a6000", "1K@14")
+
+
+def test_a_score_is_that_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id\n1\n", encoding="utf-8")
+    with pytest.raises(sim.ConfigError) as caught:
+        sim.score_files(tmp_path / "x.csv")
+    said = CliRunner().invoke(app, ["score", str(tmp_path / "x.csv")]).stderr
+    assert said == f"error: {caught.value}\n"
+
+
+def test_no_name_is_that_of_a_room() -> None:
+    """A room that was imported would take its place."""
+    rooms = {path.stem for path in (ROOT / "experiments").iterdir()}
+    assert not rooms & set(sim.__all__)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_experts_count_in_the_memory_by_their_own_format(config: Path) -> None:
             ("cluster.moe_a2a_backend=nccl",),
             "cluster.moe_a2a_backend: value 'nccl': needs cluster.expert_parallel: true",
         ),
-        (("cluster.dp=2",), "cluster.dp: value 2: must be 1: data-parallel attention is not"),
+        (("cluster.dp=2",), "cluster.dp: value 2: must be 1: not modelled: data-parallel"),
         (("expert_distribution=even",), "expert_distribution: value 'even': "),
         (
             ("stack=null", "dtype=null", "moe_dtype=fp8"),

@@ -102,7 +102,10 @@ def test_the_text() -> None:
     assert "head_dim bf16.64" in say("--model", "tiny-llama-40m", "--device", "a100-40g-sxm")
     one = say("--model", "llama-2-7b", "--device", "l40s", "--dtype", "fp8", "--json")
     assert {cell["dtype"] for cell in json.loads(one)["cells"]} == {"fp8"}
+    one = say("--model", "llama-2-7b", "--device", "h100-80g-sxm", "--stack", "sglang", "--json")
+    assert {cell["stack"] for cell in json.loads(one)["cells"]} == {"sglang"}
     wrong = CliRunner().invoke(app, ["support", "--dtype", "fp7"])
     assert wrong.exit_code == 2 and wrong.output == (
-        "error: --dtype fp7: must be one of bf16, fp8, fp8_block, nvfp4, int4_wo\n"
+        "error: --dtype fp7: must be one of bf16, fp8, fp8_block, nvfp4, int4_wo "
+        "(did you mean fp8?)\n"
     )

@@ -543,22 +543,36 @@ REFUSED: dict[str, tuple[Config, tuple[str, ...]]] = {
     "deepseek-v3.2": (
         {**DEEPSEEK_V3, "model_type": "deepseek_v32", "index_topk": 2048},
         (
-            "model_type 'deepseek_v32' is not supported: its attention picks tokens by an index",
-            "index_topk 2048: not supported",
-            "kv_lora_rank 512: not supported: only keys and values of whole heads",
+            "model_type 'deepseek_v32': not modelled: attention that picks tokens by an index "
+            "(DeepSeek V3.2); deepseek-v3 has its sizes",
         ),
     ),
     "qwen2-vl": (
         {**QWEN_2, "model_type": "qwen2_vl", "vision_config": {"depth": 32}},
-        ("model_type 'qwen2_vl' is not supported: it reads images", "vision_config {"),
+        ("model_type 'qwen2_vl': not modelled: models that read images or sound; of gemma3, ",),
     ),
     "gemma-3n": (
         {**GEMMA_2_9B, "model_type": "gemma3n", "hidden_size_per_layer_input": 256},
-        (
-            "model_type 'gemma3n' is not supported: its layers share",
-            "final_logit_softcapping 30.0: not supported",
-            "hidden_size_per_layer_input 256: not supported",
-        ),
+        ("model_type 'gemma3n': not modelled: Gemma 3n: its layers share",),
+    ),
+    "granite-3.0-1b-a400m": (
+        {
+            **{**LLAMA_3, "model_type": "granitemoe", "num_local_experts": 32},
+            **{"num_experts_per_tok": 8, "embedding_multiplier": 12.0, "logits_scaling": 6.0},
+        },
+        ("model_type 'granitemoe': not modelled: Granite mixtures of experts: no reader of their",),
+    ),
+    "command-r-plus": (
+        {**LLAMA_3, "model_type": "cohere", "use_qk_norm": True, "logit_scale": 0.8333},
+        ("model_type 'cohere': not modelled: Command R and R+: attention and FFN of a layer run",),
+    ),
+    "olmo-2": (
+        {**LLAMA_3, "model_type": "olmo2"},
+        ("model_type 'olmo2': not modelled: OLMo 2 and 3: norms come after attention and FFN",),
+    ),
+    "qwen3-next": (
+        {**LLAMA_3, "model_type": "qwen3_next", "linear_num_key_heads": 16},
+        ("model_type 'qwen3_next': not modelled: models whose layers have linear attention",),
     ),
     "an indexed deepseek_v3": ({**DEEPSEEK_V3, "index_topk": 64}, ("index_topk 64: not supp",)),
     "types of layers": (

@@ -114,7 +114,7 @@ def test_an_unknown_device_is_said(bundle: Bundle, tmp_path: Path) -> None:
     write_bundle(dataclasses.replace(bundle, meta=meta), tmp_path / "b")
     checked = check_folder(tmp_path / "b")
     assert not checked.failed
-    assert of(checked.findings, "note")["device"].startswith("no device file is called my-gpu")
+    assert of(checked.findings, "note")["device"].startswith("no data sheet of my-gpu ships")
 
 
 def test_the_check_command(bundle: Bundle, tmp_path: Path) -> None:

@@ -179,6 +179,18 @@ def test_of_images_only_the_text_is_read(tmp_path: Path, caplog: pytest.LogCaptu
     assert "only text_config is modelled, no images" in caplog.records[0].getMessage()
 
 
+def test_a_type_that_nobody_knows_is_not_refused_for_what_others_are_modelled_with(
+    tmp_path: Path,
+) -> None:
+    of_others = {"num_local_experts": 8, "use_qk_norm": True, "kv_lora_rank": 512}
+    config = {**LLAMA_3, **of_others, "model_type": "new_moe", "layer_types": ["full_attention"]}
+    (line,) = _refusal(tmp_path, config).splitlines()
+    assert "model_type 'new_moe' is not supported; allowed: deepseek_v2, " in line
+    assert "where the layers are those of one of them, give a copy of the file" in line
+    text = _refusal(tmp_path, {**config, "ssm_cfg": {"d_state": 16}})
+    assert "ssm_cfg {'d_state': 16}: not supported: only layers of attention and FFN" in text
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(tmp_path: Path, name: str) -> None:
     config, expected = REFUSED[name]

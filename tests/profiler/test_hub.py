@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from profiler.facts.hub import checkpoints, published
 from profiler.facts.model import list_models, load_model
+from profiler.storage.not_modelled import not_modelled
+from tests.profiler.hf_configs import LLAMA_3
 
 
 def test_a_name_belongs_to_one_model_and_has_a_page() -> None:
@@ -37,6 +41,29 @@ def test_the_formats_of_a_checkpoint_can_be_simulated(model: str) -> None:
 def test_what_was_never_published_has_no_name() -> None:
     assert checkpoints("gpt3-175b") == checkpoints("tiny-llama-40m") == ()
     assert checkpoints("no-such-model") == ()
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_name_is_taken_where_a_model_is(name: str) -> None:
+    shipped, one = published()[name]
+    found = load_model(name)
+    assert found == replace(
+        load_model(shipped),
+        dtype=one.dtype,
+        kv_cache_dtype=one.kv_cache_dtype,
+        moe_dtype=one.moe_dtype,
+    )
+    assert load_model(name.lower()) == found and not not_modelled(name, "model")
+
+
+def test_a_folder_of_that_name_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "Qwen" / "Qwen3-8B"
+    own.mkdir(parents=True)
+    assert load_model("Qwen/Qwen3-8B").name == "qwen3-8b"  # an empty folder is no model
+    (own / "config.json").write_text(json.dumps(LLAMA_3))
+    assert load_model("Qwen/Qwen3-8B").num_layers == LLAMA_3["num_hidden_layers"]
+    assert load_model("Qwen3-8B") == load_model("qwen3-8b")
 
 
 def test_a_name_leads_to_its_model_and_formats() -> None:

@@ -1,0 +1,319 @@
+"""What is not modelled, by the names that users of serving engines know it by, and what to do.
+
+Every door that refuses an unknown name asks :func:`not_modelled` first (``strict.py``).
+docs/limits.md is made from :data:`LIMITS` (``python -m experiments.reference docs``).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+PAGE = "docs/limits.md"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Something that is not modelled: ``what``, and what to do ``instead``.
+
+    ``names`` are patterns (``*`` is anything) of the keys, values, models, GPUs and formats that
+    ask for it: in small letters, words joined by ``-``, a model without its owner.
+    """
+
+    what: str
+    instead: str
+    names: str
+
+    def asked_by(self, name: str) -> bool:
+        """Whether a plain name (:func:`_plain`) asks for it."""
+        return any(fnmatchcase(name, pattern) for pattern in self.names.split())
+
+
+_PROFILE = "profile it: `profiles` takes op times measured on it, `device` a YAML of its data sheet"
+_DENSE = "give a `config.json` of a type that docs/models.md lists"
+
+Kind = Literal["feature", "model", "device", "format"]
+#: What becomes modelled loses its line.
+LIMITS: dict[Kind, tuple[Limit, ...]] = {
+    "feature": (
+        Limit(
+            "speculative decoding, MTP, EAGLE",
+            "a decode gives one token: simulate the engine with it switched off, and take what it "
+            "gains from a measurement of your own",
+            "speculat* *-speculative-* spec spec-* draft* *-draft-* mtp mtp-* *-mtp-* eagle* "
+            "medusa* ngram* lookahead* num-nextn*",
+        ),
+        Limit(
+            "LoRA adapters",
+            "simulate the base model: a merged adapter costs what it costs; take the memory of "
+            "adapters of their own off by `kv_cache.non_torch_bytes`",
+            "lora* *-lora* qlora* adapter adapters *-adapters",
+        ),
+        Limit(
+            "disaggregated prefill and decode",
+            "simulate the two pools apart: prefill with outputs of one token, decode with "
+            "`kv_cache.prompts_cached: true`; the transfer of the KV cache between them is left "
+            "out",
+            "disagg* *-disagg* pd-disagg* prefill-decode* kv-transfer* kv-connector* "
+            "prefill-replicas decode-replicas prefill-pool decode-pool prefill-workers "
+            "decode-workers prefill-instances decode-instances prefill-tp decode-tp",
+        ),
+        Limit(
+            "offload of KV cache or weights to the host or a disk",
+            "for a bound that leaves the transfers out, give `kv_cache.num_blocks` what GPU and "
+            "host hold together; a model that the GPUs do not hold is refused",
+            "*offload* hicache* enable-hierarchical-cache swap-space lmcache* *host-cache* "
+            "cpu-cache* disk-cache*",
+        ),
+        Limit(
+            "autoscaling",
+            "search the servers for each load of the day: `sarathi-sim recommend --rate`, or "
+            "`cluster.replicas` in the space of a `capacity` section",
+            "autoscal* auto-scal* *-autoscal* min-replicas max-replicas min-workers "
+            "max-workers hpa keda scale-to-zero cold-start*",
+        ),
+        Limit(
+            "data-parallel attention (DP attention)",
+            "independent servers are `cluster.replicas`; whole experts on each GPU are "
+            "`cluster.expert_parallel`",
+            "dp-attention *-dp-attention attention-dp *-attention-dp data-parallel* dp-size "
+            "enable-dp* adp",
+        ),
+        Limit(
+            "context parallelism",
+            "a sequence's tokens lie on one tensor-parallel group: give `cluster.tp` or "
+            "`cluster.pp` more GPUs",
+            "cp cp-size dcp dcp-* pcp context-parallel* *-context-parallel* sequence-parallel* "
+            "ring-attention helix*",
+        ),
+        Limit(
+            "moving and copying experts (EPLB), overlap of two half batches",
+            "`expert_distribution: balanced` is what perfect balance gives; overlap is left out",
+            "*eplb* *redundant-experts* expert-placement* dbo *-dbo tbo *two-batch-overlap*",
+        ),
+        Limit(
+            "prefix-cache hit rates as an input",
+            "they come out of a run: say what prompts share by `workload.system_prompts` and "
+            "`workload.sessions` (docs/workloads.md), or give a trace with sessions",
+            "*hit-rate* *hit-ratio* *cached-ratio* *cached-share* *cached-fraction* "
+            "*prefix-share* *prefix-ratio*",
+        ),
+        Limit(
+            "replicas that differ",
+            "simulate each kind apart with its share of the load, and add up what they carry",
+            "heterogeneous* replica-groups device-types node-types gpu-types *-per-replica",
+        ),
+        Limit(
+            "KV-aware and cache-aware routing",
+            "`cluster.router` is round_robin or least_tokens, and neither follows sessions; for "
+            "the best that it can do, simulate one replica with the sessions that it would get",
+            "kv-aware* *-kv-aware cache-aware* prefix-aware* prefix-cache-aware* session-aware* "
+            "*affinity* sticky* kv-router* kv-routing",
+        ),
+        Limit(
+            "engines other than vLLM, SGLang and TensorRT-LLM (TGI, LMDeploy, llama.cpp, Dynamo)",
+            "take the `stack` and `policy` of the nearest: vllm, sglang or trtllm",
+            "tgi text-generation-inference lmdeploy llama.cpp llama-cpp llamacpp ollama mlc* "
+            "deepspeed* mii dynamo llm-d",
+        ),
+        Limit(
+            "parallel sampling, beam search, guided decoding",
+            "a request has one output: `n` outputs are `n` requests with a shared prompt "
+            "(`workload.system_prompts`); what chooses a token costs nothing",
+            "best-of beam* *-beam-* num-beams guided* *structured-output* grammar* "
+            "json-schema *constrained*",
+        ),
+    ),
+    "model": (
+        Limit(
+            "models that read images or sound",
+            "of gemma3, mistral3 and llama4 the text part is read from their `config.json`; of "
+            "others give a `config.json` of the text model alone",
+            "*-vl *-vl-* *-vl[23]* *-vision* *llava* pixtral* *internvl* *-omni* *minicpm-[vo]* "
+            "paligemma* idefics* molmo* fuyu* *-audio* whisper* *-multimodal* mllama* "
+            "llama-3.2-11b* llama-3.2-90b* *glm-4v* *glm-4.5v* cogvlm* *-ocr* *smolvlm* "
+            "phi3-v*",
+        ),
+        Limit(
+            "models whose layers have linear attention (Qwen3-Next, MiniMax M1, Kimi Linear)",
+            f"only attention and FFN are modelled; {_DENSE}",
+            "*qwen3-next* *minimax-m1* *minimax-text-01* *kimi-linear* *rwkv* *retnet*",
+        ),
+        Limit(
+            "models with state-space layers (Mamba, Jamba, Nemotron-H, Granite 4 H)",
+            f"only attention and FFN are modelled; {_DENSE}",
+            "*mamba* *jamba* *zamba* *bamba* *nemotron-h* granite-4.0-h* granitemoehybrid "
+            "falcon-h1* *hymba*",
+        ),
+        Limit(
+            "attention that picks tokens by an index (DeepSeek V3.2)",
+            "deepseek-v3 has its sizes, with attention over the whole context",
+            "*deepseek-v3.2* *deepseek-v32*",
+        ),
+        Limit(
+            "Gemma 3n: its layers share keys and values, and have networks of their own for each "
+            "token",
+            f"{_DENSE}",
+            "gemma-3n* gemma3n*",
+        ),
+        Limit(
+            "Gemma 1: it was not checked against a published count of parameters",
+            "take gemma-2-9b",
+            "gemma gemma-2b* gemma-7b*",
+        ),
+        Limit(
+            "Granite mixtures of experts: no reader of their keys was checked against a published "
+            "count of parameters",
+            f"{_DENSE}",
+            "granitemoe granitemoeshared granite-3.?-1b-a400m* granite-3.?-3b-a800m*",
+        ),
+        Limit(
+            "Command R and R+: attention and FFN of a layer run side by side after one norm",
+            f"layers with one after the other are modelled; {_DENSE}",
+            "cohere cohere2 *command-r* *command-a*",
+        ),
+        Limit(
+            "OLMo 2 and 3: norms come after attention and FFN, and those of queries and keys span "
+            "all heads",
+            f"{_DENSE}",
+            "olmo2 olmo3 olmo-2* olmo-3*",
+        ),
+        Limit(
+            "models without a decoder of text (encoders, embeddings, diffusion)",
+            f"only decoders are modelled; {_DENSE}",
+            "bert* *-bert-* roberta* t5* flan-t5* bart* bge-* e5-* gte-* *-embedding* "
+            "*-reranker* stable-diffusion* flux*",
+        ),
+    ),
+    "device": (
+        Limit(
+            "AMD GPUs (MI300X and others)",
+            _PROFILE,
+            "mi[1-4][0-9][0-9]* *-mi[1-4][0-9][0-9]* amd amd-* *instinct* *radeon* rocm* gfx9*",
+        ),
+        Limit("Google TPU", _PROFILE, "tpu* *-tpu* v5e* v5p* v6e* trillium* ironwood*"),
+        Limit("Intel Gaudi", _PROFILE, "gaudi* *-gaudi* hpu* habana*"),
+        Limit(
+            "AWS Trainium and Inferentia, Intel GPUs, Ascend, Apple, Groq, Cerebras",
+            _PROFILE,
+            "trn[12]* trainium* inf[12]* inferentia* neuron* ponte-vecchio* intel-* ascend* "
+            "910b* apple* mps groq* cerebras*",
+        ),
+        Limit(
+            "the 72 GPUs of a GB200 or GB300 NVL72 as one node",
+            "`gb200` is one tray of four: TP up to 4, and pipeline stages and replicas across the "
+            "rack",
+            "gb200-nvl* gb200nvl* gb300-nvl* gb300nvl* nvl72* *-nvl72",
+        ),
+        Limit(
+            "H100 PCIe, H100 NVL, A100 PCIe",
+            "power, clocks and memory are other than the SXM cards' (`h100-80g-sxm`, "
+            f"`a100-80g-sxm`): {_PROFILE}",
+            "*h100*pcie* *h100*nvl* *a100*pcie* *h200*nvl*",
+        ),
+        Limit(
+            "other NVIDIA GPUs (V100, T4, L4, A10, H20, GH200, RTX 3090, 5090, DGX Spark, Jetson)",
+            f"no kernels were measured on them: {_PROFILE}",
+            "v100* *-v100* t4 t4-* tesla-* *-t4 l4 l4-* *-l4 a10 a10-* a10g* *-a10 *-a10g h20 "
+            "h20-* *-h20 h800* a800* gh200* rtx-3090* rtx3090* *-3090* rtx-5090* rtx5090* *-5090* "
+            "p100* gb10* dgx-spark* jetson* l40 l40-* "
+            "a30 a30-* gb300 *-ada",
+        ),
+    ),
+    "format": (
+        Limit(
+            "awq, gptq and w4a16 as names of formats",
+            "`dtype: int4_wo` is what their checkpoints are computed in (4 bits, groups of 128)",
+            "awq* *-awq gptq* *-gptq marlin* w4a16 int4 4bit 4-bit auto-round autoround",
+        ),
+        Limit(
+            "mxfp4 of all weights",
+            "a mixture's experts have it: `moe_dtype: w4a16_mxfp4` (or w4a8_mxfp4_mxfp8)",
+            "mxfp4* mxfp8 mxfp6* fp6*",
+        ),
+        Limit(
+            "fp4 and modelopt_fp4 as names of a format",
+            "`dtype: nvfp4`",
+            "fp4 modelopt-fp4 *-nvfp4",
+        ),
+        Limit(
+            "fp16 and fp32",
+            "`dtype: bf16` has the bytes and the kernels' speed of fp16; fp32 is not modelled",
+            "fp16 float16 half float fp32 float32",
+        ),
+        Limit(
+            "integer activations, GGUF, bitsandbytes and other formats",
+            "the nearest by its bytes: `fp8` for 8 bits, `int4_wo` for 4 bits of the weights alone",
+            "int8* w8a8* w8a16* w4a8 *smoothquant* bitsandbytes* bnb* gguf* q[2-8]-* "
+            "exl[23]* hqq* aqlm* quip* quark* torchao* fp8-e5m2 int4-kv int8-kv qoq* squeezellm* "
+            "nf4 deepspeedfp",
+        ),
+    ),
+}
+
+
+def not_modelled(name: str, *kinds: Kind) -> str:
+    """``not modelled: what; what to do`` where a name asks for one of :data:`LIMITS`, else empty.
+
+    ``kinds`` are those that the name may be of (none: a feature or a format).
+    """
+    plain = _plain(name)
+    for kind in kinds or ("feature", "format"):
+        for limit in LIMITS[kind]:
+            if limit.asked_by(plain):
+                return f"not modelled: {limit.what}; {limit.instead} ({PAGE})"
+    return ""
+
+
+def _plain(name: str) -> str:
+    """Small letters, no owner, words joined by ``-``."""
+    return re.sub(r"[\s_]+", "-", name.rpartition("/")[2].lower())[:200]
+
+
+_TITLES: dict[Kind, str] = {
+    "feature": "What engines do",
+    "model": "Models",
+    "device": "GPUs and other accelerators",
+    "format": "Number formats",
+}
+
+_NOTES: dict[Kind, tuple[str, ...]] = {
+    "device": (
+        "`sarathi-sim profile` measures op times with torch on an NVIDIA GPU or a CPU",
+        "([README](../README.md#where-op-times-come-from)). For anything else write the tables of",
+        "a bundle from measurements of your own, check them with `sarathi-sim profile-check`, and",
+        "write a YAML of the data sheet like those in `data/devices`.",
+        "",
+    )
+}
+
+
+def page() -> str:
+    """The page of limits, in Markdown."""
+    lines = [
+        "# Limits",
+        "",
+        "`python -m experiments.reference docs` makes this page from",
+        "`profiler/storage/not_modelled.py`.",
+        "",
+        "What is not modelled is refused by name, be it a key or value of a configuration, an",
+        "option, a model or a device. The message is a row of this page. Names are patterns: `*`",
+        "is anything, small and capital letters are alike, `_` and `-` too, and a model goes",
+        "without its owner.",
+        "",
+    ]
+    for kind, limits in LIMITS.items():
+        lines += [
+            f"## {_TITLES[kind]}",
+            "",
+            *_NOTES.get(kind, ()),
+            "| not modelled | what to do | names |",
+            "|---|---|---|",
+        ]
+        for limit in limits:
+            names = " ".join(f"`{name}`" for name in limit.names.split())
+            lines.append(f"| {limit.what} | {limit.instead} | {names} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,206 @@
+"""What is not modelled is refused by the names that users know, with what to do instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
+from experiments.config.parameter_names import PARAMETERS
+from profiler.facts.device import list_devices, load_device
+from profiler.facts.formats import KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
+from profiler.facts.model import list_models, load_model
+from profiler.storage.not_modelled import LIMITS, Limit, not_modelled, page
+from tests.experiments.small_config import message
+from tests.profiler.hf_configs import LLAMA_3
+
+ROOT = Path(__file__).resolve().parents[2]
+Write = Callable[[str], Path]
+
+
+def test_the_page_is_up_to_date() -> None:
+    """``python -m experiments.reference docs`` writes it."""
+    assert (ROOT / "docs/limits.md").read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "what", "instead"),
+    [
+        ("speculative.acceptance=0.7", "speculative decoding", "switched off"),
+        ("policy.speculative_config.num_speculative_tokens=3", "speculative", "switched off"),
+        ("engine.mtp=1", "speculative decoding, MTP, EAGLE", "switched off"),
+        ("engine.eagle3=true", "speculative decoding, MTP, EAGLE", "switched off"),
+        ("lora.adapters=8", "LoRA adapters", "simulate the base model"),
+        ("engine.enable_lora=true", "LoRA adapters", "kv_cache.non_torch_bytes"),
+        ("disaggregation.prefill=2", "disaggregated prefill", "kv_cache.prompts_cached: true"),
+        ("cluster.prefill_replicas=2", "disaggregated prefill", "two pools apart"),
+        ("kv_cache.offload=cpu", "offload of KV cache", "kv_cache.num_blocks"),
+        ("kv_cache.swap_space=4", "offload of KV cache", "kv_cache.num_blocks"),
+        ("autoscaling.max=4", "autoscaling", "recommend --rate"),
+        ("cluster.min_replicas=1", "autoscaling", "recommend --rate"),
+        ("cluster.dp_attention=true", "data-parallel attention", "cluster.replicas"),
+        ("cluster.dp=4", "data-parallel attention", "cluster.expert_parallel"),
+        ("cluster.data_parallel_size=4", "data-parallel attention", "cluster.replicas"),
+        ("kv_cache.hit_rate=0.5", "prefix-cache hit rates", "workload.system_prompts"),
+        ("workload.prefix_cache_hit_rate=0.5", "prefix-cache hit rates", "workload.sessions"),
+        ("kv_cache.prefix_caching=0.5", "prefix-cache hit rates", "workload.sessions"),
+        ("cluster.device_types=[a, b]", "replicas that differ", "simulate each kind apart"),
+        ("cluster.replicas=[2, 4]", "replicas that differ", "simulate each kind apart"),
+        ("device=[l40s, a100-80g-sxm]", "replicas that differ", "simulate each kind apart"),
+        ("cluster.router=kv_aware", "KV-aware", "round_robin or least_tokens"),
+        ("cluster.router=cache-aware", "KV-aware", "round_robin or least_tokens"),
+        ("cluster.dcp_size=2", "context parallelism", "cluster.pp"),
+        ("engine.eplb=true", "EPLB", "expert_distribution: balanced"),
+        ("workload.best_of=4", "parallel sampling", "workload.system_prompts"),
+        ("stack=tgi", "engines other than", "vllm, sglang or trtllm"),
+        ("dtype=awq", "awq, gptq", "dtype: int4_wo"),
+        ("dtype=gptq_marlin", "awq, gptq", "dtype: int4_wo"),
+        ("dtype=w8a8", "integer activations", "`fp8` for 8 bits"),
+        ("moe_dtype=mxfp4", "mxfp4", "moe_dtype: w4a16_mxfp4"),
+        ("kv_cache_dtype=fp8_e5m2", "other formats", "`fp8` for 8 bits"),
+    ],
+)
+def test_keys_and_values(write_config: Write, assignment: str, what: str, instead: str) -> None:
+    text = message(write_config(), assignment)
+    (line,) = {line for line in text.splitlines() if "not modelled" in line}
+    where, _, told = line.partition("not modelled: ")
+    assert what in told and instead in told and "docs/limits.md" in told
+    assert assignment.partition("=")[0].split(".")[0] in where and "did you mean" not in line
+
+
+def test_every_scenario_and_every_section_of_a_file_says_so(write_config: Write) -> None:
+    path = write_config()
+    text = path.read_text(encoding="utf-8").replace("  orca: {}", "  orca: {lora: {rank: 8}}")
+    path.write_text(text, encoding="utf-8")
+    assert "small.yaml: scenarios.orca.lora: unknown key: not modelled: LoRA" in message(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "read images"),
+        ("qwen2.5-vl-7b", "read images"),
+        ("llava-13b", "read images"),
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", "read images"),
+        ("mistralai/Pixtral-12B-2409", "read images"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "linear attention"),
+        ("qwen3_next", "linear attention"),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "picks tokens by an index"),
+        ("nvidia/Nemotron-H-8B-Base-8K", "state-space"),
+        ("CohereForAI/c4ai-command-r-plus", "side by side"),
+        ("allenai/OLMo-2-1124-7B", "norms come after"),
+        ("BAAI/bge-large-en-v1.5", "decoder of text"),
+    ],
+)
+def test_models(name: str, what: str) -> None:
+    """No model of text is proposed in place of one of images."""
+    with pytest.raises(ConfigError) as caught:
+        load_model(name)
+    text = str(caught.value)
+    assert text.startswith(f"model '{name}': not modelled: ") and what in text
+    assert "did you mean" not in text and len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("MI300X", "profile it"),
+        ("mi355x", "profile it"),
+        ("amd-mi250", "profile it"),
+        ("TPU-v5e", "profile it"),
+        ("gaudi3", "profile it"),
+        ("trn2", "profile it"),
+        ("GB200-NVL72", "`gb200` is one tray of four"),
+        ("h100-pcie", "other than the SXM"),
+        ("H100-80GB-PCIe", "other than the SXM"),
+        ("a100-40g-pcie", "other than the SXM"),
+        ("L4", "profile it"),
+        ("rtx-5090", "profile it"),
+    ],
+)
+def test_devices(name: str, what: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_device(name)
+    text = str(caught.value)
+    assert text.startswith(f"device '{name}': not modelled: ") and what in text
+    assert "did you mean" not in text
+
+
+def test_of_a_device_small_and_capital_letters_are_alike() -> None:
+    assert load_device("H100-80G-SXM") == load_device("h100-80g-sxm")
+    with pytest.raises(ConfigError, match=r"did you mean h100-80g-sxm\?"):
+        load_device("H100")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("recommend --model llama-3.1-8b --device mi300x --gpus 8 --slo X", "AMD GPUs"),
+        ("recommend --model qwen3-next --device gb200 --gpus 8 --slo X", "linear attention"),
+        ("recommend --model llama-3.1-8b --device gb200 --gpus 8 --slo X --dtype awq", "int4_wo"),
+        ("recommend --model llama-3.1-8b --device gb200 --gpus 8 --slo X --stack tgi", "TGI"),
+        ("support --model llava-13b", "read images"),
+        ("support --device tpu-v5e", "Google TPU"),
+        ("support --dtype gptq", "int4_wo"),
+        ("advise --model llava-13b --device a6000 --workload 1K@14", "read images"),
+        ("make-bundle --model llama-13b --device mi300x", "AMD GPUs"),
+        ("make-bundle --model llama-13b --device a6000 --stack vllm --dtype awq", "int4_wo"),
+    ],
+)
+def test_options(
+    command: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    words = [word.replace("X", "p99 ttft 1s") for word in command.split()]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2 and done.stderr.startswith("error: ")
+    assert "not modelled: " in done.stderr and expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_nothing_that_is_modelled_is_called_not_modelled() -> None:
+    keys = {part for key in PARAMETERS for part in key.split(".")}
+    formats = (*WEIGHT_DTYPES, *KV_DTYPES, *MOE_DTYPES, *STACKS)
+    assert not [name for name in (*keys, *formats) if not_modelled(name)]
+    assert not [name for name in list_models() if not_modelled(name, "model")]
+    assert not [name for name in list_devices() if not_modelled(name, "device")]
+
+
+def test_keys_of_every_section_are_not_called_so(write_config: Write) -> None:
+    """Plain mistakes stay plain: `prefill` is no length, and nothing of disaggregation."""
+    text = message(write_config(), "workload.lengths.prefill=3")
+    assert "not modelled" not in text and "workload.lengths.prefill: unknown key" in text
+
+
+def test_a_name_stands_in_one_row_only() -> None:
+    names = [name for kind in LIMITS.values() for row in kind for name in row.names.split()]
+    assert len(names) == len(set(names))
+    rows: list[Limit] = [row for kind in LIMITS.values() for row in kind]
+    assert len({row.what for row in rows}) == len(rows)
+
+
+def test_where_a_format_that_was_not_measured_comes_from(
+    tmp_path: Path, write_config: Write
+) -> None:
+    """AWQ on an H100 with vLLM: int4_wo stands in no line of the user's own."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    path = tmp_path / "awq.json"
+    path.write_text(json.dumps({**LLAMA_3, "quantization_config": awq}))
+    served = ("device=h100-80g-sxm", "stack=vllm", "cluster.tp=1", "profiles=null")
+    text = message(write_config(), f"model={path}", *served)
+    assert "no gemm of vllm was measured on h100-80g-sxm for dtype int4_wo; there: " in text
+    assert f"; dtype int4_wo is that of quantization_config of {path}: give another dtype" in text
+    text = message(write_config(), "model=Qwen/Qwen3-8B-AWQ", *served)
+    assert "; dtype int4_wo is that of Qwen/Qwen3-8B-AWQ: give another dtype" in text
+    assert "is that of" not in message(write_config(), "model=qwen3-8b", "dtype=nvfp4", *served)
+
+
+def test_a_configuration_that_names_none_of_it_is_read() -> None:
+    assert load_experiment("vllm_llama3_8b").scenarios
