@@ -20,13 +20,19 @@ Context = tuple[Sequence, int]
 """A sequence, and the tokens that it has to process before it decodes."""
 
 
+def _by_arrival(sequence: Sequence) -> tuple[float, int]:
+    """The engine keeps one list of its requests, paused ones included, as they arrived."""
+    return sequence.arrival_s, sequence.id
+
+
 @named("trtllm")
 class Trtllm:
     """Requests that fit into the memory, then into ``max_num_tokens``: decodes before prompts.
 
     ``capacity_scheduler_policy: guaranteed_no_evict`` admits a request only if it and all running
     requests can reach all their declared tokens. ``max_utilization`` admits it if its prompt fits;
-    if blocks run out, it pauses the request that came last, which computes its tokens again.
+    if blocks run out, it pauses the started request that arrived last (a short prompt may have
+    started before a longer one that arrived earlier), which computes its tokens again.
     ``enable_chunked_prefill`` cuts prompts that do not fit, to whole blocks. Prompts wait while
     decodes run, until both make up ``batch_wait_max_tokens_ratio`` of ``max_num_tokens``, for at
     most ``batch_wait_timeout_iters`` iterations. Without both settings they do not wait.
@@ -34,7 +40,6 @@ class Trtllm:
 
     pooled = True
     memory_share = "free_gpu_memory_fraction"
-    order: Callable[[Sequence], Any] | None = None
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class Trtllm:
                 f"batch_wait_max_tokens_ratio must lie between 0 and 1, "
                 f"not {batch_wait_max_tokens_ratio}"
             )
+        self.order: Callable[[Sequence], Any] | None = _by_arrival
         self.max_num_batched_tokens = max_num_tokens
         self.chunking = Chunking(max_num_tokens, max_num_tokens)
         self.max_num_seqs = max_batch_size
@@ -66,7 +72,7 @@ class Trtllm:
         paused = False
         if self.capacity_scheduler_policy == "max_utilization":
             while pool.decode_blocks > pool.blocks.free:
-                pool.preempt(pool.newest())
+                pool.preempt(max(pool.running, key=_by_arrival))
                 paused = True
         waiting = [] if paused or not pool.waiting else self._fitting(pool)
         decodes = self._serve_decodes(pool)

@@ -41,6 +41,22 @@ def test_max_utilization_admits_on_the_prompt_and_pauses_who_came_last() -> None
     assert decodes(steps) == [[], *[[0, 1]] * 4, [0], [], [], *[[2]] * 4]
 
 
+def test_who_is_paused_is_who_arrived_last_not_who_was_admitted_last() -> None:
+    """7 blocks of 4 and 8 tokens an iteration. Request 2 overtakes request 1 at first: request 0
+    leaves 2 tokens, less than a block of request 1, and all of request 2."""
+    arrivals = {0: [request(0, 6, 6), request(1, 8, 4), request(2, 2, 5)]}
+    keys = {"max_num_tokens": 8, "enable_chunked_prefill": True}
+    policy = trtllm(capacity_scheduler_policy="max_utilization", **keys)
+    steps = schedule(policy, arrivals, blocks=7)
+    # 4: contexts 8, 8 and 4: each of the three needs a block, 2 are free. Request 2 is paused:
+    #    3 are free for two.
+    # 7: the two have ended. Request 2 computes its 2 + 3 tokens again.
+    assert [step.preempted for step in steps] == [[], [], [], [2], [], [], [], []]
+    assert chunks(steps) == [[(0, 6), (2, 2)], [(1, 4)], [(1, 4)], [], [], [], [(2, 5)], []]
+    assert decodes(steps) == [[], [0, 2], [0, 2], [0, 1], [0, 1], [0, 1], [], [2]]
+    assert [step.free for step in steps] == [4, 2, 2, 1, 1, 1, 5, 5]
+
+
 def test_decodes_come_first_and_prompts_are_cut_to_whole_blocks() -> None:
     """12 tokens in blocks of 4."""
     arrivals = {0: [request(0, 3, 4)], 1: [request(1, 20, 1), request(2, 3, 1)]}
