@@ -108,7 +108,7 @@ def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[
     section, found = sections["comparison"], read_summary(reported["comparison"])
     assert "shorter" in section.answer
     assert float(section.table.rows[-1][1]) == pytest.approx(
-        found["makespan"]["total"]["a_s"], abs=1e-4
+        found["wall"]["total"]["a_s"], abs=1e-4
     )
     parts = [float(row[3].replace(",", "")) for row in section.table.rows]
     assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
