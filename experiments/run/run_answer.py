@@ -31,6 +31,7 @@ SHOWN = (
         "hit_rate",
         "preemption_rate",
         "recomputed_share",
+        "extra_decodes",
         "empty_iterations",
     ),
     *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
@@ -39,7 +40,7 @@ SHOWN = (
 """Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
 _WHERE_ANY = (
     *("bubble_s.p50", "bubble_share", "rejected"),
-    *("hit_rate", "preemption_rate", "recomputed_share", "empty_iterations"),
+    *("hit_rate", "preemption_rate", "recomputed_share", "extra_decodes", "empty_iterations"),
 )
 """Those that are shown where some scenario has any."""
 
