@@ -11,9 +11,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Literal
 
-from policies.policy import Chunking, named
+from policies.policy import Chunking, Demand, named
 from policies.pool import Pool
 from policies.request import Sequence, check_at_least_1
+from policies.scheduler import LivelockError
 
 CapacitySchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 Context = tuple[Sequence, int]
@@ -67,6 +68,16 @@ class Trtllm:
         self.batch_wait_max_tokens_ratio = batch_wait_max_tokens_ratio
         self.ahead = not disable_overlap_scheduler
 
+    def refusal(self, demand: Demand) -> tuple[str, str] | None:
+        """Prompts that are not cut must fit into the budget, and so must a block if they are."""
+        needed, what = demand.prompt, "the longest prompt, unless enable_chunked_prefill is true"
+        if self.enable_chunked_prefill:
+            needed = min(demand.prompt, demand.block_size)
+            what = "kv_cache.block_size: prompts are cut to whole blocks"
+        if self.max_num_batched_tokens >= needed:
+            return None
+        return "max_num_tokens", f"must be at least {needed}, {what}"
+
     def plan(self, pool: Pool) -> None:
         """Decodes, then running prompts, then waiting prompts."""
         paused = False
@@ -83,6 +94,12 @@ class Trtllm:
             if self.ahead or not each.awaited
         ]
         contexts = self._cut([*contexts, *waiting], left, pool.blocks.block_size)
+        if waiting and not contexts and not pool.running and not self.enable_chunked_prefill:
+            raise LivelockError(
+                f"max_num_tokens is {self.max_num_batched_tokens}, but a request has to compute "
+                f"{waiting[0][1]} tokens at once (a paused one computes its output again): give "
+                "more, or set enable_chunked_prefill"
+            )
         if contexts and not (decodes and self._wait(pool, contexts, decodes)):
             _serve_contexts(pool, contexts)
 

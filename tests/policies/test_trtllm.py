@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from policies.scheduler import LivelockError
 from policies.trtllm import Trtllm
 from tests.policies.by_hand import chunks, decodes, request, schedule
 
@@ -131,3 +132,11 @@ def test_cached_prompts_cost_no_tokens() -> None:
 def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         Trtllm(**keys)
+
+
+def test_who_never_fits_once_it_was_paused_is_an_error_that_says_so() -> None:
+    """6 blocks of 4, 8 tokens an iteration: request 1 is paused with 8 + 1 tokens."""
+    arrivals = {0: [request(0, 8, 6)], 1: [request(1, 8, 6)], 2: [request(2, 8, 6)]}
+    policy = trtllm(capacity_scheduler_policy="max_utilization", max_num_tokens=9)
+    with pytest.raises(LivelockError, match="max_num_tokens is 9, but a request has to compute 1"):
+        schedule(policy, arrivals, blocks=6)
