@@ -118,7 +118,8 @@ class PoolPolicy(Protocol):
     steps later as there are stages. ``order`` is the key that sorts the waiting requests, smallest
     first, or None for first come, first served. A policy that bounds the tokens of an iteration has
     the attribute ``chunking``, as a :class:`Policy` has. ``memory_share`` is the engine's name for
-    its share of the memory, if this is not ``gpu_memory_utilization``.
+    its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
+    leave requests unserved has the method ``refusal`` (:func:`refusal_of`).
     """
 
     pooled: bool
@@ -143,6 +144,23 @@ def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
 def memory_share_of(policy: PoolPolicy) -> str:
     """The engine's name for the share of the memory that it takes: attribute ``memory_share``."""
     return str(getattr(policy, "memory_share", "gpu_memory_utilization"))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a policy is to serve, in tokens: the longest ``prompt``, the longest that requests may
+    become, and a KV block."""
+
+    prompt: int
+    max_length: int
+    block_size: int
+
+
+def refusal_of(policy: PoolPolicy, demand: Demand) -> tuple[str, str] | None:
+    """The setting with which the engine refuses this demand, and what it must be; None where it
+    does not. It is what the policy's method ``refusal`` says, if it has one."""
+    refusal: Callable[[Demand], tuple[str, str] | None] | None = getattr(policy, "refusal", None)
+    return None if refusal is None else refusal(demand)
 
 
 def needs_costs(policy: Policy | PoolPolicy) -> bool:

@@ -35,7 +35,7 @@ class PolicyError(Exception):
 
 
 class LivelockError(Exception):
-    """Sequences preempt each other for ever, and nobody gets a token."""
+    """Nobody will ever get a token: sequences preempt each other for ever, say."""
 
 
 def _is_empty(group: Group) -> bool:

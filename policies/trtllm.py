@@ -11,13 +11,19 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Literal
 
-from policies.policy import Chunking, named
+from policies.policy import Chunking, Demand, named
 from policies.pool import Pool
 from policies.request import Sequence, check_at_least_1
+from policies.scheduler import LivelockError
 
 CapacitySchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 Context = tuple[Sequence, int]
 """A sequence, and the tokens that it has to process before it decodes."""
+
+
+def _by_arrival(sequence: Sequence) -> tuple[float, int]:
+    """The engine keeps one list of its requests, paused ones included, as they arrived."""
+    return sequence.arrival_s, sequence.id
 
 
 @named("trtllm")
@@ -26,7 +32,8 @@ class Trtllm:
 
     ``capacity_scheduler_policy: guaranteed_no_evict`` admits a request only if it and all running
     requests can reach all their declared tokens. ``max_utilization`` admits it if its prompt fits;
-    if blocks run out, it pauses the request that came last, which computes its tokens again.
+    if blocks run out, it pauses the started request that arrived last (a short prompt may have
+    started before a longer one that arrived earlier), which computes its tokens again.
     ``enable_chunked_prefill`` cuts prompts that do not fit, to whole blocks. Prompts wait while
     decodes run, until both make up ``batch_wait_max_tokens_ratio`` of ``max_num_tokens``, for at
     most ``batch_wait_timeout_iters`` iterations. Without both settings they do not wait.
@@ -34,7 +41,6 @@ class Trtllm:
 
     pooled = True
     memory_share = "free_gpu_memory_fraction"
-    order: Callable[[Sequence], Any] | None = None
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Trtllm:
                 f"batch_wait_max_tokens_ratio must lie between 0 and 1, "
                 f"not {batch_wait_max_tokens_ratio}"
             )
+        self.order: Callable[[Sequence], Any] | None = _by_arrival
         self.max_num_batched_tokens = max_num_tokens
         self.chunking = Chunking(max_num_tokens, max_num_tokens)
         self.max_num_seqs = max_batch_size
@@ -61,12 +68,22 @@ class Trtllm:
         self.batch_wait_max_tokens_ratio = batch_wait_max_tokens_ratio
         self.ahead = not disable_overlap_scheduler
 
+    def refusal(self, demand: Demand) -> tuple[str, str] | None:
+        """Prompts that are not cut must fit into the budget, and so must a block if they are."""
+        needed, what = demand.prompt, "the longest prompt, unless enable_chunked_prefill is true"
+        if self.enable_chunked_prefill:
+            needed = min(demand.prompt, demand.block_size)
+            what = "kv_cache.block_size: prompts are cut to whole blocks"
+        if self.max_num_batched_tokens >= needed:
+            return None
+        return "max_num_tokens", f"must be at least {needed}, {what}"
+
     def plan(self, pool: Pool) -> None:
         """Decodes, then running prompts, then waiting prompts."""
         paused = False
         if self.capacity_scheduler_policy == "max_utilization":
             while pool.decode_blocks > pool.blocks.free:
-                pool.preempt(pool.newest())
+                pool.preempt(max(pool.running, key=_by_arrival))
                 paused = True
         waiting = [] if paused or not pool.waiting else self._fitting(pool)
         decodes = self._serve_decodes(pool)
@@ -77,6 +94,12 @@ class Trtllm:
             if self.ahead or not each.awaited
         ]
         contexts = self._cut([*contexts, *waiting], left, pool.blocks.block_size)
+        if waiting and not contexts and not pool.running and not self.enable_chunked_prefill:
+            raise LivelockError(
+                f"max_num_tokens is {self.max_num_batched_tokens}, but a request has to compute "
+                f"{waiting[0][1]} tokens at once (a paused one computes its output again): give "
+                "more, or set enable_chunked_prefill"
+            )
         if contexts and not (decodes and self._wait(pool, contexts, decodes)):
             _serve_contexts(pool, contexts)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from experiments.config.errors import ConfigError
 from experiments.config.loading import Source
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Scenario
+from experiments.run.traffic import is_trace
 from policies.request import Request
 from simulator.load.describe import describe_workload, peak_rate, shared_tokens
 from simulator.load.trace import read_trace
@@ -242,6 +245,50 @@ def test_no_text_breaks_the_trace_reader(
         read_trace(path)
     except WorkloadError as error:
         assert str(path) in str(error)
+
+
+ROWS = {
+    ".csv": "arrival_s,prompt_tokens,output_tokens\n0,5,1\n2,7,3",
+    ".jsonl": '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}\n'
+    '{"timestamp": 2000, "input_length": 7, "output_length": 3, "hash_ids": [2]}\n',
+    ".json": '{"input_lens": [5, 7], "output_lens": [1, 3], "start_times": [1, 3]}',
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_packed_trace_is_the_same_trace(tmp_path: Path, kind: str) -> None:
+    plain, packed = tmp_path / f"trace{kind}", tmp_path / f"trace{kind}.gz"
+    plain.write_text(ROWS[kind])
+    packed.write_bytes(gzip.compress(ROWS[kind].encode()))
+    traces = [read_trace(plain), read_trace(packed)]
+    for trace in traces:
+        assert trace.arrival_s is not None and trace.arrival_s.tolist() == [0, 2]
+        assert (trace.prompt.tolist(), trace.output.tolist()) == ([5, 7], [1, 3])
+    assert is_trace(str(packed))
+
+
+def test_the_memory_of_a_packed_trace_is_that_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30,000 rows of a few bytes: packed they are a thousandth, and need as much memory."""
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(b"prompt_tokens,output_tokens\n" + b"5,1\n" * 30_000))
+    assert len(read_trace(path)) == 30_000
+    monkeypatch.setattr("simulator.load.trace_file.available_bytes", lambda: 1_000_000)
+    with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: about \d+ rows would take"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-9], lambda b: b"not packed", lambda b: b[:15] + b"xxx" + b[18:]]
+)
+def test_a_damaged_packed_trace_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(damage(gzip.compress(ROWS[".csv"].encode() * 50)))
+    with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: "):
+        read_trace(path)
 
 
 def test_limit(tmp_path: Path) -> None:

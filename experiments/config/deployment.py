@@ -25,8 +25,15 @@ from experiments.config.memory import Need, check_memory, run_needs, workload_ne
 from experiments.config.paged import paged_cache, pool_settings, pools_of, with_own_prompts
 from experiments.config.policy_file import policy_errors
 from experiments.config.requests import build_clients, build_requests
-from experiments.config.scenario import Scenario
-from policies.policy import chunking_of, is_pooled, of_micro_batches
+from experiments.config.scenario import KvCache, Scenario
+from policies.policy import (
+    Demand,
+    PoolPolicy,
+    chunking_of,
+    is_pooled,
+    of_micro_batches,
+    refusal_of,
+)
 from policies.pool import Pool
 from policies.request import Request
 from policies.scheduler import Scheduler
@@ -273,6 +280,8 @@ def deploy(
         raise source.error("batching.kv_reservation", "declared", problem)
     if requests is None:
         requests = checked_requests(scenario, max_length, source, requests_of)
+    if kv_cache is not None and is_pooled(policy):
+        _refuse_as_engine(scenario, policy, kv_cache, max_length, requests, source)
     if kv_cache is not None and kv_cache.prompts_cached:
         requests = with_own_prompts(requests)
     ops, longest, digest = op_times_of(scenario, model, device, source)
@@ -302,6 +311,27 @@ def deploy(
     check_memory(found.memory_needs, resolved, source)
     _refuse_if_nothing_fits(found, source)
     return found
+
+
+def _refuse_as_engine(
+    scenario: Scenario,
+    policy: PoolPolicy,
+    kv_cache: KvCache,
+    max_length: int,
+    requests: list[Request],
+    source: Source,
+) -> None:
+    """Raise ConfigError for a setting with which the engine would not serve the requests."""
+    fitting = [one for one in requests if one.prompt_tokens + one.max_tokens <= max_length]
+    demand = Demand(
+        max((one.prompt_tokens for one in fitting), default=1),
+        max_length,
+        kv_cache.block_size,
+    )
+    refusal = refusal_of(policy, demand)
+    if refusal is not None:
+        key, problem = refusal
+        raise source.error(f"policy.{key}", getattr(scenario.policy, key, None), problem)
 
 
 def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:

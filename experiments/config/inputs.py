@@ -47,8 +47,15 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
         device = load_device(scenario.device)
     except ConfigError as error:
         raise ConfigError(f"{source.name(('device',))}: {error}") from None
-    if scenario.cluster.tp > device.gpus_per_node:
-        problem = f"must be at most {device.gpus_per_node}, the GPUs of a node of {device.name}"
+    node = min(scenario.cluster.gpus_per_node or device.gpus_per_node, device.gpus_per_node)
+    if scenario.cluster.tp > node:
+        which = f"the GPUs of a node of {device.name}"
+        if node < device.gpus_per_node:
+            which = "the GPUs of a node (cluster.gpus_per_node)"
+        problem = (
+            f"must be at most {node}, {which}: tensor parallelism between nodes is not modelled; "
+            "pipeline stages may be on several nodes (cluster.pp)"
+        )
         raise source.error("cluster.tp", scenario.cluster.tp, problem)
     return device
 

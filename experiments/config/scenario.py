@@ -48,7 +48,8 @@ class Cluster(Strict):
 
     ``max_length`` is the longest prompt + output a sequence may have (default: the model's).
     ``layers_per_stage`` defaults to an even split, ``gpus_per_node`` to the device's: a pipeline
-    with more GPUs sends between nodes. Of a mixture's experts each of the ``tp`` GPUs
+    with more GPUs sends between nodes, from every stage to the next one. A stage, all its ``tp``
+    GPUs, is in one node. Of a mixture's experts each of the ``tp`` GPUs
     holds a part of every one or, with ``expert_parallel``, some whole; ``moe_a2a_backend`` sends
     tokens to them and back (none: the layer's all-reduce adds up). ``dp`` is 1: data-parallel
     attention is not modelled.

@@ -119,7 +119,8 @@ class Clip(Strict):
 
 class TraceLengths(Strict):
     """Prompt and output tokens (and arrivals and shared prefixes, where it has them) from a file:
-    CSV, a request a line of JSON (``*.jsonl``), or a result of vLLM's benchmark (``*.json``).
+    CSV, a request a line of JSON (``*.jsonl``), or a result of vLLM's benchmark (``*.json``);
+    also packed (``*.gz``).
 
     ``sample`` keeps a random share of the requests (or sessions), ``clip`` cuts long ones, and
     ``skip_empty`` leaves out those without prompt or output tokens. ``resample`` draws as many

@@ -41,7 +41,7 @@ def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
         kind="comparison",
         name=f"{a} and {b}",
         question=f"Which part of the time makes {b} (B) differ from {a} (A)?",
-        answer=_answer(found["makespan"]),
+        answer=_answer(found["wall"]),
         table=tables[0],
         charts=charts,
         details=tables[1:],
@@ -49,8 +49,8 @@ def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
     )
 
 
-def _answer(makespan: Mapping[str, Any]) -> str:
-    total, parts = makespan["total"], makespan["parts"]
+def _answer(wall: Mapping[str, Any]) -> str:
+    total, parts = wall["total"], wall["parts"]
     difference = total["difference_s"]
     if not difference:
         return f"Nothing: both take {number_text(total['a_s'])} s."
@@ -61,7 +61,7 @@ def _answer(makespan: Mapping[str, Any]) -> str:
     return (
         f"B takes {number_text(total['b_s'])} s, which is {number_text(abs(difference))} s "
         f"{more} than A's {number_text(total['a_s'])} s; the largest part of the "
-        f"difference is {part_label('makespan', biggest)}, {by}."
+        f"difference is {part_label('wall', biggest)}, {by}."
     )
 
 

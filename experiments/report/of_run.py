@@ -53,7 +53,8 @@ def run_section(folders: Sequence[Path], progress: Progress = silent) -> Section
         except UserError as error:
             problems.append(f"{label}: no timeline, and no errors of op times: {error}")
     heads = {folder: read_summary(folder) for folder in folders}
-    section = run_answer(_together(found, heads))
+    content = _together(found, heads)
+    section = run_answer(content, _unlike(content, again) if len(folders) > 1 else ())
     tables = {label: table for label, (_, _, table) in found.items()}
     op_times = op_times_grid([each.deployment for each in again.values()])
     return replace(
@@ -83,6 +84,24 @@ def _together(
             if name in heads[folder].get(key, ())
         }
     return content
+
+
+def _unlike(content: Mapping[str, Any], again: Mapping[str, SimulatedAgain]) -> list[str]:
+    """In what the runs of several results differ, so that no number says which one is better."""
+    served, workloads = (
+        content["deployments"].values(),
+        [each.deployment.scenario.workload for each in again.values()],
+    )
+    differs = {
+        "the model": _several([one["model"] for one in served]),
+        "the GPU": _several([one["device"] for one in served]),
+        "the traffic": _several(workloads) or _several([*content["traffic"].values()]),
+    }
+    return [what for what, differ in differs.items() if differ]
+
+
+def _several(values: Sequence[object]) -> bool:
+    return any(value != values[0] for value in values)
 
 
 def _tables_charts(tables: Mapping[str, Tables]) -> list[Chart]:

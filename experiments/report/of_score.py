@@ -88,11 +88,17 @@ def _recorded(folder: Path, found: Mapping[str, Any]) -> Section:
 
 def _answer(found: Mapping[str, Any], groups: Mapping[str, Any]) -> str:
     answered = f"{found['answered']:,} of {found['rows']:,} rows have a prediction"
-    if not groups:
+    which = next((name for name in ("all", "flagged") if name in groups), None)
+    if which is None:
         return f"{answered}."
-    whole = max(groups.values(), key=lambda one: one["n"])
-    errors = " and ".join(f"{whole[m]['median']:.1f} % for {m.upper()}" for m in METRICS)
-    return f"{answered}; the median error is {errors}."
+    one, flagged = groups[which], groups.get("flagged")
+    errors = " and ".join(f"{one[m]['median']:.1f} % for {m.upper()}" for m in METRICS)
+    of = (
+        ""
+        if flagged is None
+        else f" of the {one['n']:,} that are {'not ' * (which == 'all')}flagged"
+    )
+    return f"{answered}; the median error{of} is {errors}."
 
 
 def _beside(path: str, peer: Mapping[str, Any]) -> SortableTable:

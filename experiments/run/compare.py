@@ -24,6 +24,7 @@ from simulator.views.metrics import Analysis
 
 _LABELS = {
     **ACCOUNTS,
+    "frontend": "the engine's frontend",
     "queueing": "queueing",
     "prefill_attention": "attention of prompts, as if whole",
     "host": "the engine's host",
@@ -147,9 +148,7 @@ def comparison(one: Compared, other: Compared) -> dict[str, Any]:
         "b": other.label,
         "policies": [one.policy, other.policy],
         "same_requests": one.requests == other.requests,
-        "makespan": _difference(
-            one.parts.wall, one.parts.stages, other.parts.wall, other.parts.stages
-        ),
+        "wall": _difference(one.parts.wall, one.parts.stages, other.parts.wall, other.parts.stages),
         "mean_latency": _difference(
             one.parts.mean_latency,
             one.parts.latency,
@@ -179,7 +178,7 @@ def _difference(
 
 
 TITLES = {
-    "makespan": "Wall clock, by what the stages did (mean over stages)",
+    "wall": "Wall clock, by what the stages did (mean over stages)",
     "mean_latency": "Latency of a request (mean)",
 }
 """The two breakdowns of :func:`comparison`."""

@@ -47,6 +47,7 @@ from experiments.run.uncertainty import (
 from policies.policy import chunking_of
 from profiler.storage.progress import Progress, silent
 from simulator.load.describe import traffic_line
+from simulator.loop.simulation import SimulationError
 from simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
@@ -281,7 +282,10 @@ def _run(name: str, deployment: Deployment, progress: Progress) -> ScenarioRun:
     """The run without its uncertainty."""
     total = len(deployment.requests)
     progress(name, 0, total)
-    analysis = Analysis(deployment.simulate(lambda done: progress(name, done, total)))
+    try:
+        analysis = Analysis(deployment.simulate(lambda done: progress(name, done, total)))
+    except SimulationError as error:
+        raise SimulationError(f"{name}: {error}") from error
     tp = deployment.scenario.cluster.tp
     summary = analysis.summary(deployment.model, deployment.device, tp)
     kv_cache, memory = deployment.scenario.kv_cache, deployment.memory

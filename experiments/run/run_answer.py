@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -31,6 +31,7 @@ SHOWN = (
         "hit_rate",
         "preemption_rate",
         "recomputed_share",
+        "extra_decodes",
         "empty_iterations",
     ),
     *("ttft_s.p50", "ttft_s.p99", "tbt_s.p50", "tbt_s.p99"),
@@ -39,7 +40,7 @@ SHOWN = (
 """Paths of the metrics that the table shows; with ``_band`` at its end, its 90 % band."""
 _WHERE_ANY = (
     *("bubble_s.p50", "bubble_share", "rejected"),
-    *("hit_rate", "preemption_rate", "recomputed_share", "empty_iterations"),
+    *("hit_rate", "preemption_rate", "recomputed_share", "extra_decodes", "empty_iterations"),
 )
 """Those that are shown where some scenario has any."""
 
@@ -83,8 +84,11 @@ _NARROW = {
 }
 
 
-def run_answer(found: Mapping[str, Any]) -> Section:
-    """The answer of what ``run`` found, as its ``summary.json`` has it."""
+def run_answer(found: Mapping[str, Any], unlike: Sequence[str] = ()) -> Section:
+    """The answer of what ``run`` found, as its ``summary.json`` has it.
+
+    Runs that differ in ``unlike`` (the model, say) are set side by side, not ranked.
+    """
     summaries, ratios = found["scenarios"], ratios_table(found)
     rows = filter(None, (shown_row(path, summaries.values()) for path in SHOWN))
     note = (
@@ -95,8 +99,8 @@ def run_answer(found: Mapping[str, Any]) -> Section:
     return Section(
         kind="run",
         name=str(found["name"]),
-        question=_question(found),
-        answer=answer(summaries),
+        question=_question(found, ranked=not unlike),
+        answer=_side_by_side(summaries, unlike) if unlike else answer(summaries),
         table=SortableTable("Numbers", headings, list(rows), note, text=2),
         assumptions=[*traffic_of(found), *thinned(chain(*found.get("notes", {}).values()))],
         details=[] if ratios is None else [ratios],
@@ -105,7 +109,12 @@ def run_answer(found: Mapping[str, Any]) -> Section:
     )
 
 
-def _question(found: Mapping[str, Any]) -> str:
+def _side_by_side(summaries: Summaries, unlike: Sequence[str]) -> str:
+    each = " ".join(answer({name: one}) for name, one in summaries.items())
+    return f"They differ in {enumerated(list(unlike))}, so none is called better. {each}"
+
+
+def _question(found: Mapping[str, Any], *, ranked: bool) -> str:
     what = "how many tokens a second, how soon, and where does the time go?"
     served, names = found.get("deployments", {}).values(), list(found["scenarios"])
     models, devices = (
@@ -114,6 +123,8 @@ def _question(found: Mapping[str, Any]) -> str:
     where = f"{models} on {devices}" if served else "its requests"
     if len(names) == 1:
         return f"How does {names[0]} serve {where}: {what}"
+    if not ranked:
+        return f"How do {enumerated(names)} serve {where}: {what}"
     return f"Which of {enumerated(names)} serves {where} best: {what}"
 
 

@@ -256,6 +256,7 @@ def _remains(scored: Scored) -> dict[str, Any]:
         (float(table["ttft_s"].mean()), float(table["latency_s"].mean())) for table in tables
     )
     parts = comparison(zero.compared("zero"), fitted.compared("fitted"))["mean_latency"]["parts"]
+    parts.pop("frontend", None)  # has its own line
     return {
         "latency_s": latency - before,
         "host": after - before - fitted.overheads.frontend_s,

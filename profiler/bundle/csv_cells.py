@@ -17,9 +17,10 @@ from profiler.storage.strict import one_line
 def read_cells(path: Path, **options: Any) -> pd.DataFrame:
     """A CSV file as pandas reads it with ``options``; the header is line 1.
 
-    Raises BundleError for a file that is cut short (:func:`check_end`), or that is no CSV.
+    Raises BundleError for a file whose last row is cut short, or that is no CSV. An editor may
+    have left out the last newline; where a program wrote the file, see :func:`check_end`.
     """
-    check_end(path)
+    _check_last_row(path)
     try:
         with warnings.catch_warnings():
             # pandas only warns where a row has more cells than the header, and drops them.
@@ -35,8 +36,19 @@ def read_cells(path: Path, **options: Any) -> pd.DataFrame:
     return frame
 
 
+def _check_last_row(path: Path) -> None:
+    """Raises BundleError where the last row has fewer cells than the header."""
+    header, last, number = "", "", 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            header, last = header or line, line
+    if number and last.count(",") < header.count(",") and not last.endswith("\n"):
+        raise BundleError(f"{path}: row {number} is truncated: it lacks a cell")
+
+
 def check_end(path: Path) -> None:
-    """Raises BundleError for a file whose last row does not end with a newline."""
+    """Raises BundleError for a file whose last row does not end with a newline: its last number may
+    have been cut."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 1, 0))

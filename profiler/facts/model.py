@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,15 @@ LARGEST = {
     "vocab_size": 2**23,
     "max_position_embeddings": 2**24,
 }
+
+
+class LayerParameters(NamedTuple):
+    """Parameters of layers: of the ``routed`` experts, of the other ``matrices``, and what no
+    number format of the weights applies to (``plain``: routers, biases, norms)."""
+
+    routed: int
+    matrices: int
+    plain: int
 
 
 @strict_dataclass
@@ -118,30 +127,31 @@ class ModelSpec:
 
     # Parameters -----------------------------------------------------------------------------
 
-    def parameters_in(self, layers: range | None = None) -> tuple[int, int]:
-        """Parameters of these layers (default all): of routed experts, and all others.
+    def parameters_in(self, layers: range | None = None, tp: int = 1) -> LayerParameters:
+        """Parameters of these layers (default all) on ``tp`` ranks together.
 
-        The others are projections, shared experts, routers, biases and norms.
+        What every rank has whole counts on each: routers, norms, replicated KV heads, what a rank
+        of latent attention projects for itself, and the biases of outputs that ranks add up.
         """
         chosen = range(self.num_layers) if layers is None else layers
         dense = [at for at in self.experts.dense_layers if at in chosen] if self.experts else chosen
         counts = {"all": len(chosen), "dense": len(dense), "sparse": len(chosen) - len(dense)}
-        others = sum(counts[kind] * each for kind, each in self._layer_parameters.items())
-        routed = self.experts.num_experts * self.expert_parameters if self.experts else 0
-        return counts["sparse"] * routed, others
-
-    @cached_property
-    def _layer_parameters(self) -> dict[str, int]:
-        """Parameters that a layer of each kind has, without its routed experts."""
+        matrices = plain = 0
+        for op, shape in self.gemms(tp).items():
+            if OPS[op].part == "layer":
+                count = tp * counts[OPS[op].layers]
+                plain += count * shape.n if op in self.biased_gemms else 0
+                if OPS[op].split is None:
+                    plain += count * shape.n * shape.k
+                else:
+                    matrices += count * shape.n * shape.k
         norms = self.norms_per_layer * self.hidden_size * (2 if self.norm_bias else 1)
         norms += 2 * self.head_dim if self.qk_norm else 0
         norms += self.latent.query_rank + self.latent.kv_rank if self.latent else 0
-        found = {"all": norms, "dense": 0, "sparse": 0}
-        for op, shape in self.gemms(tp=1).items():
-            if OPS[op].part == "layer":
-                bias = shape.n if op in self.biased_gemms else 0
-                found[OPS[op].layers] += shape.n * shape.k + bias
-        return found
+        routed = self.experts.num_experts * self.expert_parameters if self.experts else 0
+        return LayerParameters(
+            counts["sparse"] * routed, matrices, plain + tp * counts["all"] * norms
+        )
 
     @property
     def expert_parameters(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from profiler.bundle.csv_cells import numbers, read_cells, refuse, whole_numbers
+from profiler.bundle.csv_cells import check_end, numbers, read_cells, refuse, whole_numbers
 from profiler.bundle.tables import BundleError
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
@@ -41,6 +41,7 @@ def read_measurements(
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file among the public measurements")
+    check_end(path)
     raw = read_cells(path, low_memory=False)
     times = [*times, *(column for column in optional_times if column in raw.columns)]
     wanted = [*labels, *counts, *from_zero, *times]

@@ -38,7 +38,8 @@ def stage_weight_bytes(
     """Bytes of the weights one stage holds, over all its ``tp`` tensor-parallel ranks.
 
     The embedding table is on the first stage and the LM head on the last; with one stage, tied
-    tables count once. What each rank of latent attention projects for itself counts on each.
+    tables count once. Every rank has learned positions, routers and norms whole, and these are not
+    quantized.
     """
     parameters = 0
     table = model.vocab_size * model.hidden_size
@@ -46,16 +47,13 @@ def stage_weight_bytes(
     if stage == 0:
         parameters += table
         if model.learned_positions:
-            parameters += model.max_position_embeddings * model.hidden_size
+            parameters += tp * model.max_position_embeddings * model.hidden_size
     if stage == last and not (model.tied_embeddings and last == 0):
         parameters += table
     first = sum(layers[:stage])
-    routed, others = model.parameters_in(range(first, first + layers[stage]))
-    if model.latent is not None:
-        own = model.latent.cached + model.latent.query_rank
-        others += (tp - 1) * layers[stage] * model.hidden_size * own
-    in_layers = others * numbers.weight + routed * numbers.expert_weight
-    return int(in_layers + parameters * numbers.activation)
+    inside = model.parameters_in(range(first, first + layers[stage]), tp)
+    weights = inside.matrices * numbers.weight + inside.routed * numbers.expert_weight
+    return int(weights + (inside.plain + parameters) * numbers.activation)
 
 
 def kv_capacity_tokens(

@@ -1,12 +1,14 @@
-"""The content of a request trace, and the reader of its file's lines."""
+"""The content of a request trace, and the reader of its file's lines, packed (``*.gz``) or not."""
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 import numpy as np
 
@@ -19,6 +21,7 @@ MOST_TOKENS = 2**24
 MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
 SAMPLED_ROWS = 10_000  # tell how large the rest will be
 _LONGEST_LINE = 2**20
+GZIP = ".gz"
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,30 @@ def opened(path: Path) -> Iterator[TextIO]:
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise WorkloadError(f"{path}: is a device or a pipe, not a file")
-        with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+        with _text(path, encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
             yield file
-    except OSError as error:
-        raise WorkloadError(f"{path}: {error.strerror or error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WorkloadError(f"{path}: {reason}") from None
+
+
+def _text(path: Path, **options: str) -> TextIO:
+    if path.suffix != GZIP:
+        return path.open(**options)  # type: ignore[call-overload,no-any-return]
+    return cast(TextIO, gzip.open(path, "rt", **options))  # type: ignore[call-overload]
+
+
+def kind_of(path: Path) -> str:
+    """The end of the file's name that says what it holds; whether it is packed is no part of it."""
+    return path.with_suffix("").suffix if path.suffix == GZIP else path.suffix
+
+
+def size_of(path: Path, most: int) -> int:
+    """The bytes of the file, unpacked; counting stops above ``most``."""
+    if path.suffix != GZIP:
+        return path.stat().st_size
+    with gzip.open(path) as file:
+        return file.seek(most + 1)
 
 
 def lines(file: TextIO, path: Path) -> Iterator[str]:
@@ -127,10 +150,11 @@ def check_memory(path: Path, rows: int, read: int, num_bytes: int, limit: int | 
 
     The first ``rows`` of them, ``read`` characters, take ``num_bytes``.
     """
-    count = path.stat().st_size / read * rows
+    free = available_bytes()
+    count = size_of(path, free) / read * rows
     if limit is not None:
         count = min(count, limit + 1)
-    needed, free = count * num_bytes / rows, available_bytes()
+    needed = count * num_bytes / rows
     if needed > free:
         raise WorkloadError(
             f"{path}: about {count:.0f} rows would take {size_text(needed)} of memory, but only "

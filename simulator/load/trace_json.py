@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import Any
 
 from simulator.load.trace_columns import TraceTable, find_columns
-from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened
+from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened, size_of
 from simulator.load.workload import WorkloadError
 
 _LARGEST_RESULT = 2**28  # bytes
@@ -59,7 +59,7 @@ def read_vllm_benchmark(path: Path, limit: int | None) -> TraceTable:
     Raises WorkloadError for a file that is no such result, or has lists of several lengths.
     """
     with opened(path) as file:
-        if path.stat().st_size > _LARGEST_RESULT:
+        if size_of(path, _LARGEST_RESULT) > _LARGEST_RESULT:
             raise WorkloadError(f"{path}: larger than {_LARGEST_RESULT // 2**20} MiB")
         result = _object(file.read(), str(path))
     names = {meaning: name for meaning, name in _VLLM.items() if name in result}

@@ -1,4 +1,4 @@
-"""The time of a run in parts, which add up to its makespan and to the mean latency.
+"""The time of a run in parts, which add up to its wall clock and to the mean latency.
 
 Durations are whole quanta, so the sums here are sums of integers and close exactly. Two breakdowns
 answer two questions:
@@ -6,9 +6,10 @@ answer two questions:
 *Of the stages' time* (per stage, averaged over stages and replicas), which adds up to the wall
 clock: the bubble ledger, with ``busy`` divided into ops.
 
-*Of the requests' latency* (the mean over those that finished): queueing; then, for each micro-batch
-of a request, the ops of the whole micro-batch, its transfers, and its waits for a stage that
-another micro-batch occupied; and the time from one micro-batch to the request's next one.
+*Of the requests' latency* (the mean over those that finished): the engine's frontend; queueing;
+then, for each micro-batch of a request, the ops of the whole micro-batch, its transfers, and its
+waits for a stage that another micro-batch occupied; and the time from one micro-batch to the
+request's next one.
 
 Of one layer's recorded time (``breakdown.py``), ``linear`` is the linear ops and others, ``mixing``
 the extra time of a chunk and decodes in one batch, and ``prefill_attention`` the rest. ``chunking``
@@ -43,6 +44,7 @@ OP_ACCOUNTS = (
 )
 STAGE_PARTS = (*OP_ACCOUNTS, "chunking", "jitter", "sending", *WAITS, "fill", "drain", "no_work")
 LATENCY_PARTS = (
+    "frontend",
     "queueing",
     *OP_ACCOUNTS,
     "jitter",
@@ -98,12 +100,15 @@ def explain(analysis: Analysis, predict: BundlePredictor) -> Explanation:
         if name != "busy":
             column = analysis.ledger[f"{name}_s"].to_numpy(np.float64)
             totals[name] += sum(int(quanta) for quanta in _quanta(column))
-    finished = max(int((records.replica >= 0).sum()), 1)
+    finished = int((records.replica >= 0).sum())
+    frontend = Fraction(records.frontend_s if finished else 0)
+    finished = max(finished, 1)
     return Explanation(
         wall=_seconds(int(_quanta(np.array([records.end_s]))[0]), 1),
         stages={name: _seconds(value, stages) for name, value in totals.items()},
-        mean_latency=_seconds(spent, finished),
-        latency={name: _seconds(value, finished) for name, value in latency.items()},
+        mean_latency=_seconds(spent, finished) + frontend,
+        latency={name: _seconds(value, finished) for name, value in latency.items()}
+        | {"frontend": frontend},
     )
 
 

@@ -82,6 +82,9 @@ _ALL = (
     Metric("preemption_rate", "preemptions a request", "", Better.LESS, paged=True),
     _share("hit_rate", "prompt tokens found in the prefix cache", Better.MORE, paged=True),
     _share("recomputed_share", "computed tokens that were computed again", Better.LESS, paged=True),
+    Metric(
+        "extra_decodes", "decodes after a request's end", "", Better.LESS, whole=True, paged=True
+    ),
     Metric("empty_iterations", "empty iterations", "", Better.NEITHER, whole=True, paged=True),
     Metric("tbt_s", "time between tokens", "s", Better.LESS, _QUANTILES),
     _latency("queueing_s", "queueing delay"),

@@ -15,7 +15,7 @@ from profiler.facts.model import ModelSpec
 from simulator.loop.records import Floats, Records
 from simulator.views.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
 from simulator.views.metric_registry import QUANTILES, STEADY
-from simulator.views.paging import is_paged, paging_columns, paging_summary
+from simulator.views.paging import extra_decodes, is_paged, paging_columns, paging_summary
 from simulator.views.per_replica import PerReplica
 from simulator.views.spans import Counts, Spans
 from simulator.views.steady import steady_state, trend
@@ -270,7 +270,8 @@ class Analysis:
         gpus = tp * sum(log.num_stages for log in logs)
         iterations = sum(log.num_iterations for log in logs)
         carried = sum(
-            float((c["decodes"] + c["chunks"]).sum()) for c in (x.iterations for x in logs)
+            float((log.iterations["decodes"] + log.iterations["chunks"]).sum()) - extra_decodes(log)
+            for log in logs
         )
         totals = {n: float(self.ledger_columns[f"{n}_s"].sum()) for n in ("wall", *ACCOUNTS)}
         bubble = sum(totals[name] for name in WAITS)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from policies.pool_books import HIT, HIT_AGAIN, LOST
-from simulator.loop.records import Ints, Records
+from policies.scheduler import DECODE
+from simulator.loop.records import Ints, Records, ReplicaLog
 
 
 def is_paged(records: Records) -> bool:
@@ -40,9 +41,19 @@ def paging_columns(records: Records) -> dict[str, Ints]:
     }
 
 
+def extra_decodes(log: ReplicaLog) -> int:
+    """Decodes of sequences that had ended, in iterations that were formed before that was known."""
+    if log.pool is None:
+        return 0
+    _, role, _, first, last = log.spans.T
+    decoded = role == DECODE
+    return int(log.iterations["decodes"].sum()) - int((last - first + 1)[decoded].sum())
+
+
 def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]:
     """The run in numbers (docs/metrics.md); ``done`` are the requests that finished."""
-    computed = sum(
+    extra = sum(map(extra_decodes, records.replicas))
+    computed = -extra + sum(
         float((log.iterations["prefill_tokens"] + log.iterations["decodes"]).sum())
         for log in records.replicas
     )
@@ -56,5 +67,6 @@ def paging_summary(records: Records, done: Mapping[str, Ints]) -> dict[str, Any]
         "preemption_rate": float(done["preemptions"].sum()) / finished if finished else 0.0,
         "hit_rate": float(done["hit_tokens"].sum()) / prompts if prompts else 0.0,
         "recomputed_share": float(done["recomputed_tokens"].sum()) / computed if computed else 0.0,
+        "extra_decodes": extra,
         "empty_iterations": empty,
     }

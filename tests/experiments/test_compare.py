@@ -101,7 +101,7 @@ def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert f"figures: {out / 'figures'}" in done.stdout
-    assert json.loads((out / SUMMARY).read_text())["makespan"]["total"]["a_s"] > 0
+    assert json.loads((out / SUMMARY).read_text())["wall"]["total"]["a_s"] > 0
     with Image.open(out / "figures" / "comparison.png") as image:
         assert len(image.convert("RGB").getcolors(maxcolors=2**24) or []) > 20
     assert CliRunner().invoke(app, words).exit_code == 0, "an earlier one is replaced"
@@ -116,6 +116,31 @@ def test_an_overloaded_run_is_named(tmp_path: Path) -> None:
     notes = compare(tmp_path / "run" / "orca", tmp_path / "run" / "sarathi")["notes"]
     assert len(notes) == 2
     assert all("overloaded: its queue grows" in note for note in notes)
+
+
+def test_the_frontend_is_part_of_a_latency_as_in_the_summary(tmp_path: Path) -> None:
+    """The clock runs from t = 0, and so is not the makespan, which begins at the first arrival."""
+    (tmp_path / "c.yaml").write_text(
+        """
+        name: frontend
+        model: llama-3-8b
+        device: a100-80g-sxm
+        workload: {requests: 20, lengths: {kind: uniform, min: 64, max: 900}, pd_ratio: 2,
+                   arrivals: {kind: poisson, rate: 5}}
+        cluster: {max_length: 1024}
+        policy: {name: vllm}
+        scenarios: {none: {}, host: {engine: {frontend_s: 0.05, host_iteration_s: 0.002}}}
+        """
+    )
+    run_experiment(load_experiment(tmp_path / "c.yaml"), tmp_path / "run", figures=False)
+    found = compare(tmp_path / "run" / "none", tmp_path / "run" / "host")
+    written = json.loads((tmp_path / "run" / SUMMARY).read_text())["scenarios"]
+    for side, name in (("a_s", "none"), ("b_s", "host")):
+        total = {key: found[key]["total"][side] for key in TITLES}
+        assert total["mean_latency"] == pytest.approx(written[name]["latency_s"]["mean"], rel=1e-9)
+        assert total["wall"] > written[name]["makespan_s"]
+    parts = found["mean_latency"]["parts"]
+    assert parts["frontend"] == {"a_s": 0.0, "b_s": 0.05, "difference_s": 0.05}
 
 
 @pytest.mark.parametrize("scenarios", [{"orca": 3}, {"orca": None}])

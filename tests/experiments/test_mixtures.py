@@ -61,12 +61,12 @@ def test_mixtures_run_and_say_where_their_experts_times_come_from(config: Path) 
 
 def test_experts_count_in_the_memory_by_their_own_format(config: Path) -> None:
     model = load_model("qwen3-30b-a3b")
-    routed, others = model.parameters_in()
+    routed, matrices, plain = model.parameters_in(tp=2)
     tables = 2 * 2 * model.vocab_size * model.hidden_size
     for assignments, dtype in (((), "fp8"), (("moe_dtype=bf16",), "bf16")):
         run = deploy_all(load_experiment(config, assignments))["divided"]
         memory = run.memory
-        expected = (MOE_BYTES[dtype] * routed + others + tables) / 2
+        expected = (MOE_BYTES[dtype] * routed + matrices + 2 * plain + tables) / 2
         assert memory is not None and memory.weight_bytes == pytest.approx(expected)
 
 

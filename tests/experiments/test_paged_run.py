@@ -140,3 +140,24 @@ def test_paged_memory_is_not_for_policies_that_reserve(write_config: Write) -> N
                 ["scenarios={a: {kv_cache: {block_size: 8}}}", "policy={name: sarathi}"],
             )
         )
+
+
+TRTLLM = "policy: {name: trtllm, max_batch_size: 8, max_num_tokens: "
+REFUSED = {
+    "scenarios.few.policy.max_num_tokens: value 100: must be at least 300, the longest prompt, "
+    "unless enable_chunked_prefill is true": TRTLLM + "100}",
+    "scenarios.few.policy.max_num_tokens: value 8: must be at least 16, kv_cache.block_size": TRTLLM
+    + "8, enable_chunked_prefill: true}",
+    "policy.max_num_batched_tokens: value 512: must be at least 1024 (cluster.max_length) without "
+    "enable_chunked_prefill": "policy: {enable_chunked_prefill: false}",
+}
+
+
+@pytest.mark.parametrize("expected", REFUSED)
+def test_what_an_engine_refuses_is_refused(write_config: Write, expected: str) -> None:
+    """TensorRT-LLM, a prompt that neither fits nor is cut; vLLM, whatever the prompts."""
+    text = PAGED.replace("few: {", f"few: {{{REFUSED[expected]}, ")
+    experiment = load_experiment(write_config(text))
+    with pytest.raises(ConfigError) as error:
+        deploy_all(experiment)
+    assert expected in str(error.value)

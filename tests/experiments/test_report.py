@@ -19,17 +19,21 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
+from experiments.config.loading import load_experiment
 from experiments.content import Section, enumerated
 from experiments.report.charts import Spots, points
 from experiments.report.html_page import page, write_report
 from experiments.report.of_run import _ledger
+from experiments.report.of_score import score_section
 from experiments.report.of_sweep import _answer
 from experiments.report.sections import sections_of
 from experiments.report.stages_chart import boxes_window, busy_shares
 from experiments.results import read_summary
 from experiments.run.compare import simulate_again
+from experiments.run.experiment import run_experiment
 from experiments.run.overlay import labelled_tables
 from experiments.run.run_answer import answer
+from experiments.score.measured import METRICS
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)
@@ -108,7 +112,7 @@ def test_the_parts_of_a_comparison(sections: dict[str, Section], reported: dict[
     section, found = sections["comparison"], read_summary(reported["comparison"])
     assert "shorter" in section.answer
     assert float(section.table.rows[-1][1]) == pytest.approx(
-        found["makespan"]["total"]["a_s"], abs=1e-4
+        found["wall"]["total"]["a_s"], abs=1e-4
     )
     parts = [float(row[3].replace(",", "")) for row in section.table.rows]
     assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=2e-3)
@@ -280,6 +284,41 @@ def test_several_runs_are_one_section(result: Path, tmp_path: Path) -> None:
     assert len(section.table.headings) == 2 + 4
     assert set(section.table.headings) >= {"run/orca", "other/sarathi"}
     assert [grid.title for grid in section.details].count("Ratios") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "unlike"),
+    [
+        (["workload.arrivals={kind: poisson, rate: 1}"], "the traffic"),
+        (["model=llama-2-7b", "device=a40"], "the model and the GPU"),
+    ],
+)
+def test_unlike_results_are_not_ranked(
+    result: Path, tmp_path: Path, changes: list[str], unlike: str
+) -> None:
+    other = load_experiment(result.parent / "small.yaml", changes)
+    run_experiment(other, tmp_path / "other", figures=False)
+    (section,) = sections_of([result, tmp_path / "other"])
+    assert section.question.startswith("How do run/orca, run/sarathi, other/orca")
+    assert section.answer.startswith(f"They differ in {unlike}, so none is called better. run/")
+    assert "other/orca serves" in section.answer and "fastest" not in section.answer
+    (alike,) = sections_of([tmp_path / "other"])
+    assert "other" not in alike.question and "Which of" in alike.question
+
+
+def test_a_score_of_few_rows_without_a_flag_says_which_errors_it_prints(tmp_path: Path) -> None:
+    """1 of 4 rows has no flag: the group of the most rows is that of the flagged ones."""
+    one, three = (
+        {"n": n, **{m: dict.fromkeys(("mape", "median", "p90", "bias"), off) for m in METRICS}}
+        for n, off in ((1, 5.0), (3, 17.1))
+    )
+    content: dict[str, Any] = {"rows": 4, "answered": 4, "refused": {}}
+    for groups, expected in (
+        ({"all": one, "flagged": three}, "of the 1 that are not flagged is 5.0 % for TTFT"),
+        ({"all": {"n": 0}, "flagged": three}, "of the 3 that are flagged is 17.1 % for TTFT"),
+    ):
+        section = score_section(tmp_path, content | {"groups": groups})
+        assert f"4 of 4 rows have a prediction; the median error {expected}" in section.answer
 
 
 def test_the_page_asks_for_nothing_and_is_small(sections: dict[str, Section]) -> None:

@@ -74,6 +74,13 @@ def test_a_broken_row_is_refused_alone(tmp_path: Path, row: str, reason: str) ->
     assert refused["a"].startswith(reason), refused["a"]
 
 
+def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
+    path = table(tmp_path, f"{ROW},80,20", f"b{ROW[1:]},81,21")
+    path.write_text(path.read_text().rstrip("\n"))
+    rows, refused = read_measured(path)
+    assert [row.tpot_ms for row in rows] == [20.0, 21.0] and not refused
+
+
 def test_an_id_is_one_rows(tmp_path: Path) -> None:
     rows, refused = read_measured(table(tmp_path, f"{ROW},80,20", f"{ROW},81,20"))
     assert [row.ttft_ms for row in rows] == [80.0]

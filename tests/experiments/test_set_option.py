@@ -36,6 +36,11 @@ Write = Callable[[str], Path]
         ("scenarios.ORCA={}", "value 'ORCA': another name differs in upper and lower case only"),
         ("workload={requests: 3}", "--set workload.lengths: this key is missing"),
         ("cluster.tp=16", "--set cluster.tp: value 16: must be at most 8, the GPUs of a node of"),
+        (
+            "cluster={tp: 8, gpus_per_node: 2}",
+            "cluster.tp: value 8: must be at most 2, the GPUs of a node (cluster.gpus_per_node): "
+            "tensor parallelism between nodes is not modelled",
+        ),
         ("batching.kv_reservation=declared", "kv_reservation: value 'declared': has no effect: "),
         ("compare.speedup.metric=mpsan", "--set compare.speedup.metric: value 'mpsan': mpsan is"),
         ("seed=2024-01-01", "--set seed: value '2024-01-01': must be a whole number"),

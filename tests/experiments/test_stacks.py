@@ -51,10 +51,10 @@ def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
     runs = deployed(config)
     model = load_model("llama-3.1-8b")
     usable = 0.9 * 80e9
-    matrices = sum(model.parameters_in())
-    tables = 2 * 2 * model.vocab_size * model.hidden_size
+    _, matrices, norms = model.parameters_in()
+    bf16 = 2 * (2 * model.vocab_size * model.hidden_size + norms)
     for name, weight, cache in (("bf16", 2, 2), ("fp8", 1, 2), ("fp8_cache", 1, 1)):
-        left = usable - weight * matrices - tables
+        left = usable - weight * matrices - bf16
         assert runs[name].kv_capacity == int(left // model.kv_bytes_per_token(cache)), name
         assert runs[name].ops.bundle.meta.source == "modelled"
         assert runs[name].ops.dtype_bytes == 2, "of activations"

@@ -338,7 +338,7 @@ def test_the_commands(sweep: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "+100.0 %" in done.stdout
     done = CliRunner().invoke(app, ["compare", str(runs[0]), str(runs[1]), "--json"])
-    for key in ("makespan", "mean_latency"):
+    for key in ("wall", "mean_latency"):
         result = json.loads(done.stdout)[key]
         for side in ("a_s", "b_s", "difference_s"):
             parts = [part[side] for part in result["parts"].values()]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from policies.scheduler import LivelockError
 from policies.trtllm import Trtllm
 from tests.policies.by_hand import chunks, decodes, request, schedule
 
@@ -39,6 +40,22 @@ def test_max_utilization_admits_on_the_prompt_and_pauses_who_came_last() -> None
     assert chunks(steps)[:2] == [[(0, 8), (1, 8), (2, 8)], []]
     assert chunks(steps)[5:8] == [[], [(1, 13)], [(2, 9)]]
     assert decodes(steps) == [[], *[[0, 1]] * 4, [0], [], [], *[[2]] * 4]
+
+
+def test_who_is_paused_is_who_arrived_last_not_who_was_admitted_last() -> None:
+    """7 blocks of 4 and 8 tokens an iteration. Request 2 overtakes request 1 at first: request 0
+    leaves 2 tokens, less than a block of request 1, and all of request 2."""
+    arrivals = {0: [request(0, 6, 6), request(1, 8, 4), request(2, 2, 5)]}
+    keys = {"max_num_tokens": 8, "enable_chunked_prefill": True}
+    policy = trtllm(capacity_scheduler_policy="max_utilization", **keys)
+    steps = schedule(policy, arrivals, blocks=7)
+    # 4: contexts 8, 8 and 4: each of the three needs a block, 2 are free. Request 2 is paused:
+    #    3 are free for two.
+    # 7: the two have ended. Request 2 computes its 2 + 3 tokens again.
+    assert [step.preempted for step in steps] == [[], [], [], [2], [], [], [], []]
+    assert chunks(steps) == [[(0, 6), (2, 2)], [(1, 4)], [(1, 4)], [], [], [], [(2, 5)], []]
+    assert decodes(steps) == [[], [0, 2], [0, 2], [0, 1], [0, 1], [0, 1], [], [2]]
+    assert [step.free for step in steps] == [4, 2, 2, 1, 1, 1, 5, 5]
 
 
 def test_decodes_come_first_and_prompts_are_cut_to_whole_blocks() -> None:
@@ -115,3 +132,11 @@ def test_cached_prompts_cost_no_tokens() -> None:
 def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         Trtllm(**keys)
+
+
+def test_who_never_fits_once_it_was_paused_is_an_error_that_says_so() -> None:
+    """6 blocks of 4, 8 tokens an iteration: request 1 is paused with 8 + 1 tokens."""
+    arrivals = {0: [request(0, 8, 6)], 1: [request(1, 8, 6)], 2: [request(2, 8, 6)]}
+    policy = trtllm(capacity_scheduler_policy="max_utilization", max_num_tokens=9)
+    with pytest.raises(LivelockError, match="max_num_tokens is 9, but a request has to compute 1"):
+        schedule(policy, arrivals, blocks=6)

@@ -39,11 +39,12 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 def test_shared_experts_and_dense_layers_count_where_they_are() -> None:
     model = LIKE_DEEPSEEK
     attention, norms = 4 * 7168 * 128 * 128, 2 * 7168
-    routed, others = model.parameters_in(range(3))
-    assert (routed, others) == (0, 3 * (attention + norms + 3 * 7168 * 18432))
-    routed, others = model.parameters_in(range(3, 61))
+    dense = 3 * (attention + 3 * 7168 * 18432)
+    assert model.parameters_in(range(3)) == (0, dense, 3 * norms)
+    routed, matrices, plain = model.parameters_in(range(3, 61))
     assert routed == 58 * 256 * 3 * 7168 * 2048
-    assert others == 58 * (attention + norms + 3 * 7168 * 2048 + 256 * 7168)
+    assert matrices == 58 * (attention + 3 * 7168 * 2048)
+    assert plain == 58 * (norms + 256 * 7168)
     unused = 58 * 248 * 3 * 7168 * 2048
     assert model.active_parameters == model.num_parameters - unused
 
@@ -54,10 +55,9 @@ def test_a_bias_of_every_expert_and_of_the_router_counts() -> None:
         LIKE_DEEPSEEK, hidden_size=2880, num_heads=64, num_kv_heads=8, head_dim=64, num_layers=1,
         ffn_hidden_size=0, experts=Experts(32, 4, 2880, bias=True),
     )  # fmt: skip
-    routed, others = model.parameters_in()
+    routed, _, plain = model.parameters_in()
     assert routed == 32 * (2880 * 5760 + 5760 + 2880 * 2880 + 2880)
-    plain = replace(model, experts=Experts(32, 4, 2880)).parameters_in()[1]
-    assert others - plain == 32
+    assert plain - replace(model, experts=Experts(32, 4, 2880)).parameters_in().plain == 32
 
 
 def test_ops_of_a_mixture() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from profiler.facts.device import load_device
+from profiler.facts.formats import WEIGHT_BYTES, NumberBytes
 from profiler.facts.model import load_model
 from simulator.load.capacity import (
     CapacityError,
@@ -39,10 +40,33 @@ def test_replicated_kv_heads_take_their_bytes() -> None:
     model = load_model("llama-2-70b")  # 8 KV heads
     at_8 = kv_capacity_tokens(model, A100, 8, (80,), usable_memory=0.9)
     at_16 = kv_capacity_tokens(model, A100, 16, (80,), usable_memory=0.9)
-    weights = stage_weight_bytes(model, (80,), 0)
+    weights = {tp: stage_weight_bytes(model, (80,), 0, tp=tp) for tp in (8, 16)}
     per_token = model.kv_bytes_per_token()
-    assert at_8 == int((0.9 * 8 * 80e9 - weights) // per_token)
-    assert at_16 == int((0.9 * 16 * 80e9 - weights) // (2 * per_token))
+    assert at_8 == int((0.9 * 8 * 80e9 - weights[8]) // per_token)
+    assert at_16 == int((0.9 * 16 * 80e9 - weights[16]) // (2 * per_token))
+
+
+def test_every_rank_has_routers_and_norms_whole_and_in_two_bytes() -> None:
+    """DeepSeek-V3 in blocks of fp8, TP 8, layer by layer from its published sizes: 61 layers of
+    7,168, the last 58 with 256 experts; attention of ranks 1,536 and 512, with 64."""
+    heads, hidden, width = 128, 7168, 2048
+    own = hidden * (1536 + 512 + 64)
+    divided = heads * (1536 * (128 + 64) + 512 * (128 + 128) + 128 * hidden)
+    shared, dense, routed = (3 * hidden * each for each in (width, 18432, 256 * width))
+    fp8 = 61 * (divided + 8 * own) + 58 * (shared + routed) + 3 * dense
+    whole = 58 * 256 * hidden + 61 * (2 * hidden + 1536 + 512)
+    tables = 2 * 129280 * hidden
+    numbers = NumberBytes(2, WEIGHT_BYTES["fp8_block"], 2)
+    assert stage_weight_bytes(load_model("deepseek-v3"), (61,), 0, numbers, 8) == int(
+        WEIGHT_BYTES["fp8_block"] * fp8 + 2 * (8 * whole + tables)
+    )
+
+
+def test_replicated_kv_heads_take_their_weights() -> None:
+    """Qwen3-235B has 4 KV heads: on 8 ranks their projections are there twice."""
+    model = load_model("qwen3-235b-a22b")
+    more = model.parameters_in(tp=8).matrices - model.parameters_in(tp=4).matrices
+    assert more == 94 * 4096 * 2 * 4 * 128
 
 
 def test_layers_are_spread_evenly() -> None:

@@ -11,6 +11,8 @@ from policies.pool_books import HIT, HIT_AGAIN, LOST, PART, RECOMPUTE
 from policies.request import Request
 from policies.scheduler import DECODE, PREFILL
 from policies.vllm import Vllm
+from profiler.facts.device import load_device
+from profiler.facts.model import load_model
 from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
 from simulator.loop.simulation import simulate
@@ -81,8 +83,22 @@ def test_what_preemption_does_to_a_request_is_measured() -> None:
         "preemption_rate": 0.5,
         "hit_rate": 0.0,
         "recomputed_share": 4 / 17,
+        "extra_decodes": 0,
         "empty_iterations": 0,
     }
+
+
+def test_decodes_after_the_end_are_booked_apart() -> None:
+    """Of 3 of 9 tokens, with the next iteration formed before the last one is back: a prompt of 4,
+    two decodes that yield, and one that was formed before it was known that there is no more."""
+    requests = [Request(0, 0.0, 4, 3, 9)]
+    scheduler = pool(requests, Vllm(async_scheduling=True), Blocks(20, 2), depth=2)
+    records = simulate(requests, [scheduler], a_second, (1,))
+    assert records.replicas[0].iterations["decodes"].tolist() == [0, 1, 1, 1]
+    analysis = Analysis(records)
+    assert paging_summary(records, analysis.requests)["extra_decodes"] == 1
+    model, device = load_model("llama-3-8b"), load_device("a6000")
+    assert analysis.summary(model, device, tp=1)["mean_batch"] == 3 / 4
 
 
 def test_recomputation_that_yields_the_last_token_is_a_gap() -> None:

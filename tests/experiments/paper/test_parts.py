@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.figures.page_tables import markdown
+from experiments.paper.claims import load_claims
 from experiments.paper.costs import saturation
 from experiments.paper.decode_speedup import decode_speedup
 from experiments.paper.page import update
@@ -260,3 +262,16 @@ def test_the_page_takes_tables_of_its_titles() -> None:
     assert update(new, tables) == new
     with pytest.raises(KeyError):
         update(page.replace("Two", "Three"), tables)
+
+
+def test_claims_say_the_ratio_that_is_computed() -> None:
+    """At the batch of their setting, of prompts in chunks of 256: a decode fewer than that fills
+    an iteration."""
+    said = 0
+    for claim in load_claims().values():
+        found = re.search(r"batch (\d+), P:D = (\d+)/(\d+)", claim.setting)
+        if found:
+            batch, tokens, decodes = map(int, found.groups())
+            assert balanced(256, batch) == tokens / decodes, claim.id
+            said += 1
+    assert said == 4
