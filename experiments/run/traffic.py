@@ -23,6 +23,7 @@ from policies.request import Request
 from profiler.storage.paths import user_path
 from simulator.load.describe import lengths_line
 from simulator.load.trace import read_trace
+from simulator.load.trace_file import form
 from simulator.load.workload import WorkloadError
 from simulator.loop.records import Ints
 
@@ -125,7 +126,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
 
 def is_trace(text: str) -> bool:
     """Whether this names a trace, by the end of its name."""
-    return Path(text).suffix in TRACES
+    return form(Path(text)) in TRACES
 
 
 def _longest(path: Path) -> int:

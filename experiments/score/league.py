@@ -16,7 +16,6 @@ from experiments.config.errors import ConfigError
 from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.measured import SCORED, Measured
 from profiler.bundle.csv_cells import read_cells
-from profiler.bundle.tables import BundleError
 
 _NO_BAND = (np.nan, np.nan)
 _PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]
@@ -36,12 +35,7 @@ def read_peer(path: Path) -> dict[str, ServerTimes]:
     ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
     are left out. Raises ConfigError for a file that is no such table.
     """
-    try:
-        cells = read_cells(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except BundleError as error:
-        raise ConfigError(str(error)) from None
+    cells = read_cells(path)
     for names in _PEER_COLUMNS:
         if {"id", *names} <= set(cells.columns):
             numbers = cells[list(names)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)

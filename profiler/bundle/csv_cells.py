@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,21 @@ import numpy.typing as npt
 import pandas as pd
 
 from profiler.bundle.tables import LARGEST, BundleError
-from profiler.storage.strict import one_line
+from profiler.storage.files import LARGEST_DATA, read_bounded
+from profiler.storage.strict import one_line, show
 
 
 def read_cells(path: Path, **options: Any) -> pd.DataFrame:
     """A CSV file as pandas reads it with ``options``; the header is line 1.
 
-    Raises BundleError for a file that is cut short (:func:`check_end`), or that is no CSV.
+    Raises BundleError for a file that is no CSV; SpecError for what is no file, or a huge one.
     """
-    check_end(path)
+    content = read_bounded(path, LARGEST_DATA)
     try:
         with warnings.catch_warnings():
             # pandas only warns where a row has more cells than the header, and drops them.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame: pd.DataFrame = pd.read_csv(path, index_col=False, **options)
+            frame: pd.DataFrame = pd.read_csv(BytesIO(content), index_col=False, **options)
     except pd.errors.ParserWarning:
         raise BundleError(
             f"{path}: not a valid CSV: a row has more cells than the header"
@@ -33,19 +35,6 @@ def read_cells(path: Path, **options: Any) -> pd.DataFrame:
         raise BundleError(f"{path}: not a valid CSV: {one_line(fault)}") from fault
     frame.index += 2
     return frame
-
-
-def check_end(path: Path) -> None:
-    """Raises BundleError for a file whose last row does not end with a newline."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - 1, 0))
-        if size and file.read(1) != b"\n":
-            file.seek(0)
-            last = sum(1 for _ in file)
-            raise BundleError(
-                f"{path}: row {last} is truncated: the file does not end with a newline"
-            )
 
 
 def refuse(
@@ -58,7 +47,8 @@ def refuse(
     rows = np.asarray(wrong, bool)
     if rows.any():
         at = int(np.argmax(rows))
-        raise BundleError(f"{path}: row {cells.index[at]}: {problem}, got {cells.iloc[at]!r}")
+        got = cells.iloc[at : at + 1].tolist()[0]
+        raise BundleError(f"{path}: row {cells.index[at]}: {problem}, got {show(got)}")
 
 
 def numbers(cells: pd.Series[Any], path: Path) -> npt.NDArray[np.float64]:

@@ -20,7 +20,7 @@ from profiler.facts.hf_families import Fields
 from profiler.facts.hf_keys import NOT_MODELLED, problems, short, unknown
 from profiler.facts.hf_quantization import formats
 from profiler.facts.hf_reader import HfConfig
-from profiler.storage.plain_yaml import read_bounded
+from profiler.storage.files import read_bounded
 from profiler.storage.strict import SpecError
 
 READERS = {**hf_families.READERS, **hf_mixtures.READERS}
