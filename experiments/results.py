@@ -21,7 +21,14 @@ import pandas as pd
 from experiments.config.errors import ConfigError
 from experiments.config.policy_file import stored
 from experiments.config.scenario import Scenario
-from profiler.storage.files import make_folders, regular, remove_empty, restore
+from profiler.storage.files import (
+    LARGEST_DATA,
+    make_folders,
+    read_bounded,
+    regular,
+    remove_empty,
+    restore,
+)
 from profiler.storage.folder_lock import held, is_held
 from profiler.storage.manifest import NotOursError, check_ours, replace_folder
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
@@ -146,10 +153,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """The folder's summary; empty where there is none."""
     name = VALIDATION if (folder / VALIDATION).is_file() else SUMMARY
     try:
-        content = json.loads(regular(folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(read_bounded(folder / name, LARGEST_DATA), parse_int=_whole)
+    except (ValueError, OverflowError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _whole(digits: str) -> int:
+    """A whole number of JSON. Raises OverflowError beyond what a float can be: none of ours is."""
+    float(found := int(digits))
+    return found
 
 
 def no_run(folder: Path, otherwise: str) -> ConfigError:
@@ -275,6 +288,14 @@ def read_tables(folder: Path) -> dict[str, Tables]:
             raise ConfigError(f"{folder}: the result is damaged: {SUMMARY}: {name}: no steady")
         found[name] = _tables(folder / name, policy_of(folder, name), steady)
     return found
+
+
+def read_text(path: Path) -> str:
+    """The text of a result's file. Raises ConfigError where there is none."""
+    try:
+        return read_bounded(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
 
 
 def policy_of(folder: Path, scenario: str) -> str:

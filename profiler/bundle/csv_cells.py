@@ -51,16 +51,24 @@ def refuse(
         raise BundleError(f"{path}: row {cells.index[at]}: {problem}, got {show(got)}")
 
 
+def as_numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """Cells as numbers; NaN or infinite where a cell is none, or has hundreds of digits."""
+    try:
+        return pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    except OverflowError:
+        return pd.to_numeric(cells.astype(str), errors="coerce").to_numpy(np.float64)
+
+
 def numbers(cells: pd.Series[Any], path: Path) -> npt.NDArray[np.float64]:
     """Cells that are finite numbers."""
-    found = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    found = as_numbers(cells)
     refuse(~np.isfinite(found), cells, path, f"{cells.name} must be a finite number")
     return found
 
 
 def whole_numbers(cells: pd.Series[Any], path: Path, least: int) -> npt.NDArray[np.int64]:
     """Cells that are whole numbers from ``least`` to below 2^53."""
-    found = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    found = as_numbers(cells)
     whole = np.isfinite(found) & (found == np.floor(found))
     refuse(~whole, cells, path, f"{cells.name} must be an integer")
     refuse(found < least, cells, path, f"{cells.name} must be at least {least}")

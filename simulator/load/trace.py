@@ -22,8 +22,8 @@ def read_trace(path: Path, limit: int | None = None, reading: Reading = _PLAIN) 
     (``mooncake.py``) where lines have ``hash_ids``; ``*.json`` is a result of vLLM's
     ``bench serve``; any other is CSV. Each may be gzipped, with ``.gz`` at the end. Columns go by
     the names in :data:`~simulator.load.trace_columns.NAMES`, or by those that ``reading`` gives.
-    Raises WorkloadError, naming file and row (the header of a CSV is row 1), for a missing column, a
-    truncated row, and a value that is not a number or is out of range.
+    Raises WorkloadError, naming file and row (the header of a CSV is row 1), for a missing column,
+    a truncated row, and a value that is not a number or is out of range.
     """
     if form(path) == ".json":
         return read_vllm_benchmark(path, limit).trace(reading)

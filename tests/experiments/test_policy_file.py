@@ -193,6 +193,13 @@ def test_a_file_that_is_not_text_or_too_large(config: Path, tmp_path: Path) -> N
         ("return 1 / 0", "policy at_most: line 20: ZeroDivisionError: division by zero"),
         ("return Plan()", "policy at_most: PolicyError: the plan is empty"),
         ("return 5", "policy at_most: AttributeError: 'int' object has no attribute"),
+        ("raise SystemExit(3)", "policy at_most: line 20: SystemExit: 3"),
+        ("raise BaseException('all of it')", "policy at_most: line 20: BaseException: all of it"),
+        ("raise GeneratorExit", "policy at_most: line 20: GeneratorExit"),
+        (
+            "raise type('Untold', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "policy at_most: line 20: Untold",
+        ),
     ],
 )
 def test_a_plan_that_goes_wrong_is_one_line(
@@ -204,6 +211,39 @@ def test_a_plan_that_goes_wrong_is_one_line(
         simulate_all(load_experiment(config))
     assert str(caught.value).startswith(f"{tmp_path / 'mine.py'}: {expected}")
     assert "\n" not in str(caught.value)
+
+
+ODD = """
+class Odd:
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+odd = Odd()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@named", "raise BaseException\n@named"),
+        ("@named", "raise SystemExit(0)\n@named"),
+        ("@named", f"{ODD}@named"),
+        ("    prompts: int", "    prompts: exit(0)"),
+        ("    def plan", "    def __post_init__(self):\n        exit(0)\n\n    def plan"),
+        ("        joining", "        exit(0)\n        joining"),
+        ('    """Whole prompts', '    __doc__ = 5\n    """Whole prompts'),
+    ],
+)
+def test_no_policy_ends_a_command_by_itself(
+    config: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    code = AT_MOST.replace(old, new, 1)
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    words = ["run", str(config), "--no-figures", "--quiet", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "mine.py" in line
 
 
 def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Path) -> None:
