@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import glob
 import json
 import math
@@ -127,14 +126,19 @@ def resolved(out: Path) -> Path:
     """The absolute path of ``out``, links followed. Raises ConfigError where it cannot be one."""
     try:
         str(out).encode()
-        return out.resolve()
+        target = out.resolve()
+        # A link that is left leads in a circle; before 3.13, Python raises RuntimeError for it.
+        loop = any(path.is_symlink() for path in (target, *target.parents))
     except UnicodeEncodeError:
         raise ConfigError(f"--out {str(out)!a}: is not a name in UTF-8") from None
-    except (OSError, RuntimeError, ValueError) as error:  # a NUL in the name, or a loop of links
-        # of which Python tells by a RuntimeError, from 3.13 on by an OSError
-        loop = isinstance(error, RuntimeError) or getattr(error, "errno", None) == errno.ELOOP
-        reason = "its links lead in a circle" if loop else getattr(error, "strerror", None) or error
+    except RuntimeError:
+        loop = True
+    except (OSError, ValueError) as error:  # a NUL in the name
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--out {str(out)!a}: is no folder: {reason}") from None
+    if loop:
+        raise ConfigError(f"--out {str(out)!a}: is no folder: its links lead in a circle")
+    return target
 
 
 @contextmanager
