@@ -51,6 +51,8 @@ app = typer.Typer(
     name="sarathi-sim",
     help="Simulate LLM inference serving: which scheduler, chunk size, batch and TP x PP layout, "
     "and where does the time go?",
+    epilog="Exit codes: 0 a result; 1 a comparison (lockstep, validate) or a run (sweep) failed; "
+    "2 an option, a file, a policy or this machine; 70 an error of sarathi-sim: please report it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -183,7 +183,8 @@ def test_names_that_are_too_long_name_the_option(write_config: Write) -> None:
     config = write_config(SMALL)
     for out in ("x" * 300, "x" * 300 + "/y"):
         line = refused("run", config, "--no-figures", "--quiet", "--out", out)
-        assert line.startswith(f"error: --out {out}: File name too long")
+        assert line.startswith("error: --out 'xxx")
+        assert "File name too long" in line and "Errno" not in line
 
 
 def test_a_folder_that_cannot_be_written(
