@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import secrets
@@ -19,7 +20,15 @@ import pandas as pd
 from experiments.config.errors import ConfigError
 from experiments.config.policy_file import stored
 from experiments.config.scenario import Scenario
-from profiler.storage.files import make_folders, regular, remove_empty, restore
+from profiler.storage.files import (
+    LARGEST_DATA,
+    make_folders,
+    read_bounded,
+    regular,
+    remove_empty,
+    restore,
+)
+from profiler.storage.folder_lock import held, is_held
 from profiler.storage.manifest import NotOursError, check_ours, replace_folder
 from profiler.storage.plain_yaml import dump_yaml, read_mapping
 from profiler.storage.strict import one_line
@@ -57,16 +66,26 @@ def result_folder(out: Path, kind: str = FORMAT) -> Iterator[Path]:
     """A scratch folder that becomes ``out`` when the block ends well, and vanishes when not.
 
     ``out`` may exist if it is empty or an earlier result of that kind, which is replaced. Raises
-    ConfigError where it is anything else, or holds a file that we did not write.
+    ConfigError where it is anything else, holds a file that we did not write, or where another
+    command is about to write it.
     """
     target = check_replaceable(out, kind)
-    made = make_folders(target.parent)
     scratch = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    with about_out(out):
+        made = make_folders(target.parent)
     try:
-        scratch.mkdir()
-        yield scratch
-        with _refusals_about(out):
-            replace_folder(scratch, target, kind)
+        with about_out(out):
+            scratch.mkdir()
+        with held(scratch):
+            others = target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}")
+            if any(other != scratch and is_held(other) for other in others):
+                raise ConfigError(
+                    f"--out {out}: another command is writing this result: wait for it, or name "
+                    "another folder"
+                )
+            yield scratch
+            with about_out(out):
+                replace_folder(scratch, target, kind)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         remove_empty(made)
@@ -97,8 +116,8 @@ def check_replaceable(out: Path, kind: str = FORMAT) -> Path:
             f"--out {out}: the command runs in this folder or in one below it, so it is not "
             "replaced: name another folder"
         )
-    restore(target)
-    with _refusals_about(out):
+    with about_out(out):
+        restore(target)
         check_ours(target, kind)
     return target
 
@@ -107,30 +126,47 @@ def resolved(out: Path) -> Path:
     """The absolute path of ``out``, links followed. Raises ConfigError where it cannot be one."""
     try:
         str(out).encode()
-        return out.resolve()
+        target = out.resolve()
+        # A link that is left leads in a circle; before 3.13, Python raises RuntimeError for it.
+        loop = any(path.is_symlink() for path in (target, *target.parents))
     except UnicodeEncodeError:
         raise ConfigError(f"--out {str(out)!a}: is not a name in UTF-8") from None
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL in the name
-        reason = "its links lead in a circle" if isinstance(error, RuntimeError) else str(error)
+    except RuntimeError:
+        loop = True
+    except (OSError, ValueError) as error:  # a NUL in the name
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--out {str(out)!a}: is no folder: {reason}") from None
+    if loop:
+        raise ConfigError(f"--out {str(out)!a}: is no folder: its links lead in a circle")
+    return target
 
 
 @contextmanager
-def _refusals_about(out: Path) -> Iterator[None]:
+def about_out(out: Path) -> Iterator[None]:
+    """Names ``--out`` in refusals to replace it, and where the system cannot write it."""
     try:
         yield
     except NotOursError as error:
         raise ConfigError(f"--out {out}: {error}") from None
+    except OSError as error:
+        where = "" if error.filename in (None, str(out)) else f" ({error.filename})"
+        raise ConfigError(f"--out {out}: {error.strerror or error}{where}") from None
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
     """The folder's summary; empty where there is none."""
     name = VALIDATION if (folder / VALIDATION).is_file() else SUMMARY
     try:
-        content = json.loads(regular(folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(read_bounded(folder / name, LARGEST_DATA), parse_int=_whole)
+    except (ValueError, OverflowError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _whole(digits: str) -> int:
+    """A whole number of JSON. Raises OverflowError beyond what a float can be: none of ours is."""
+    float(found := int(digits))
+    return found
 
 
 def no_run(folder: Path, otherwise: str) -> ConfigError:
@@ -256,6 +292,14 @@ def read_tables(folder: Path) -> dict[str, Tables]:
             raise ConfigError(f"{folder}: the result is damaged: {SUMMARY}: {name}: no steady")
         found[name] = _tables(folder / name, policy_of(folder, name), steady)
     return found
+
+
+def read_text(path: Path) -> str:
+    """The text of a result's file. Raises ConfigError where there is none."""
+    try:
+        return read_bounded(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
 
 
 def policy_of(folder: Path, scenario: str) -> str:

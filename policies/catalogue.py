@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from hashlib import sha256
 from traceback import walk_tb
@@ -43,12 +45,25 @@ def builders_in(code: str, file: str) -> dict[str, Builder]:
     sys.modules[module.__name__] = module  # dataclasses look their module up
     found: dict[str, Builder] = {}
     try:
-        exec(compile(code.encode(), file, "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
+        with foreign_code(file):
+            exec(compile(code.encode(), file, "exec", dont_inherit=True), module.__dict__)
+            _collect(module, found)
+    except PolicyFileError:
         del sys.modules[module.__name__]
-        raise PolicyFileError(error_line(error, file)) from error
-    _collect(module, found)
+        raise
     return dict(sorted(found.items()))
+
+
+@contextmanager
+def foreign_code(file: str, what: str = "") -> Iterator[None]:
+    """Turns whatever a user's code raises, SystemExit too, into a PolicyFileError of one line that
+    begins with ``what``; an interruption (KeyboardInterrupt) goes through."""
+    try:
+        yield
+    except (KeyboardInterrupt, PolicyFileError):
+        raise
+    except BaseException as error:
+        raise PolicyFileError(f"{what}{error_line(error, file)}") from error
 
 
 def error_line(error: BaseException, file: str) -> str:
@@ -59,7 +74,11 @@ def error_line(error: BaseException, file: str) -> str:
     for frame, line in walk_tb(error.__traceback__):
         if frame.f_code.co_filename == file:
             where = f"line {line}: "
-    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # its __str__ is the user's, too
+        said = ""
+    return f"{where}{type(error).__name__}: {said}".removesuffix(": ")
 
 
 def build(

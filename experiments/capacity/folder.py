@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from experiments.config.errors import ConfigError
-from experiments.results import resolved
+from experiments.results import about_out, resolved
 from experiments.sweeps.store import Store
-from profiler.storage.files import make_folders, partial, write_whole
+from profiler.storage.files import make_folders, partial, remove_empty, write_whole
 from profiler.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -27,6 +27,7 @@ from profiler.storage.manifest import (
     held,
     read_manifest,
     remove_files,
+    remove_ours,
     replace_files,
 )
 
@@ -39,13 +40,22 @@ _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
 
 @contextmanager
 def probes_in(out: Path, kind: str) -> Iterator[Store]:
-    """The store of the probes below ``out``, locked. Raises ConfigError where ``out`` is something
-    else, or holds files that are not ours."""
-    _open(out, kind)
+    """The store of the probes below ``out``, locked; a new folder goes again where the block fails
+    without a probe. Raises ConfigError where ``out`` is something else, or holds files that are not
+    ours."""
+    new = _open(out, kind)
     store = Store(out / PROBES)
     store.open(resume=True)
-    with store.locked():
-        yield store
+    try:
+        with store.locked():
+            yield store
+    except BaseException:
+        if new and not any(store.runs.iterdir()):
+            store.runs.rmdir()
+            remove_ours(store.folder)
+            remove_ours(out)
+            remove_empty(new)
+        raise
 
 
 def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
@@ -57,12 +67,14 @@ def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
     remove_files(out, kind, written.files.keys() - files.keys())
 
 
-def _open(out: Path, kind: str) -> None:
+def _open(out: Path, kind: str) -> list[Path]:
+    """Make the folder, or check it; returns the folders that it made."""
     folder = resolved(out)
-    make_folders(folder)
+    with about_out(out):
+        made = make_folders(folder)
     if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
         write_whole(folder / MANIFEST, Manifest(kind).dump())
-        return
+        return made
     manifest = read_manifest(folder)
     if manifest is None or manifest.kind != kind:
         raise ConfigError(
@@ -75,3 +87,4 @@ def _open(out: Path, kind: str) -> None:
             f"--out {out}: holds files that are not part of an earlier result "
             f"({found.in_the_way()}): move them away, or name another folder"
         )
+    return []

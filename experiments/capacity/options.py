@@ -214,7 +214,8 @@ def pilot_requests(section: CapacitySection) -> int:
 
 
 def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
-    """How to search for an option's capacity. Raises ConfigError for runs too short for the SLO."""
+    """How to search for an option's capacity. Raises ConfigError for runs too short for the SLO,
+    or longer than a search may be."""
     given = section.replications
     if given.least > given.most:
         raise ConfigError(
@@ -226,6 +227,11 @@ def plan_of(option: Option, section: CapacitySection, where: str) -> SearchPlan:
     simulated = option.scenario.cluster.replicas // scale
     variance = _variance(option, section, scale)
     budget = section.most_requests or simulated * MOST_REQUESTS
+    if (section.requests or 0) > budget:
+        raise ConfigError(
+            f"{where}: capacity.requests: value {section.requests}: must be at most {budget}, "
+            "capacity.most_requests (default: 100,000 a replica): give that, too"
+        )
     requests = section.requests or simulated * _long_enough(variance, section)
     if (requests := min(requests, budget)) < section.fewest:
         raise ConfigError(

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -49,6 +51,8 @@ app = typer.Typer(
     name="sarathi-sim",
     help="Simulate LLM inference serving: which scheduler, chunk size, batch and TP x PP layout, "
     "and where does the time go?",
+    epilog="Exit codes: 0 a result; 1 a comparison (lockstep, validate) or a run (sweep) failed; "
+    "2 an option, a file, a policy or this machine; 70 an error of sarathi-sim: please report it.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -252,12 +256,39 @@ for _title, _commands in GROUPS.items():
         app.command(_name, rich_help_panel=_title)(_command)
 
 
+class _Pipe(FileIO):
+    """A pipe whose reader may leave, as ``head`` does: the command still goes on to its end."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content) or 0
+        except BrokenPipeError:
+            return memoryview(content).nbytes
+
+
+def _robust(stream: TextIO) -> TextIO:
+    """A stream that shows what its encoding has not, and that may lose its reader."""
+    if not isinstance(stream, TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        number = stream.fileno()
+        if not stat.S_ISFIFO(os.fstat(number).st_mode):
+            return stream
+    except OSError:  # no file of the system
+        return stream
+    pipe = BufferedWriter(_Pipe(number, "w", closefd=False))
+    return TextIOWrapper(
+        pipe, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering
+    )
+
+
 def main() -> None:
     """The ``sarathi-sim`` command."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        # Names of files are UTF-8 here, and go into files: Python must read them as such.
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONUTF8": "1"})
     default_to_one_thread()
-    # What a terminal or a file in another encoding cannot show must not end the command.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _robust(sys.stdout), _robust(sys.stderr)
     end_on_signals()
     app()

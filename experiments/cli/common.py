@@ -1,11 +1,18 @@
-"""What all commands share: consoles, and user errors as one message with exit code 2."""
+"""What all commands share: consoles, options, and how a command ends.
+
+Exit codes: 0 a result; 1 what a command's page says (``lockstep``, ``validate``: a comparison
+failed; ``sweep``: a run failed); 2 whatever the user's input, files, machine or policy did, with a
+message; 70 an error of ours, with a request to report it; 128 + N for signal N.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -66,9 +73,13 @@ FormatOption = Annotated[
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
-_LONGEST_LINE, _MOST_LINES = 4000, 50
+_LONGEST_LINE, _LONGEST_USAGE, _MOST_LINES = 4000, 1000, 50
 _MOST_ROWS = 30
-_INTERRUPTED = 130  # 128 and SIGINT, as shells have it
+_REPORT = (
+    "this is an error of sarathi-sim, not yours: please report it, with the command and the output "
+    "of sarathi-sim --debug COMMAND ..."
+)
+_OURS = 70  # EX_SOFTWARE of sysexits.h
 
 
 def kernels_of(
@@ -102,7 +113,7 @@ def kernels_of(
 
 
 class Commands(TyperGroup):
-    """Commands in groups, which end in a message on stderr and exit code 2, whatever goes wrong.
+    """Commands in groups, which end in a message on stderr and an exit code, whatever goes wrong.
 
     ``--debug`` before the command shows the traceback, too.
     """
@@ -119,21 +130,35 @@ class Commands(TyperGroup):
             with formatter.section(title):
                 formatter.write_dl(rows)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _short_usage_errors():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _interrupted() from None
-        except (typer.Exit, typer.Abort, _ClickException, BrokenPipeError):
+            with _short_usage_errors():
+                return super().invoke(ctx)
+        except (typer.Exit, typer.Abort, _ClickException):
             raise
-        except Exception as error:
-            if signals_received:
-                ended = 128 + signals_received[0]
-                raise (_interrupted() if ended == _INTERRUPTED else typer.Exit(ended)) from None
+        except BaseException as error:
+            if signals_received or isinstance(error, KeyboardInterrupt):
+                raise _interrupted() from None
             if ctx.params.get("debug"):
                 typer.echo(traceback.format_exc(), err=True, nl=False)
-            typer.echo(f"error: {_message(error)}", err=True)
-            raise typer.Exit(2) from None
+            message, code = _message(error)
+            typer.echo(f"error: {message}", err=True)
+            raise typer.Exit(code) from None
+
+
+@contextmanager
+def _short_usage_errors() -> Iterator[None]:
+    """What is said of a wrong option repeats its value, which may be of any length."""
+    try:
+        yield
+    except _ClickException as error:
+        said: Any = error
+        said.message = _shortened(said.message, _LONGEST_USAGE)
+        raise
 
 
 signals_received: list[int] = []
@@ -142,9 +167,9 @@ error of its own instead of ours: numpy's comparison ends in a TypeError when it
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGINT end the process by an exception, except where they are ignored.
+    """Let SIGTERM and SIGINT raise KeyboardInterrupt, except where they are ignored.
 
-    So scratch folders are removed on the way out.
+    So scratch folders are removed on the way out, and no policy of the user's is blamed.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -153,43 +178,48 @@ def end_on_signals() -> None:
 
 def _end(number: int, _frame: object) -> NoReturn:
     signals_received.append(number)
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    raise KeyboardInterrupt
 
 
 def _interrupted() -> typer.Exit:
-    typer.echo("interrupted", err=True)
-    return typer.Exit(_INTERRUPTED)
+    number = signals_received[0] if signals_received else signal.SIGINT
+    if number == signal.SIGINT:
+        typer.echo("interrupted", err=True)
+    return typer.Exit(128 + number)
 
 
-def _message(error: Exception) -> str:
-    """One shortened line per mistake; one line in all for an unforeseen error."""
-    if _is_user_error(error):
-        text = str(error)
-    else:
-        what = "out of memory" if isinstance(error, MemoryError) else type(error).__name__
-        said = " ".join(str(error).split())
-        text = f"{what}{': ' if said else ''}{said} (sarathi-sim --debug COMMAND ... shows where)"
+def _message(error: BaseException) -> tuple[str, int]:
+    """One shortened line per mistake, or one line in all for an unforeseen error; the exit code."""
+    text, code = _told(error), 2
+    if text is None:
+        from policies.catalogue import error_line
+
+        text, code = f"{error_line(error, '')}; {_REPORT}", _OURS
     lines = [_shortened(line) for line in text.splitlines()]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more"]
-    return "\n".join(lines)
+    return "\n".join(lines), code
 
 
-def _shortened(line: str) -> str:
-    if len(line) <= _LONGEST_LINE:
-        return line
-    half = _LONGEST_LINE // 2
-    return f"{line[:half]} ... {line[-half:]}"
-
-
-def _is_user_error(error: Exception) -> bool:
+def _told(error: BaseException) -> str | None:
+    """The message of an error that the user can mend; None for one of ours."""
     from experiments.config.errors import ConfigError
     from simulator.loop.simulation import SimulationError
 
-    # OSError: a full disk, a folder without write permission, a missing file.
-    return isinstance(error, ConfigError | OSError | SimulationError)
+    if isinstance(error, MemoryError):
+        said = " ".join(str(error).split())
+        return f"out of memory{': ' if said else ''}{said}"
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a missing file
+        named = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{named}{error.strerror}"
+    return str(error) if isinstance(error, ConfigError | OSError | SimulationError) else None
+
+
+def _shortened(line: str, longest: int = _LONGEST_LINE) -> str:
+    if len(line) <= longest:
+        return line
+    half = longest // 2
+    return f"{line[:half]} ... {line[-half:]}"
 
 
 def consoles() -> tuple[Console, Console]:

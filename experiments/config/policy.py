@@ -25,7 +25,7 @@ from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_v
 from pydantic.errors import PydanticUserError
 
 from experiments.config.base import Strict, Text, Tokens
-from policies.catalogue import PolicyFileError, build, builders, builders_in, error_line
+from policies.catalogue import PolicyFileError, build, builders, builders_in, foreign_code
 from policies.policy import Builder, Policy, PoolPolicy, is_pooled, of_micro_batches
 
 
@@ -71,14 +71,11 @@ class FilePolicy(NamedPolicy):
 
     def build(self) -> Policy | PoolPolicy:
         """The policy object this describes. Raises PolicyFileError where there is none."""
-        try:
+        with foreign_code(self.file, f"{self.name} cannot be built: "):
             policy = super().build()
             policy.plan  # noqa: B018
             if not is_pooled(policy):
                 of_micro_batches(policy).holds_finished  # noqa: B018
-        except Exception as error:
-            problem = f"{self.name} cannot be built: {error_line(error, self.file)}"
-            raise PolicyFileError(problem) from error
         return policy
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +108,8 @@ _FILE_KEYS = ("name", "file", "sha256", "code")
 @lru_cache(maxsize=64)
 def file_policy(code: str, file: str, name: str) -> type[FilePolicy]:
     """The keys that a policy of the user's file takes. Raises PolicyFileError."""
-    model = _policy_model(name, builders_in(code, file)[name], FilePolicy, _FILE_KEYS)
+    with foreign_code(file, f"{name}: "):
+        model = _policy_model(name, builders_in(code, file)[name], FilePolicy, _FILE_KEYS)
     model.code = code
     return model
 

@@ -20,6 +20,7 @@ from experiments.config.policy import (
 from experiments.config.scenario import Scenario
 from policies.catalogue import PolicyFileError, builders_in, error_line
 from policies.policy import is_pooled, of_micro_batches
+from profiler.storage.files import read_bounded
 from profiler.storage.paths import user_path
 from profiler.storage.strict import did_you_mean, mistakes
 from simulator.loop.simulation import SimulationError
@@ -55,7 +56,8 @@ def session_policy(given: Any, source: Source) -> SessionPolicy:
         if not is_pooled(made):
             of_micro_batches(made).holds_finished  # noqa: B018
     except Exception as error:
-        raise source.error("policy", builder.__name__, f"is no policy: {error}") from error
+        problem = f"is no policy: {error_line(error, '')}"
+        raise source.error("policy", builder.__name__, problem) from error
     return SessionPolicy(name=getattr(builder, "policy_name", builder.__name__), given=made)
 
 
@@ -95,16 +97,11 @@ def _checked(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> 
 def _read(file: str, source: Source) -> tuple[Path, str]:
     try:
         path = source.folder(("policy", "file")) / user_path(file)
-        if not path.is_file():
-            problem = f"is not a file ({path})" if path.exists() else f"no such file ({path})"
-        elif path.stat().st_size > _MOST_BYTES:
-            problem = f"must be at most {_MOST_BYTES:,} bytes"
-        else:
-            return path, path.read_bytes().decode("utf-8")
+        return path, read_bounded(path, _MOST_BYTES).decode("utf-8")
     except UnicodeDecodeError:
         problem = "is not UTF-8 text"
-    except (OSError, ValueError, RuntimeError) as error:
-        problem = f"cannot be read: {error}"
+    except ConfigError as error:
+        problem = str(error)
     raise source.error("policy.file", file, problem)
 
 
@@ -113,9 +110,9 @@ def policy_errors(policy: NamedPolicy) -> Iterator[None]:
     """Turns an error of a user's policy in a simulation into a ConfigError."""
     try:
         yield
-    except (ConfigError, SimulationError):
+    except (ConfigError, SimulationError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too
         if not isinstance(policy, FilePolicy):
             raise
         problem = error_line(error, policy.file)

@@ -23,6 +23,7 @@ from experiments.config.workload import (
     QuantileLengths,
     RandomLengths,
     Sessions,
+    TraceArrivals,
     TraceLengths,
     UniformLengths,
     Varying,
@@ -229,8 +230,10 @@ def trace_path(lengths: TraceLengths, source: Source) -> Path:
 
 def _beyond_horizon(workload: Workload, last_s: float, source: Source) -> ConfigError:
     """What to raise where arrivals are too late."""
-    key = "arrivals.rate" if hasattr(workload.arrivals, "rate") else "lengths.path"
-    value = attrgetter(key)(workload)
+    arrivals = workload.arrivals
+    varies = isinstance(arrivals, Varying)
+    key = "lengths.path" if isinstance(arrivals, TraceArrivals) else "arrivals.rate" + "s" * varies
+    value = workload.model_dump()["arrivals"]["rates"] if varies else attrgetter(key)(workload)
     problem = (
         f"the last request arrives after {last_s:.3g} s, but times must be less than "
         f"{HORIZON_S:.0f} s (24 days)"

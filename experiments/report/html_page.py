@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -15,8 +16,8 @@ from jinja2 import Environment, PackageLoader
 from experiments.config.errors import ConfigError
 from experiments.content import Section, enumerated
 from experiments.report.sections import sections_of
-from experiments.results import resolved
-from profiler.storage.files import make_folders, regular, write_whole
+from experiments.results import about_out, resolved
+from profiler.storage.files import LARGEST_DATA, make_folders, read_bounded, write_whole
 from profiler.storage.manifest import read_manifest
 from profiler.storage.progress import Progress, silent
 
@@ -29,9 +30,12 @@ _PAGES = Environment(
     keep_trailing_newline=True,
 )
 
+_PAGE_SCRIPT = "\n" + _PAGES.get_template("page.js").render()
+
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """The text of the file. It asks for nothing from outside: its own policy forbids it."""
+    """The text of the file. Its own policy lets it ask for nothing from outside, and run its own
+    scripts only, known by their hashes: none in an attribute."""
     charts, items = [], {}
     for number, section in enumerate(sections):
         places = []
@@ -40,18 +44,18 @@ def page(title: str, sections: Sequence[Section]) -> str:
             items[place] = json_item(chart.model, place)
             places.append((place, chart))
         charts.append(places)
+    # In Bokeh's own strings, this means the same.
+    bokeh = "\n".join(Resources("inline", components=["bokeh"]).js_raw)
+    scripts = [bokeh.replace("</script", "<\\/script").replace("<!--", "<\\!--"), _PAGE_SCRIPT]
     text: str = _PAGES.get_template("page.html").render(
         title=title,
         sections=list(zip(sections, charts, strict=True)),
-        items=_inside_a_script(json.dumps(items, separators=(",", ":"))) if items else "",
-        bokeh=_inside_a_script("\n".join(Resources("inline", components=["bokeh"]).js_raw)),
+        # No text in JSON can end the script element that it stands in.
+        items=json.dumps(items, separators=(",", ":")).replace("<", "\\u003c") if items else "",
+        scripts=scripts if items else scripts[-1:],
+        hashes=[b64encode(sha256(text.encode()).digest()).decode() for text in scripts],
     )
     return text
-
-
-def _inside_a_script(text: str) -> str:
-    """Text that does not end the script element it stands in; in strings it means the same."""
-    return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def check_report(out: Path) -> Path:
@@ -71,7 +75,7 @@ def check_report(out: Path) -> Path:
             )
     if not target.exists():
         return target
-    content = regular(target).read_bytes()
+    content = read_bounded(target, LARGEST_DATA)
     seal = _SEAL.search(content)
     if seal is None:
         raise ConfigError(
@@ -105,8 +109,10 @@ def write_report(out: Path, text: str) -> int:
     Returns its size in bytes. Raises ConfigError where ``out`` is not ours to replace.
     """
     target = check_report(out)
-    make_folders(target.parent)
+    with about_out(out):
+        make_folders(target.parent)
     body = text.encode()
     content = body + f"<!-- sarathi-sim report 1 {sha256(body).hexdigest()} -->\n".encode()
-    write_whole(target, content)
+    with about_out(out):
+        write_whole(target, content)
     return len(content)

@@ -16,6 +16,7 @@ from experiments.report.frontiers import (
     op_times_of_probes,
     points_table,
 )
+from experiments.results import read_text
 
 
 def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
@@ -28,6 +29,6 @@ def capacity_section(folder: Path, found: Mapping[str, Any]) -> Section:
         section,
         charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, currency)],
         details=[*section.details, points_table(drawn, unit, currency), *op_times],
-        configuration={"config.yaml": (folder / "config.yaml").read_text("utf-8")},
+        configuration={"config.yaml": read_text(folder / "config.yaml")},
         warnings=[*section.warnings, *problems],
     )

@@ -17,6 +17,7 @@ from experiments.report.frontiers import (
     op_times_of_probes,
     points_table,
 )
+from experiments.results import read_text
 
 
 def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
@@ -27,7 +28,7 @@ def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:
     screened = [one for one in found["screened"] if one.get("curve")]
     op_times, problems = op_times_of_probes(folder)
     names = () if found["winner"] is None else ("winner.yaml",)
-    winner = {name: (folder / name).read_text("utf-8") for name in names}
+    winner = {name: read_text(folder / name) for name in names}
     return replace(
         section,
         charts=[*headroom_charts(drawn, unit), *frontier_charts(drawn, unit, currency, screened)],

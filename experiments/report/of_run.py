@@ -22,7 +22,7 @@ from experiments.figures.slices import memory_curves
 from experiments.report.charts import StyledLine, lines, stacked_bars
 from experiments.report.provenance import op_times_grid
 from experiments.report.stages_chart import boxes_window, overviews, timelines
-from experiments.results import Tables, read_summary
+from experiments.results import Tables, read_summary, read_text
 from experiments.run.compare import SimulatedAgain, simulate_again
 from experiments.run.overlay import labelled_tables
 from experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer
@@ -62,8 +62,7 @@ def run_section(folders: Sequence[Path], progress: Progress = silent) -> Section
         charts=[*_tables_charts(tables), *_again_charts(again, tables)],
         details=[*filter(None, [*map(ratios_table, heads.values()), op_times])],
         configuration={
-            f"{folder.name}/config.yaml": (folder / "config.yaml").read_text("utf-8")
-            for folder in folders
+            f"{folder.name}/config.yaml": read_text(folder / "config.yaml") for folder in folders
         },
         warnings=[*section.warnings, *problems],
     )

@@ -11,6 +11,7 @@ from experiments.content import Chart, Section
 from experiments.figures.style import BLUE, VERMILION
 from experiments.report.charts import paired_bars
 from experiments.report.frontiers import op_times_of_probes
+from experiments.results import read_text
 from experiments.sensitivity.tornado import MOST_BARS, panels, sensitivity_answer, sides, title
 
 _MOST_CHARTS = 24
@@ -24,7 +25,7 @@ def sensitivity_section(folder: Path, found: Mapping[str, Any]) -> Section:
         section,
         charts=_charts(found),
         details=op_times,
-        configuration={"config.yaml": (folder / "config.yaml").read_text("utf-8")},
+        configuration={"config.yaml": read_text(folder / "config.yaml")},
         warnings=[*section.warnings, *problems],
     )
 

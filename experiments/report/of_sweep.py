@@ -14,6 +14,7 @@ from experiments.config.parameter_names import parameter
 from experiments.content import Chart, Section, SortableTable, anchor, enumerated
 from experiments.report.charts import Spots, StyledLine, lines, points
 from experiments.report.provenance import first_deployments, op_times_grid
+from experiments.results import read_text
 from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
 from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
 from experiments.sweeps.figures.plot import (
@@ -163,6 +164,6 @@ def _axes_charts(table: pd.DataFrame, axes: Sequence[str], contrast: str | None)
 def _first_configuration(folder: Path, table: pd.DataFrame) -> dict[str, str]:
     path = folder / "runs" / str(table["run"].iloc[0]) / "config.yaml"
     try:
-        return {f"of the first run, {path.parent.name}": path.read_text("utf-8")}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the sweep is damaged: {error}") from None
+        return {f"of the first run, {path.parent.name}": read_text(path)}
+    except ConfigError as error:
+        raise ConfigError(f"the sweep is damaged: {error}") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from experiments.results import (
 )
 from profiler.storage.manifest import spoken
 from profiler.storage.progress import Progress, silent
+from profiler.storage.strict import one_line
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {
@@ -47,18 +49,27 @@ def sections_of(folders: Sequence[Path], progress: Progress = silent) -> list[Se
     """
     kinds = {folder: _kind(folder) for folder in folders}
     runs = [folder for folder, kind in kinds.items() if kind == FORMAT]
-    found = [run_section(runs, progress)] if runs else []
-    return found + [_section(folder, kind) for folder, kind in kinds.items() if kind != FORMAT]
+    found = []
+    if runs:
+        with _damaged(", ".join(map(str, runs)), "run"):
+            found.append(run_section(runs, progress))
+    for folder, kind in kinds.items():
+        if kind != FORMAT:
+            with _damaged(str(folder), "compare" if kind == FIGURES_FORMAT else spoken(kind)):
+                found.append(SECTIONS[kind](folder, read_summary(folder)))
+    return found
 
 
-def _section(folder: Path, kind: str) -> Section:
+@contextmanager
+def _damaged(where: str, command: str) -> Iterator[None]:
+    """Anything but what ``command`` wrote may end a section in any error: the result is damaged."""
     try:
-        return SECTIONS[kind](folder, read_summary(folder))
-    except ConfigError:
+        yield
+    except (ConfigError, MemoryError):
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        command = "compare" if kind == FIGURES_FORMAT else spoken(kind)
-        raise ConfigError(f"{folder}: the result of {command} is damaged: {error!r}") from None
+    except Exception as error:
+        problem = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"{where}: the result of {command} is damaged: {problem}") from error
 
 
 def _kind(folder: Path) -> str:

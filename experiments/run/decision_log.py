@@ -13,12 +13,13 @@ output tokens, priority, prefix group or -1, prefix tokens and, where EOS ends i
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from experiments.config.errors import ConfigError
 from policies.batch import Batch
@@ -26,9 +27,10 @@ from policies.kv import Blocks, CachedBlocks
 from policies.pool import Pool
 from policies.request import Request
 from policies.vllm import Vllm
+from profiler.storage.files import LARGEST_DATA, open_file, unzipped
+from profiler.storage.strict import did_you_mean, one_line, show
 from simulator.loop.endings import OutputLengths
 
-_MOST_BYTES = 1 << 28
 _MOST = {
     "block_size": 1 << 16,
     "num_blocks": 1 << 40,
@@ -38,6 +40,32 @@ _MOST = {
     "pp": 1 << 16,
 }
 """Settings that are whole numbers from 1 on, and the largest they may be."""
+_SWITCHES = ("chunked", "caching", "adaptive", "reserve_full_isl", "async_sched", "v2")
+_KNOWN = {*_MOST, *_SWITCHES, "policy", "threshold", "watermark"}
+"""Every setting that decides."""
+_OF_TRAFFIC = {"requests", "per_second", "longest_prompt", "longest_output", "share", "eos", "ties"}
+"""What the recorder keeps beside them: how it drew the requests, which stand in the header."""
+_VERSION = "0.32"
+"""The vLLM whose decisions ours are. They change between minor releases."""
+_Count = Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
+_Whole = Annotated[int, Field(strict=True, ge=-1, le=1 << 40)]
+_Time = Annotated[float, Field(ge=0, le=1e12)]
+_ROWS = TypeAdapter(
+    list[
+        tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole]
+        | tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole, _Count]
+    ]
+)
+_EVENTS = TypeAdapter(
+    list[
+        tuple[Literal["add"], _Whole]
+        | tuple[
+            Literal["schedule"],
+            *(_Whole, list[tuple[_Whole, _Whole, _Whole]], list[_Whole], _Whole, _Whole, _Whole),
+        ]
+        | tuple[Literal["return"], _Whole, list[_Whole]]
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -72,52 +100,74 @@ class Replay:
 def read_log(path: Path) -> DecisionLog:
     """Raises ConfigError, naming file and line, where it is not such a log."""
     try:
-        content = path.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            reader = zlib.decompressobj(wbits=31)
-            content = reader.decompress(content, _MOST_BYTES)
-            if reader.unconsumed_tail:
-                raise ConfigError(f"{path}: holds more than {_MOST_BYTES >> 20} MB")
-            if not reader.eof:
-                raise ConfigError(f"{path}: not a log of decisions: it is cut short")
+        with open_file(path) as file:
+            content = unzipped(file).read(LARGEST_DATA + 1)
+        if len(content) > LARGEST_DATA:
+            raise ConfigError(f"{path}: holds more than {LARGEST_DATA >> 20} MiB")
         lines = content.decode().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+    except EOFError:
+        raise ConfigError(f"{path}: not a log of decisions: it is cut short") from None
+    except (zlib.error, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a log of decisions: {error}") from None
     rows = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
     if not rows or not isinstance(rows[0], dict) or rows[0].get("format") != 1:
         raise ConfigError(f"{path}: line 1: not the header of a log (an object with format 1)")
     header = rows[0]
     if header.get("engine") != "vllm":
-        raise ConfigError(f"{path}: line 1: engine {header.get('engine')!r}: must be 'vllm'")
-    for number, event in enumerate(rows[1:], 2):
-        lengths = {"add": 2, "schedule": 7, "return": 3}
-        if not isinstance(event, list) or not event or lengths.get(event[0]) != len(event):
-            raise ConfigError(
-                f"{path}: line {number}: not an event: must be add, schedule or return"
-            )
+        raise ConfigError(f"{path}: line 1: engine {show(header.get('engine'))}: must be 'vllm'")
+    if not str(header.get("version")).startswith(f"{_VERSION}."):
+        problem = f"must be {_VERSION}.x, whose decisions the policy vllm makes"
+        raise ConfigError(f"{path}: line 1: version {show(header.get('version'))}: {problem}")
     try:
         log = DecisionLog(
             path, header["depth"], dict(header["config"]), list(header["requests"]), rows[1:]
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: line 1: the header has no valid {error}") from None
+    except KeyError as error:
+        raise ConfigError(f"{path}: line 1: the key {error.args[0]} is missing") from None
+    except (TypeError, ValueError):
+        problem = "config must hold keys and values, and requests a list of rows"
+        raise ConfigError(f"{path}: line 1: {problem}") from None
     _check(log)
     return log
 
 
 def _check(log: DecisionLog) -> None:
     """Raises ConfigError for a setting that vLLM does not allow."""
+    where = f"{log.path}: line 1"
+    for name in log.settings:
+        if name not in _KNOWN | _OF_TRAFFIC:
+            close = did_you_mean(name, _KNOWN)
+            raise ConfigError(f"{where}: config.{name}: a setting that is not modelled{close}")
     found = {name: log.settings.get(name) for name in _MOST} | {"depth": log.depth}
     for name, value in found.items():
         most = _MOST.get(name, 1 << 16)
         if type(value) is not int or not 1 <= value <= most:
             problem = f"must be a whole number from 1 to {most}"
-            raise ConfigError(f"{log.path}: line 1: {name} {value!r}: {problem}")
+            raise ConfigError(f"{where}: {name} {show(value)}: {problem}")
     policy = log.settings.get("policy")
     if policy not in ("fcfs", "priority"):
-        raise ConfigError(f"{log.path}: line 1: policy {policy!r}: must be fcfs or priority")
+        raise ConfigError(f"{where}: policy {show(policy)}: must be fcfs or priority")
+    for name in _SWITCHES:
+        if not isinstance(log.settings.get(name), bool):
+            value = show(log.settings.get(name))
+            raise ConfigError(f"{where}: {name} {value}: must be true or false")
+    for name in ("threshold", "watermark"):
+        value = log.settings.get(name)
+        if type(value) not in (int, float) or not 0 <= value <= 1 << 40:
+            raise ConfigError(f"{where}: {name} {show(value)}: must be a number from 0")
+    try:
+        _ROWS.validate_python(log.requests)
+    except ValidationError as error:
+        number = error.errors()[0]["loc"][0]
+        row = show(log.requests[int(number)])
+        problem = "must be the numbers that docs/lockstep.md names"
+        raise ConfigError(f"{where}: requests: row {number}: {row}: {problem}") from None
+    try:
+        _EVENTS.validate_python(log.events)
+    except ValidationError as error:
+        line = int(error.errors()[0]["loc"][0]) + 2
+        problem = "not an event: must be add, schedule or return, as docs/lockstep.md has them"
+        raise ConfigError(f"{log.path}: line {line}: {problem}") from None
 
 
 def _parsed(path: Path, number: int, line: str) -> Any:
@@ -139,8 +189,12 @@ def replay(log: DecisionLog) -> Replay:
             difference = player.play(event)
             if difference is not None:
                 return Replay(player.decisions, player.identical, f"line {line}, {difference}")
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(f"{log.path}: line {line}: cannot be replayed: {error!r}") from None
+    except KeyError as error:
+        problem = f"request or step {error.args[0]} is unknown here"
+        raise ConfigError(f"{log.path}: line {line}: cannot be replayed: {problem}") from None
+    except (IndexError, TypeError, ValueError) as error:
+        problem = f"cannot be replayed: {one_line(error)}"
+        raise ConfigError(f"{log.path}: line {line}: {problem}") from None
     return Replay(player.decisions, player.identical, None)
 
 

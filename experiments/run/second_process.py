@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from profiler.storage.child import channel_to_parent, inbox, start_child
+from profiler.storage.strict import UserError
+from simulator.loop.simulation import SimulationError
 
 T = TypeVar("T")
 Told = Callable[[int, int], object]
@@ -84,7 +86,7 @@ class SecondProcess:
 def _answer(function: Callable[..., Any], arguments: tuple[Any, ...], told: Told) -> Any:
     try:
         return "returned", function(*arguments, told)
-    except OSError as error:  # a full disk: the user's to mend
+    except (OSError, UserError, SimulationError, MemoryError) as error:  # the user's to mend
         return "raised", error
     except Exception as error:
         return "raised", RuntimeError(f"{type(error).__name__}: {error}")

@@ -23,7 +23,7 @@ from policies.request import Request
 from profiler.storage.paths import user_path
 from simulator.load.describe import lengths_line
 from simulator.load.trace import read_trace
-from simulator.load.trace_file import kind_of
+from simulator.load.trace_file import form
 from simulator.load.workload import WorkloadError
 from simulator.loop.records import Ints
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 FORMS = (
     "expected PROMPT:OUTPUT tokens in the mean, all alike (1024:256) or spread evenly around it "
     "(1024:256~0.5), tokens in all with their P:D (1K@14, 1K@5..50, 1K@? for 1 to 200), a trace "
-    "(.csv, .json, .jsonl, or one of these with .gz), or a configuration"
+    "(.csv, .json, .jsonl), or a configuration"
 )
 TRACES = (".csv", ".json", ".jsonl")
 POISSON: dict[str, Any] = {"kind": "poisson", "rate": 1}
@@ -126,7 +126,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
 
 def is_trace(text: str) -> bool:
     """Whether this names a trace, by the end of its name."""
-    return kind_of(Path(text)) in TRACES
+    return form(Path(text)) in TRACES
 
 
 def _longest(path: Path) -> int:

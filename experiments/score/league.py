@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,7 @@ import pandas as pd
 from experiments.config.errors import ConfigError
 from experiments.score.errors import ServerTimes, errors, grouped
 from experiments.score.measured import SCORED, Measured
-from profiler.bundle.csv_cells import read_cells
-from profiler.bundle.tables import BundleError
+from profiler.bundle.csv_cells import as_numbers, read_cells
 
 _NO_BAND = (np.nan, np.nan)
 _PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]
@@ -36,17 +36,16 @@ def read_peer(path: Path) -> dict[str, ServerTimes]:
     ``predictions.csv`` has them) or the same with ``predicted_`` before. Rows without both numbers
     are left out. Raises ConfigError for a file that is no such table.
     """
-    try:
-        cells = read_cells(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except BundleError as error:
-        raise ConfigError(str(error)) from None
+    cells = read_cells(path)
     for names in _PEER_COLUMNS:
         if {"id", *names} <= set(cells.columns):
-            numbers = cells[list(names)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-            found = zip(cells["id"].astype(str), numbers.tolist(), strict=True)
-            return {name: ServerTimes(*pair) for name, pair in found if min(pair) > 0}
+            columns = (as_numbers(cells[name]).tolist() for name in names)
+            found = zip(cells["id"].astype(str), zip(*columns, strict=True), strict=True)
+            return {
+                name: ServerTimes(*pair)
+                for name, pair in found
+                if all(0 < x < math.inf for x in pair)
+            }
     raise ConfigError(f"{path}: needs the columns id, ttft_ms and tpot_ms")
 
 

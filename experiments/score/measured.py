@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config.errors import ConfigError
 from profiler.bundle.csv_cells import read_cells
-from profiler.bundle.tables import BundleError
 from profiler.storage.strict import did_you_mean, mistakes
 from simulator.loop.records import Floats
 
@@ -86,14 +85,9 @@ NEEDED = tuple(name for name, field in Measured.model_fields.items() if field.is
 def read_measured(path: Path) -> tuple[list[Measured], dict[str, str]]:
     """The rows of a file, and why others are refused, by id (or ``row N`` where it has none).
 
-    Raises ConfigError for a file that is no such table: cut short, or a column missing.
+    Raises ConfigError for a file that is no such table.
     """
-    try:
-        cells = read_cells(path, dtype=str, keep_default_na=False)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except BundleError as error:
-        raise ConfigError(str(error)) from None
+    cells = read_cells(path, dtype=str, keep_default_na=False)
     for name in NEEDED:
         if name not in cells.columns:
             close = did_you_mean(name, list(cells.columns))

@@ -26,13 +26,12 @@ from experiments.config.loading import Source
 from experiments.config.scenario import Scenario
 from policies.request import Request
 from profiler.bundle.csv_cells import numbers, read_cells
-from profiler.bundle.tables import BundleError
+from profiler.storage.files import LARGEST_DATA, read_bounded
 from simulator.load.workload import make_requests
 from simulator.loop.records import Floats
 
 TOOL_SEED = 0
 """The seed that ``benchmark_serving`` takes unless another is given."""
-_MOST_BYTES = 1 << 28
 _TICK_COLUMNS = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 TICK_LABELS = {
     "running": "requests running, mean",
@@ -103,12 +102,7 @@ class ServerRun:
 
 def read_server_run(path: Path) -> ServerRun:
     """The run in a file. Raises ConfigError, naming file, line and key, where it is not one."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path}: must be at most {_MOST_BYTES} bytes")
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    content = read_bounded(path, LARGEST_DATA)
     if path.suffix == ".json":
         return _benchmark(path, content)
     return _lines(path, content)
@@ -196,16 +190,11 @@ class Ticks:
 
 def read_ticks(path: Path) -> Ticks:
     """The ticks of a file. Raises ConfigError, naming file, row and column."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
-    try:
-        raw = read_cells(path)
-        missing = [name for name in _TICK_COLUMNS if name not in raw.columns]
-        if missing:
-            raise BundleError(f"{path}: column {missing[0]!r} is missing; has {list(raw.columns)}")
-        columns = [numbers(raw[name], path) for name in _TICK_COLUMNS]
-    except BundleError as error:
-        raise ConfigError(str(error)) from None
+    raw = read_cells(path)
+    missing = [name for name in _TICK_COLUMNS if name not in raw.columns]
+    if missing:
+        raise ConfigError(f"{path}: column {missing[0]} is missing; has {', '.join(raw.columns)}")
+    columns = [numbers(raw[name], path) for name in _TICK_COLUMNS]
     if len(raw) < 2 or (np.diff(columns[0]) <= 0).any():
         raise ConfigError(f"{path}: t must grow from row to row, over two rows at least")
     return Ticks(*columns)

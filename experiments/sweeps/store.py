@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import ConfigError
-from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, resolved
+from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, about_out, resolved
 from experiments.sweeps.jobs import JobResult
 from profiler.storage.files import make_folders, partial, regular, write_whole
 from profiler.storage.folder_lock import FolderBusyError, FolderLock
@@ -63,7 +63,8 @@ class Store:
     def open(self, resume: bool) -> None:
         """Make the folder, or check that it holds a sweep to continue. Raises ConfigError."""
         folder = resolved(self.folder)
-        make_folders(folder)
+        with about_out(self.folder):
+            make_folders(folder)
         if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
             write_whole(folder / MANIFEST, Manifest(SWEEP_FORMAT).dump())
         elif self._is_a_sweep() and not resume:
@@ -90,8 +91,9 @@ class Store:
         return True
 
     @contextmanager
-    def locked(self, busy: str = "another sweep is at work in this folder") -> Iterator[None]:
-        """Lock the folder against other sweeps. Raises ConfigError, ``busy``, if one works in it.
+    def locked(self, busy: str | None = None) -> Iterator[None]:
+        """Lock the folder against other sweeps. Raises ConfigError if one works in it: ``busy``, or
+        else a line about the folder.
 
         With the lock, remove the files that a killed process left half-written: without it, another
         sweep may be writing them now.
@@ -99,7 +101,8 @@ class Store:
         try:
             lock = FolderLock(self.folder)
         except FolderBusyError as error:
-            raise ConfigError(f"{self.where}: {busy} ({error})") from None
+            problem = busy or f"{self.where}: another sweep is at work in this folder"
+            raise ConfigError(f"{problem} ({error})") from None
         try:
             for scratch in self.runs.glob(".*"):
                 if _APART.fullmatch(f"runs/{scratch.name}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,24 @@ import numpy.typing as npt
 import pandas as pd
 
 from profiler.bundle.tables import LARGEST, BundleError
-from profiler.storage.strict import one_line
+from profiler.storage.files import LARGEST_DATA, read_bounded
+from profiler.storage.strict import one_line, show
 
 
 def read_cells(path: Path, **options: Any) -> pd.DataFrame:
     """A CSV file as pandas reads it with ``options``; the header is line 1.
 
-    Raises BundleError for a file whose last row is cut short, or that is no CSV. An editor may
-    have left out the last newline; where a program wrote the file, see :func:`check_end`.
+    Raises BundleError for a file whose last row is cut short, or that is no CSV; SpecError for what
+    is no file, or a huge one. An editor may have left out the last newline; where a program wrote
+    the file, see :func:`check_end`.
     """
-    _check_last_row(path)
+    content = read_bounded(path, LARGEST_DATA)
+    _check_last_row(content, path)
     try:
         with warnings.catch_warnings():
             # pandas only warns where a row has more cells than the header, and drops them.
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame: pd.DataFrame = pd.read_csv(path, index_col=False, **options)
+            frame: pd.DataFrame = pd.read_csv(BytesIO(content), index_col=False, **options)
     except pd.errors.ParserWarning:
         raise BundleError(
             f"{path}: not a valid CSV: a row has more cells than the header"
@@ -36,28 +40,20 @@ def read_cells(path: Path, **options: Any) -> pd.DataFrame:
     return frame
 
 
-def _check_last_row(path: Path) -> None:
+def _check_last_row(content: bytes, path: Path) -> None:
     """Raises BundleError where the last row has fewer cells than the header."""
-    header, last, number = "", "", 0
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            header, last = header or line, line
-    if number and last.count(",") < header.count(",") and not last.endswith("\n"):
-        raise BundleError(f"{path}: row {number} is truncated: it lacks a cell")
+    rows = content.splitlines()
+    if rows and not content.endswith(b"\n") and rows[-1].count(b",") < rows[0].count(b","):
+        raise BundleError(f"{path}: row {len(rows)} is truncated: it lacks a cell")
 
 
 def check_end(path: Path) -> None:
     """Raises BundleError for a file whose last row does not end with a newline: its last number may
     have been cut."""
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - 1, 0))
-        if size and file.read(1) != b"\n":
-            file.seek(0)
-            last = sum(1 for _ in file)
-            raise BundleError(
-                f"{path}: row {last} is truncated: the file does not end with a newline"
-            )
+    content = read_bounded(path, LARGEST_DATA)
+    if content and not content.endswith(b"\n"):
+        last = len(content.splitlines())
+        raise BundleError(f"{path}: row {last} is truncated: the file does not end with a newline")
 
 
 def refuse(
@@ -70,19 +66,28 @@ def refuse(
     rows = np.asarray(wrong, bool)
     if rows.any():
         at = int(np.argmax(rows))
-        raise BundleError(f"{path}: row {cells.index[at]}: {problem}, got {cells.iloc[at]!r}")
+        got = cells.iloc[at : at + 1].tolist()[0]
+        raise BundleError(f"{path}: row {cells.index[at]}: {problem}, got {show(got)}")
+
+
+def as_numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """Cells as numbers; NaN or infinite where a cell is none, or has hundreds of digits."""
+    try:
+        return pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    except OverflowError:
+        return pd.to_numeric(cells.astype(str), errors="coerce").to_numpy(np.float64)
 
 
 def numbers(cells: pd.Series[Any], path: Path) -> npt.NDArray[np.float64]:
     """Cells that are finite numbers."""
-    found = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    found = as_numbers(cells)
     refuse(~np.isfinite(found), cells, path, f"{cells.name} must be a finite number")
     return found
 
 
 def whole_numbers(cells: pd.Series[Any], path: Path, least: int) -> npt.NDArray[np.int64]:
     """Cells that are whole numbers from ``least`` to below 2^53."""
-    found = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)
+    found = as_numbers(cells)
     whole = np.isfinite(found) & (found == np.floor(found))
     refuse(~whole, cells, path, f"{cells.name} must be an integer")
     refuse(found < least, cells, path, f"{cells.name} must be at least {least}")

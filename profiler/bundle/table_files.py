@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.csv_cells import check_end, numbers, read_cells, refuse, whole_numbers
+from profiler.bundle.csv_cells import numbers, read_cells, refuse, whole_numbers
 from profiler.bundle.tables import (
     LONGEST_US,
     REAL,
@@ -18,6 +18,7 @@ from profiler.bundle.tables import (
     Table,
     empty_table,
 )
+from profiler.storage.files import LARGEST_DATA, read_bounded
 from profiler.storage.strict import did_you_mean
 
 
@@ -59,8 +60,11 @@ def read_table(path: Path, table: Table) -> pd.DataFrame:
 
 
 def _read_text_cells(path: Path) -> pd.DataFrame:
-    check_end(path)
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    lines = read_bounded(path, LARGEST_DATA).split(b"\n")
+    if lines[-1]:  # as we write them; a number that was cut short is another one
+        problem = "is truncated: the file does not end with a newline"
+        raise BundleError(f"{path}: row {len(lines)} {problem}")
+    for number, line in enumerate(lines, start=1):
         if line.count(b'"') % 2:  # no cell has more than one line
             raise BundleError(f"{path}: row {number} is truncated: a quoted cell does not end")
     return read_cells(path, dtype=str, keep_default_na=False)

@@ -20,8 +20,8 @@ from profiler.facts.hf_families import Fields
 from profiler.facts.hf_keys import ELSEWHERE, problems, short, unknown
 from profiler.facts.hf_quantization import formats
 from profiler.facts.hf_reader import HfConfig
+from profiler.storage.files import read_bounded
 from profiler.storage.not_modelled import not_modelled
-from profiler.storage.plain_yaml import read_bounded
 from profiler.storage.strict import SpecError
 
 READERS = {**hf_families.READERS, **hf_mixtures.READERS}

@@ -12,6 +12,7 @@ from pathlib import Path
 from profiler.planning.journal import Timing
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.rank_processes import RankProcesses
+from profiler.storage.files import read_bounded
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -57,7 +58,7 @@ def read_inter_node(path: Path) -> dict[int, Timing]:
     Raises ProfileError for a file that is not one.
     """
     found = {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_bounded(path).decode(errors="replace").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)

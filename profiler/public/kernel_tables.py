@@ -19,6 +19,7 @@ import pandas as pd
 from profiler.bundle.tables import BundleError
 from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from profiler.public.measured_csv import merged, source_folder
+from profiler.storage.files import regular
 
 FOLDER = "aiconfigurator"
 #: What the tables call our devices.
@@ -233,7 +234,7 @@ def _read(
     import pyarrow.parquet as pq
 
     try:
-        has = set(pq.read_schema(path).names)
+        has = set(pq.read_schema(regular(path)).names)
         filters: list[tuple[str, str, Any]] = [(k, "==", value) for k, value in chosen.items()]
         if window is not None and "window_size" in has:
             filters.append(("window_size", "==", window))

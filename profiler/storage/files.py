@@ -9,11 +9,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gzip
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from hashlib import sha256
+from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO, cast
+
+from profiler.storage.strict import SpecError
+
+LARGEST_FILE = 8 * 2**20
+"""The largest file that people write, bytes: a configuration, a model."""
+LARGEST_DATA = 2**28
+"""The largest file that a program writes and that is read at once, bytes: a table, a log."""
+_GZIP = b"\x1f\x8b"
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
@@ -43,6 +55,45 @@ def regular(file: Path) -> Path:
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "is not a regular file", str(file))
     return file
+
+
+def open_file(file: Path) -> BufferedReader:
+    """A file that the user names, opened to read. It never waits for another program to write.
+
+    Raises SpecError where it is missing, may not be read, or is a folder, a device or a pipe.
+    """
+    try:
+        found = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SpecError(f"{file}: {error.strerror or error}") from None
+    except ValueError:  # a NUL in its name, or what is no UTF-8
+        raise SpecError(f"{str(file)!a}: is no name of a file") from None
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise SpecError(f"{file}: not a regular file")
+    return open(found, "rb")  # noqa: PTH123
+
+
+def unzipped(file: BufferedReader) -> BinaryIO:
+    """The content of an open file: of a gzipped one, decompressed."""
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == _GZIP else file)
+
+
+def read_bounded(path: Path, most: int = LARGEST_FILE) -> bytes:
+    """A file's content. Raises SpecError as :func:`open_file` does, and where it is larger than
+    ``most`` bytes.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            content = b"" if size > most else file.read(most + 1)
+        except OSError as error:
+            raise SpecError(f"{path}: {error.strerror or error}") from None
+    if max(size, len(content)) > most:
+        limit = f"{most:,} ({most >> 20} MiB)" if most >= 2**20 else f"{most:,}"
+        held = max(size, len(content))
+        raise SpecError(f"{path}: holds {held:,} bytes: must be at most {limit}")
+    return content
 
 
 def write_whole(file: Path, content: str | bytes) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _HOLDER = "process "
@@ -70,3 +72,39 @@ class FolderLock:
             if self._is_in_place():  # and not another's: ours may be gone with all of the folder
                 self._path.unlink()
             self._file.close()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder of this process's own, so that :func:`is_held` tells others; it leaves no file.
+
+    Nothing is held on a file system that has no locks.
+    """
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process has the folder by :func:`held`."""
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # gone meanwhile, or no folder
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -8,7 +8,6 @@ aliases, duplicate keys, wrong tags. The output of ``dump_yaml`` reads back unch
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 import yaml
 from yaml.reader import Reader
 
+from profiler.storage.files import read_bounded
 from profiler.storage.strict import SpecError
 
-#: The largest file that is read, bytes.
-LARGEST_FILE = 8 * 2**20
 #: How deep lists and mappings may lie in each other.
 DEEPEST = 100
 #: The longest whole number, characters. (Python itself refuses to print more than 4,300 digits.)
@@ -65,24 +63,6 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise SpecError(f"{path}: expected keys and values, as in 'name: first'")
     return found
-
-
-def read_bounded(path: Path) -> bytes:
-    """A file's content. Raises SpecError, and reads nothing, where it is no file or a larger one
-    than LARGEST_FILE.
-    """
-    try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise SpecError(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            content = b"" if about.st_size > LARGEST_FILE else file.read(LARGEST_FILE + 1)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror or error}") from None
-    size = max(about.st_size, len(content))
-    if size > LARGEST_FILE:
-        raise SpecError(f"{path}: holds {size:,} bytes: must be at most {LARGEST_FILE:,} (8 MiB)")
-    return content
 
 
 def parse_yaml(text: str, where: str) -> Any:

@@ -1,19 +1,21 @@
-"""The content of a request trace, and the reader of its file's lines, packed (``*.gz``) or not."""
+"""The content of a request trace, and the reader of its file's lines."""
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 import numpy as np
 
 from policies.request import Prefix
+from profiler.storage.files import open_file, unzipped
 from profiler.storage.memory import available_bytes, size_text
+from profiler.storage.strict import UserError
 from simulator.load.workload import WorkloadError
 from simulator.loop.records import Floats, Ints
 
@@ -21,7 +23,7 @@ MOST_TOKENS = 2**24
 MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough
 SAMPLED_ROWS = 10_000  # tell how large the rest will be
 _LONGEST_LINE = 2**20
-GZIP = ".gz"
+_MEASURED = 16  # MiB of content, which tell how much larger it is than the file
 
 
 @dataclass(frozen=True)
@@ -105,34 +107,27 @@ def _cut(prefix: Prefix, end: int) -> Prefix:
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """The file as text; bytes that are not UTF-8 become surrogates. Raises WorkloadError."""
+    """The file as text, decompressed where it is gzipped; bytes that are not UTF-8 become
+    surrogates. Raises WorkloadError."""
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise WorkloadError(f"{path}: is a device or a pipe, not a file")
-        with _text(path, encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+        with (
+            open_file(path) as raw,
+            TextIOWrapper(
+                unzipped(raw), encoding="utf-8-sig", newline="", errors="surrogateescape"
+            ) as file,
+        ):
             yield file
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise WorkloadError(f"{path}: {reason}") from None
+    except UserError as error:
+        raise WorkloadError(str(error)) from None
+    except (EOFError, zlib.error) as error:
+        raise WorkloadError(f"{path}: the gzipped file is damaged: {error}") from None
+    except OSError as error:
+        raise WorkloadError(f"{path}: {error.strerror or error}") from None
 
 
-def _text(path: Path, **options: str) -> TextIO:
-    if path.suffix != GZIP:
-        return path.open(**options)  # type: ignore[call-overload,no-any-return]
-    return cast(TextIO, gzip.open(path, "rt", **options))  # type: ignore[call-overload]
-
-
-def kind_of(path: Path) -> str:
-    """The end of the file's name that says what it holds; whether it is packed is no part of it."""
-    return path.with_suffix("").suffix if path.suffix == GZIP else path.suffix
-
-
-def size_of(path: Path, most: int) -> int:
-    """The bytes of the file, unpacked; counting stops above ``most``."""
-    if path.suffix != GZIP:
-        return path.stat().st_size
-    with gzip.open(path) as file:
-        return file.seek(most + 1)
+def form(path: Path) -> str:
+    """The end of a trace's name that says what it is, such as ".csv", without ".gz"."""
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
 def lines(file: TextIO, path: Path) -> Iterator[str]:
@@ -150,13 +145,20 @@ def check_memory(path: Path, rows: int, read: int, num_bytes: int, limit: int | 
 
     The first ``rows`` of them, ``read`` characters, take ``num_bytes``.
     """
-    free = available_bytes()
-    count = size_of(path, free) / read * rows
+    count = _content_bytes(path) / read * rows
     if limit is not None:
         count = min(count, limit + 1)
-    needed = count * num_bytes / rows
+    needed, free = count * num_bytes / rows, available_bytes()
     if needed > free:
         raise WorkloadError(
             f"{path}: about {count:.0f} rows would take {size_text(needed)} of memory, but only "
             f"{size_text(free)} are free: set workload.requests to read fewer"
         )
+
+
+def _content_bytes(path: Path) -> float:
+    """The size of the content; of a gzipped file as its beginning has it."""
+    with open_file(path) as raw:
+        file = unzipped(raw)
+        content = sum(len(file.read(2**20)) for _ in range(_MEASURED))
+        return content / max(raw.tell(), 1) * path.stat().st_size

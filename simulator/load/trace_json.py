@@ -8,11 +8,11 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
+from profiler.storage.files import LARGEST_DATA
 from simulator.load.trace_columns import TraceTable, find_columns
-from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened, size_of
+from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened
 from simulator.load.workload import WorkloadError
 
-_LARGEST_RESULT = 2**28  # bytes
 # Of vLLM's results: what the lists mean. Its releases since 2025 record when each request started.
 _VLLM = {"prompt": "input_lens", "output": "output_lens", "arrival": "start_times"}
 
@@ -59,9 +59,10 @@ def read_vllm_benchmark(path: Path, limit: int | None) -> TraceTable:
     Raises WorkloadError for a file that is no such result, or has lists of several lengths.
     """
     with opened(path) as file:
-        if size_of(path, _LARGEST_RESULT) > _LARGEST_RESULT:
-            raise WorkloadError(f"{path}: larger than {_LARGEST_RESULT // 2**20} MiB")
-        result = _object(file.read(), str(path))
+        text = file.read(LARGEST_DATA + 1)
+        if len(text) > LARGEST_DATA:
+            raise WorkloadError(f"{path}: larger than {LARGEST_DATA >> 20} MiB")
+        result = _object(text, str(path))
     names = {meaning: name for meaning, name in _VLLM.items() if name in result}
     lists = [result[name] for name in names.values()]
     if not {"prompt", "output"} <= names.keys() or not all(isinstance(x, list) for x in lists):

@@ -514,6 +514,11 @@ def test_runs_are_as_long_as_the_tolerance_asks(tmp_path: Path) -> None:
         ("[2, 6]", "[2, 0]", "batching.max_batch: value 0"),
         ("least: 3", "least: 1", "capacity.replications.least: value 1"),
         (
+            "requests: 1500",
+            "requests: 10000000",
+            "value 10000000: must be at most 100000, capacity",
+        ),
+        (
             "prompt: 200, decode: 8}",
             "prompt: 600, decode: 8}\n  too_long: reject",
             "max_length: value 512: every request is rejected: the longest one needs 608 tokens",
@@ -525,6 +530,7 @@ def test_mistakes_are_named(old: str, new: str, message: str, tmp_path: Path) ->
     done = CliRunner().invoke(app, ["capacity", str(path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert message in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -231,36 +232,58 @@ def test_warnings_of_profile_check_do_not_keep_a_run_from_starting(
         assert "outlier: 900 us at num_tokens=256" in done.output or more
 
 
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no message")
+
+
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "named", "code"),
     [
-        MemoryError(),
-        RecursionError("maximum recursion depth exceeded"),
-        OverflowError("(34, 'Numerical\nresult out of range')"),
-        TypeError("'int' object is not iterable"),
-        ZeroDivisionError("division by zero"),
-        KeyError("tp"),
+        (MemoryError(), "out of memory", 2),
+        (RecursionError("maximum recursion depth exceeded"), "RecursionError: maximum", 70),
+        (OverflowError("(34, 'Numerical\nresult out of range')"), "OverflowError: (34, 'Num", 70),
+        (TypeError("'int' object is not iterable"), "TypeError: 'int' object", 70),
+        (KeyError("tp"), "KeyError: 'tp'", 70),
+        (Untold(), "Untold; ", 70),
+        (SystemExit(3), "SystemExit: 3", 70),
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b: Read-only file system", 2),
     ],
-    ids=lambda fault: type(fault).__name__,
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_what_nobody_foresaw_is_one_line(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+def test_an_error_of_ours_is_one_line_and_70(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception, named: str, code: int
+) -> None:
     def fail(*_: object) -> None:
         raise fault
 
     monkeypatch.setattr("experiments.config.loading.load_experiment", fail)
-    line = refused("check", "gpt3_pp")
-    named = "out of memory" if isinstance(fault, MemoryError) else type(fault).__name__
+    done = CliRunner().invoke(app, ["check", "gpt3_pp"])
+    (line,) = done.stderr.splitlines()
+    assert done.exit_code == code
     assert line.startswith(f"error: {named}")
-    assert line.endswith("(sarathi-sim --debug COMMAND ... shows where)")
+    assert ("an error of sarathi-sim, not yours: please report it" in line) == (code == 70)
     for arguments, variable in (
         (["--debug", "check", "gpt3_pp"], None),
         (["check", "gpt3_pp"], "1"),
     ):
         done = CliRunner().invoke(app, arguments, env={"SARATHI_SIM_DEBUG": variable})
-        assert done.exit_code == 2
+        assert done.exit_code == code
         assert done.stderr.startswith("Traceback (most recent call last)")
         assert "in fail" in done.stderr
         assert done.stderr.splitlines()[-1] == line
+
+
+def test_a_value_of_an_option_is_not_repeated_whole() -> None:
+    for arguments in (
+        ["run", "gpt3_pp", f"--{'x' * 5000}"],
+        ["bench", "--repeats", "9" * 5000],
+        [f"--{'x' * 5000}"],
+        ["x" * 5000],
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 2
+        assert len(done.stderr) < 1500, arguments
 
 
 def test_a_wrong_option_is_still_typers(write_config: Write) -> None:

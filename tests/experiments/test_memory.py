@@ -102,7 +102,7 @@ def test_a_trace_that_is_no_file(write_config: Write) -> None:
         write_config(SMALL.replace("  pd_ratio: 5\n", "")),
         "workload.lengths={kind: trace, path: /dev/zero}",
     )
-    assert text.endswith("workload.lengths.path: /dev/zero: is a device or a pipe, not a file")
+    assert text.endswith("workload.lengths.path: /dev/zero: not a regular file")
 
 
 def test_a_trace_without_line_ends(tmp_path: Path) -> None:

@@ -94,10 +94,14 @@ def test_of_set_it_is_found_where_the_command_runs(
 
 
 MISTAKES = {
-    "no such file": (AT_MOST, "file: none.py, name: at_most, prompts: 2", "no such file ("),
-    "a folder": (AT_MOST, "file: ., name: at_most, prompts: 2", "is not a file ("),
+    "no such file": (
+        AT_MOST,
+        "file: none.py, name: at_most, prompts: 2",
+        "none.py: No such file or directory",
+    ),
+    "a folder": (AT_MOST, "file: ., name: at_most, prompts: 2", ": not a regular file"),
     "not a path": (AT_MOST, "file: 3, name: at_most", "must be the path of a Python file"),
-    "no home": (AT_MOST, "file: ~nosuch/mine.py, name: at_most", "cannot be read: "),
+    "no home": (AT_MOST, "file: ~nosuch/mine.py, name: at_most", "there is no home folder ~nosuch"),
     "a NUL": (AT_MOST, 'file: "a\\0b", name: at_most', "policy.file: value 'a\\x00b': "),
     "syntax": ("x = (\n", "file: mine.py, name: a", "line 1: '(' was never closed"),
     "a NUL within": ("x = 1\0\n", "file: mine.py, name: a", "null bytes"),
@@ -180,7 +184,7 @@ def test_a_file_that_is_not_text_or_too_large(config: Path, tmp_path: Path) -> N
     (tmp_path / "mine.py").write_bytes(b"x = '\xff'\n")
     assert "mine.py': is not UTF-8 text" in message(config)
     (tmp_path / "mine.py").write_bytes(b"#" * 1_000_001)
-    assert "mine.py': must be at most 1,000,000 bytes" in message(config)
+    assert "mine.py: holds 1,000,001 bytes: must be at most 1,000,000" in message(config)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,13 @@ def test_a_file_that_is_not_text_or_too_large(config: Path, tmp_path: Path) -> N
         ("return 1 / 0", "policy at_most: line 20: ZeroDivisionError: division by zero"),
         ("return Plan()", "policy at_most: PolicyError: the plan is empty"),
         ("return 5", "policy at_most: AttributeError: 'int' object has no attribute"),
+        ("raise SystemExit(3)", "policy at_most: line 20: SystemExit: 3"),
+        ("raise BaseException('all of it')", "policy at_most: line 20: BaseException: all of it"),
+        ("raise GeneratorExit", "policy at_most: line 20: GeneratorExit"),
+        (
+            "raise type('Untold', (Exception,), {'__str__': lambda self: 1 / 0})",
+            "policy at_most: line 20: Untold",
+        ),
     ],
 )
 def test_a_plan_that_goes_wrong_is_one_line(
@@ -200,6 +211,39 @@ def test_a_plan_that_goes_wrong_is_one_line(
         simulate_all(load_experiment(config))
     assert str(caught.value).startswith(f"{tmp_path / 'mine.py'}: {expected}")
     assert "\n" not in str(caught.value)
+
+
+ODD = """
+class Odd:
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+odd = Odd()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@named", "raise BaseException\n@named"),
+        ("@named", "raise SystemExit(0)\n@named"),
+        ("@named", f"{ODD}@named"),
+        ("    prompts: int", "    prompts: exit(0)"),
+        ("    def plan", "    def __post_init__(self):\n        exit(0)\n\n    def plan"),
+        ("        joining", "        exit(0)\n        joining"),
+        ('    """Whole prompts', '    __doc__ = 5\n    """Whole prompts'),
+    ],
+)
+def test_no_policy_ends_a_command_by_itself(
+    config: Path, tmp_path: Path, old: str, new: str
+) -> None:
+    code = AT_MOST.replace(old, new, 1)
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    words = ["run", str(config), "--no-figures", "--quiet", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and "mine.py" in line
 
 
 def test_batches_that_leave_together_need_bound_ones(config: Path, tmp_path: Path) -> None:
@@ -244,7 +288,7 @@ def test_a_result_can_be_simulated_again_anywhere(config: Path, tmp_path: Path) 
     file.unlink()
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-    assert f"value 'sarathi/policy.py': no such file ({file})" in done.stderr
+    assert f"value 'sarathi/policy.py': {file}: No such file or directory" in done.stderr
 
 
 OWN_SWEEP = SWEEP.replace("policy: {name: sarathi, chunk_size: 128}", OWN).replace(
@@ -308,7 +352,9 @@ def test_it_can_be_swept(tmp_path: Path) -> None:
     text = "    policy.file: [mine.py, none.py]\n"
     policy = "policy: {file: x.py, name: at_most, prompts: 2}\n"
     config.write_text(SWEEP.partition("scenarios:")[0] + policy + "sweep:\n  grid:\n" + text)
-    with pytest.raises(ConfigError, match=r"sweep: policy\.file: value 'none\.py': no such file"):
+    with pytest.raises(
+        ConfigError, match=r"sweep: policy\.file: value 'none\.py': .*none\.py: No such"
+    ):
         plan_sweep(config)
 
 

@@ -6,8 +6,11 @@ import json
 import re
 import shlex
 import shutil
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,8 @@ from typer.testing import CliRunner
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.content import Section, enumerated
-from experiments.report.charts import Spots, points
+from experiments.content import Chart, Section, enumerated
+from experiments.report.charts import Spots, StyledLine, lines, points
 from experiments.report.html_page import page, write_report
 from experiments.report.of_run import _ledger
 from experiments.report.of_score import score_section
@@ -341,6 +344,64 @@ def test_what_a_user_wrote_is_text(sections: dict[str, Section]) -> None:
     text = page(evil, [section])
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
+
+
+class Scripts(HTMLParser):
+    """What a browser sees of a page: scripts that run, and attributes that would."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.handlers: list[str] = []
+        self.policy = ""
+        self._runs = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append(tag)
+        self.handlers += [name for name in found if name.startswith("on")]
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"] or ""
+        self._runs = tag == "script" and "type" not in found
+        if self._runs:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._runs = False
+
+    def handle_data(self, data: str) -> None:
+        if self._runs:
+            self.scripts[-1] += data
+
+
+@pytest.mark.parametrize(
+    "evil", ["</SCRIPT><img src=x onerror=alert(1)>", "</script ><b>", "<!--<script>", "]]><svg/>"]
+)
+def test_no_text_of_a_chart_ends_its_script(sections: dict[str, Section], evil: str) -> None:
+    curve = StyledLine(
+        np.array([0.0, 1.0]), np.array([0.0, 1.0]), {"color": "#000000", "linestyle": "-"}
+    )
+    charts = [Chart(evil, lines({evil: curve}, evil, evil), evil)]
+    section = replace(sections["run"], charts=charts)
+    text = page("A", [section])
+    found = Scripts()
+    found.feed(text)
+    assert not found.handlers and not {"img", "b", "svg"} & set(found.tags)
+    assert found.tags.count("script") == 3
+    items = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)
+    assert items is not None and json.dumps(evil) in json.dumps(json.loads(items[1]))
+
+
+def test_the_policy_of_the_page_allows_its_own_scripts_only(sections: dict[str, Section]) -> None:
+    for one in (sections["run"], replace(sections["run"], charts=[])):
+        found = Scripts()
+        found.feed(page("A", [one]))
+        allowed = re.search(r"script-src ([^;]*);", found.policy)
+        assert allowed is not None and "unsafe" not in allowed[1]
+        digests = [sha256(script.encode()).digest() for script in found.scripts]
+        assert digests
+        assert {f"'sha256-{b64encode(d).decode()}'" for d in digests} <= set(allowed[1].split())
 
 
 def test_a_run_that_cannot_be_simulated_again(result: Path, tmp_path: Path) -> None:

@@ -120,6 +120,17 @@ def column(opened: Opened, number: int) -> list[str]:
     return found
 
 
+def test_no_script_of_a_user_runs(browser: Any, report_file: Path, tmp_path: Path) -> None:
+    """Not even where one got into the page: its policy names the scripts that may run."""
+    path = tmp_path / "evil.html"
+    evil = "<img src=x onerror=\"document.title='run'\"><script>document.title = 'run'</script>"
+    path.write_text(report_file.read_text("utf-8").replace("</main>", f"{evil}</main>"), "utf-8")
+    found = Opened(browser, path)
+    assert found.tab.title() == "All of them"
+    assert any("Content Security Policy" in error for error in found.errors)
+    found.context.close()
+
+
 def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
     heading = opened.tab.locator("section:first-of-type table >> nth=0 >> th >> nth=1")
     heading.locator("button").click()

@@ -26,9 +26,9 @@ MOST_ADDED_BYTES = 6 * 2**30
 #: Memory that a command may really take more than it began with.
 MOST_MIB = 1536
 _LONGEST_LINE, _MOST_LINES = 4200, 60
-_UNFORESEEN = "--debug COMMAND"
-#: ``unforeseen`` is a message of the command line's boundary: correct, but it could say more.
-GOOD = ("ran", "refused", "unforeseen")
+#: Commands whose pages say that 1 is a comparison or a run that failed.
+_MAY_FAIL = ("lockstep", "validate", "sweep")
+GOOD = ("ran", "failed", "refused")
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ def _call(call: Callable[[], object], box: Path, wall_s: float) -> None:
     _exit_code(box).write_text(f"{code} {time.monotonic() - began}")
 
 
-def judge(ended: Ended) -> tuple[str, str]:
-    """The outcome in a word, and why."""
+def judge(ended: Ended, command: str) -> tuple[str, str]:
+    """The outcome in a word, and why. Exit code 70, an error of ours, is bad."""
     code, said = ended.code, ended.said
     if code is None:
         hung = ended.signal in (signal.SIGALRM, signal.SIGPROF)
@@ -228,6 +228,8 @@ def judge(ended: Ended) -> tuple[str, str]:
         return "traceback", _where(said)
     if code == 0:
         return "ran", ""
+    if code == 1 and command in _MAY_FAIL:
+        return "failed", ""
     if code != 2:
         return f"exit {code}", said[-500:]
     error = re.search(r"^[Ee]rror: .+\n(\S.*: .+\n|\.\.\. and .+\n)*\Z", said, re.MULTILINE)
@@ -236,7 +238,7 @@ def judge(ended: Ended) -> tuple[str, str]:
     lines = error[0].splitlines()
     if len(lines) > _MOST_LINES or max(map(len, lines)) > _LONGEST_LINE:
         return "endless line", error[0][:300]
-    return "unforeseen" if _UNFORESEEN in error[0] else "refused", error[0]
+    return "refused", error[0]
 
 
 def _where(said: str) -> str:
@@ -256,7 +258,7 @@ def outcomes(
     ended, mib = run([(lambda c=c: _main(c), box) for c, box in commands], wall_s)
     found = []
     for (command, box), earlier, end in zip(commands, before, ended, strict=True):
-        word, detail = judge(end)
+        word, detail = judge(end, command.argv[0])
         gone = lost(earlier, snapshot(box), ours, box, command)
         if gone:
             names = [os.path.relpath(path, box) for path in gone[:5]]

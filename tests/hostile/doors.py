@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tests.hostile.mutate import (
     damaged_csv,
     damaged_json,
     damaged_json_lines,
+    damaged_lines,
     damaged_yaml,
     odd_path,
 )
@@ -191,6 +193,76 @@ def _anywhere(folder: Path, rng: Random) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
+_NO_FILES = ("pipe", "/dev/zero", "loop", "dangling", "mine", "locked.txt", "nowhere")
+
+
+def data(rng: Random, box: Path) -> Command:
+    """A damaged table of servers, a server's run, its ticks, or a log of decisions; or a pipe."""
+    name, how, call = rng.choice(
+        (
+            ("measured.csv", damaged_csv, "score measured.csv --workers 1 --quiet"),
+            ("peer.csv", damaged_csv, "score measured.csv --peer peer.csv --workers 1"),
+            ("server.jsonl", damaged_json_lines, "score server.jsonl --config exp.yaml"),
+            ("server.jsonl", damaged_json_lines, "replay exp.yaml server.jsonl"),
+            ("served.json", damaged_json, "replay exp.yaml served.json"),
+            ("ticks.csv", damaged_csv, "replay exp.yaml server.jsonl --ticks ticks.csv"),
+            ("decisions.jsonl", damaged_json_lines, "lockstep decisions.jsonl"),
+            ("decisions.jsonl", damaged_json_lines, "lockstep decisions.jsonl --json"),
+        )
+    )
+    if rng.random() < 0.1:
+        odd = rng.choice(_NO_FILES)
+        return Command([odd if word == name else word for word in call.split()])
+    path = box / name
+    _damage(path, how, rng)
+    if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o400:
+        if rng.random() < 0.2:
+            path.write_bytes(gzip.compress(path.read_bytes()))
+        if rng.random() < 0.05:
+            _damage(path, damaged_bytes, rng)
+    return Command(call.split())
+
+
+_ENDINGS = (
+    *("raise BaseException", "raise SystemExit(3)", "exit(0)", "raise GeneratorExit", "1 / 0"),
+    *("raise type('X', (Exception,), {'__str__': lambda self: 1 / 0})", "assert False"),
+    *("raise ValueError('x' * 10**6)", "raise ValueError('a\\nb')", "return", "return 5"),
+    *("raise MemoryError", "raise RecursionError", "raise StopIteration", "raise OSError(5, 'x')"),
+    *("return Plan(((self, 1),))", "return Plan()", "return Plan((), -1)", "return NotImplemented"),
+    *("import sys; sys.stdout = None", "import os; os.chdir('/')", "view.x = 1", "del view"),
+    "raise UnicodeDecodeError('utf-8', b'', 0, 1, 'x')",
+    "raise ExceptionGroup('x', [ValueError()])",
+)  # fmt: skip
+_PLACES = (
+    "@named",
+    "    def plan",
+    "        joining",
+    "        if joining",
+    "        return DECODES",
+)
+
+
+def policy(rng: Random, box: Path) -> Command:
+    """A policy of the user's that does what none should, or a damaged file of one."""
+    path = box / "mine.py"
+    if rng.random() < 0.3:
+        _damage(path, rng.choice((damaged_bytes, damaged_lines)), rng)
+    else:
+        place, ending = rng.choice(_PLACES), rng.choice(_ENDINGS)
+        indent = " " * (len(place) - len(place.lstrip()))
+        if place == "    def plan":
+            ending = f"def __post_init__(self):\n{indent}    {ending}\n"
+        text = path.read_text()
+        path.write_text(text.replace(place, f"{indent}{ending}\n{place}", 1))
+    if rng.random() < 0.2:
+        key = rng.choice(("file", "name", "sha256", "prompts"))
+        return Command([*_OWN, "--set", f"policy.{key}={yaml_value(rng)}".replace("\x00", "")])
+    return Command(_OWN, "new")
+
+
+_OWN = ["run", "own.yaml", *_QUIET]
+
+
 _THE_USERS = (
     *("analysis.ipynb", ".git", "notes.txt", "summary.json.bak"),
     *("é", "0123456789abcdef", ".lock", "failed", "figures"),
@@ -244,6 +316,20 @@ def result(rng: Random, box: Path) -> Command:
     if kind < 0.95:
         return Command(["plot", "swept", "--metric", "makespan_s", "--out", "result"], "result")
     return Command(["plot", "result", "--quiet", "--out", "new"], "new")
+
+
+_REPORTED = (
+    *("result", "swept", "drawn", "scored", "recorded", "capacities", "recommended"),
+    "sensitivity",
+)
+
+
+def report(rng: Random, box: Path) -> Command:
+    """A report of a damaged result of any kind."""
+    name = rng.choice(_REPORTED)
+    _vandalise(box / name, rng)
+    also = [rng.choice(_REPORTED)] if rng.random() < 0.2 else []
+    return Command(["report", name, *also, "--quiet", "--out", "page.html"], "page.html")
 
 
 def swept(rng: Random, box: Path) -> Command:
@@ -300,6 +386,9 @@ DOORS: dict[str, tuple[Door, int]] = {
     "trace": (trace, 8),
     "hugging face": (hugging_face, 8),
     "--set": (assignment, 10),
+    "data": (data, 8),
+    "policy": (policy, 5),
+    "report": (report, 4),
     "result": (result, 5),
     "sweep": (swept, 5),
     "--out": (out, 4),

@@ -21,13 +21,16 @@ from tests.hostile import box as boxes
 from tests.hostile.box import Command, Outcome, Snapshot
 from tests.hostile.doors import DOORS
 from tests.hostile.known import KNOWN
-from tests.hostile.template import write_template
+from tests.hostile.template import write_results, write_template
 
 KNOWN_DOOR = "known"
 #: Inputs that are tried in one child. A fork takes as long as a command.
 _BATCH = 10
 #: Folders of earlier results. Only the doors that are about them get copies.
-_EARLIER = ("result", "swept", "drawn")
+_EARLIER = (
+    *("result", "swept", "drawn", "scored", "recorded", "capacities", "recommended"),
+    "sensitivity",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,6 @@ class Report:
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     bad: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
-    unforeseen: list[tuple[Input, Outcome, list[str]]] = field(default_factory=list)
     slowest: dict[str, float] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
 
@@ -55,8 +57,6 @@ class Report:
         self.largest[what.door] = max(self.largest.get(what.door, 0), outcome.mib)
         if not outcome.good:
             self.bad.append((what, outcome, argv))
-        elif outcome.word == "unforeseen":
-            self.unforeseen.append((what, outcome, argv))
 
     def table(self) -> str:
         """A line a door: how many inputs had which outcome, longest time and most memory."""
@@ -125,11 +125,19 @@ class Harness:
                 "plot swept --metric makespan_s --out plotted",
                 "profile-check profiles",
                 "make-bundle --device a6000 --model hf/tiny --out made",
+                "run own.yaml --no-figures --out own",
+                "report result swept drawn --out page.html",
+                "replay exp.yaml server.jsonl --ticks ticks.csv",
+                "score server.jsonl --config exp.yaml",
+                "score measured.csv --peer peer.csv --workers 1",
+                "lockstep decisions.jsonl",
             ):
                 done = CliRunner().invoke(app, line.split(), catch_exceptions=False)
                 assert done.exit_code == 0, (line, done.output)
-            for name in ("plotted", "made"):
+            write_results(Path())
+            for name in ("plotted", "made", "own"):
                 shutil.rmtree(name)
+            Path("page.html").unlink()
             self.earlier.mkdir()
             for name in _EARLIER:
                 Path(name).rename(self.earlier / name)
@@ -176,7 +184,7 @@ class Harness:
     def _make(self, what: Input) -> tuple[Command, Path]:
         name = f"{what.door}-{what.which}".replace(" ", "_").replace("/", "_")
         box = self.folder / name.lstrip("-")[:60]
-        plain = what.door in DOORS and what.door not in ("result", "sweep", "--out")
+        plain = what.door in DOORS and what.door not in ("result", "sweep", "--out", "report")
         boxes.fill(box, self.template, *(() if plain else (self.earlier,)))
         return self._prepare(what, box), box
 

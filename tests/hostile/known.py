@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.hostile.box import Command
-from tests.hostile.doors import BUNDLE, _sign
+from tests.hostile.doors import _REPORTED, BUNDLE, _sign
 from tests.hostile.template import EXPERIMENT, HF_CONFIG, SWEEP
 from tests.hostile.values import laughs
 
@@ -106,6 +107,17 @@ def _zeros(box: Path) -> Command:
 def _replicas(box: Path) -> Command:
     assert os.path.isdir(box)  # noqa: PTH112
     return Command([*_RUN, "new", "--set", "cluster.replicas=4096"], "new")
+
+
+def _giant(name: str) -> Known:
+    """A result all of whose numbers have 400 digits more."""
+
+    def prepare(box: Path) -> Command:
+        path = box / name / "summary.json"
+        path.write_text(re.sub(r"(: -?\d+)\b", rf"\g<1>{'0' * 400}", path.read_text()))
+        return Command(["report", name, "--quiet", "--out", "page.html"], "page.html")
+
+    return prepare
 
 
 def _axis(text: str, *more: str) -> Known:
@@ -218,6 +230,45 @@ KNOWN: dict[str, Known] = {
     "reproduce --out in a folder of the user's": lambda box: Command(
         ["reproduce", "tile_257", "--variant", "predicted", "--out", "mine"], "mine"
     ),
+    **{
+        f"{words} of {odd}": lambda box, words=words, odd=odd: Command([*words.split(), odd])
+        for words in (
+            *("score", "score --config exp.yaml", "score measured.csv --peer", "lockstep"),
+            *("replay exp.yaml", "replay exp.yaml server.jsonl --ticks", "report", "plot"),
+            "workload",
+        )
+        for odd in ("pipe", "/dev/zero")
+    },
+    **{
+        f"report of {name}": lambda box, name=name: Command(
+            ["report", name, "--quiet", "--out", "page.html"], "page.html"
+        )
+        for name in _REPORTED
+    },
+    **{f"a {name} with numbers of 400 digits": _giant(name) for name in _REPORTED},
+    **{
+        f"a policy that says {ending} at {place.strip()}": _edited(
+            "mine.py",
+            place,
+            f"{place[: len(place) - len(place.lstrip())]}{ending}\n{place}",
+            Command(["run", "own.yaml", "--quiet", "--no-figures", "--out", "new"], "new"),
+        )
+        for ending in ("raise BaseException", "raise SystemExit(3)", "exit(0)")
+        for place in ("@named", "        joining")
+    },
+    "a rate of 1e-9 that varies": _set(
+        "workload.arrivals={kind: varying, rates: [{at_s: 0, rate: 1.0e-9}]}"
+    ),
+    "ticks with 400 digits": _edited(
+        "ticks.csv",
+        "0,20,5",
+        f"0,{'9' * 400},5",
+        Command(["replay", "exp.yaml", "server.jsonl", "--ticks", "ticks.csv"]),
+    ),
+    "a mapping as a request of a log": _edited(
+        "decisions.jsonl", '["add",0]', '["add",{"a":1}]', Command(["lockstep", "decisions.jsonl"])
+    ),
+    "an option of 5,000 characters": lambda box: Command(["bench", "--repeats", "x" * 5000]),
     "a deep sweep file": _file(
         "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from pathlib import Path
 
@@ -11,6 +12,13 @@ import pandas as pd
 from profiler.bundle.schema import Bundle, bundle_path, write_bundle
 from profiler.facts.model import load_model
 from profiler.physics.modelled import make_bundle
+from tests.experiments.small_report import (
+    write_capacities,
+    write_recommendation,
+    write_recorded,
+    write_score,
+    write_sensitivity,
+)
 
 EXPERIMENT = """\
 name: small
@@ -106,6 +114,44 @@ MOONCAKE = "".join(
     for i in range(8)
 )
 
+POLICY = '''\
+"""A policy of the user's own."""
+
+from dataclasses import dataclass
+
+from policies.policy import DECODES, Plan, View, named
+
+
+@named("at_most")
+@dataclass
+class AtMost:
+    """Whole prompts, at most so many an iteration."""
+
+    prompts: int = 2
+    holds_finished = False
+
+    def plan(self, view: View) -> Plan | None:
+        joining = view.admissible()[: self.prompts]
+        if joining:
+            return Plan(tuple((s, s.prompt_tokens) for s in joining))
+        return DECODES if view.num_decodes else None
+'''
+OWN = EXPERIMENT[: EXPERIMENT.index("policy:")] + "policy: {file: mine.py, name: at_most}\n"
+
+MEASURED = "id,backend,model,system,isl,osl,concurrency,ttft_ms,tpot_ms,tp,precision\n" + "".join(
+    f"{id},vllm,meta-llama/Llama-3.1-8B,h100_sxm,64,4,{number},20.5,9.25,1,bf16\n"
+    for number, id in enumerate("abc", 1)
+)
+SERVER = "".join(
+    json.dumps({"input_toks": 20 + i, "output_toks": 5, "queued_ts": 0.1 * i,
+                "first_token_ts": 0.1 * i + 0.05, "last_token_ts": 0.1 * i + 0.2}) + "\n"
+    for i in range(4)
+)  # fmt: skip
+TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n" + "".join(
+    f"{i},20,{5 + i},1,0,{0.5 * i}\n" for i in range(5)
+)
+_LOG = Path(__file__).parents[1] / "data/vllm/few_blocks.jsonl.gz"
+
 #: The sizes that the tiny bundle keeps of the many that a modelled one has.
 _TOKENS = {1, 2, 4, 8, 16, 32, 64, 128, 129, 256}
 _CONTEXTS = {0, 1, 16, 64, 128, 256}
@@ -124,6 +170,13 @@ def write_template(folder: Path) -> None:
         "log.jsonl": LOG,
         "served.json": json.dumps(SERVED),
         "hf/tiny/config.json": json.dumps(HF_CONFIG, indent=1),
+        "mine.py": POLICY,
+        "own.yaml": OWN,
+        "measured.csv": MEASURED,
+        "peer.csv": "id,ttft_ms,tpot_ms\na,20,9\nb,30,9\n",
+        "server.jsonl": SERVER,
+        "ticks.csv": TICKS,
+        "decisions.jsonl": gzip.decompress(_LOG.read_bytes()).decode(),
         "mine/notes.txt": "what the user wrote\n",
     }.items():
         path = folder / name
@@ -132,6 +185,15 @@ def write_template(folder: Path) -> None:
     write_bundle(
         _tiny_bundle(folder / "model.yaml"), bundle_path(folder / "profiles", "dev", "tiny", 1)
     )
+
+
+def write_results(folder: Path) -> None:
+    """A result of every kind that the template's own commands do not write."""
+    write_score(folder / "scored")
+    write_recorded(folder / "recorded")
+    write_capacities(folder / "capacities")
+    write_recommendation(folder / "recommended")
+    write_sensitivity(folder / "sensitivity")
 
 
 def _tiny_bundle(model: Path) -> Bundle:

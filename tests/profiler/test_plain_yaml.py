@@ -21,8 +21,9 @@ from profiler.bundle.schema import BundleError, load_bundle
 from profiler.facts.device import load_device
 from profiler.facts.model import load_model
 from profiler.storage import plain_yaml
+from profiler.storage.files import LARGEST_FILE
 from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import LARGEST_FILE, dump_yaml, parse_yaml, read_mapping
+from profiler.storage.plain_yaml import dump_yaml, parse_yaml, read_mapping
 from profiler.storage.strict import SpecError
 
 PARSERS = [yaml.CSafeLoader, yaml.SafeLoader]

@@ -1,0 +1,254 @@
+"""Every file that a user names goes through one opener: pipes, devices, gzip, giant numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.cli.app import app
+from experiments.config.errors import ConfigError
+from experiments.results import read_summary, result_folder
+from profiler.storage.files import LARGEST_FILE, open_file, read_bounded
+from profiler.storage.folder_lock import held, is_held
+from profiler.storage.strict import SpecError
+from simulator.load.trace import read_trace
+from simulator.load.workload import WorkloadError
+from tests.experiments.small_config import SMALL
+
+ROOT = Path(__file__).parents[2]
+Write = Callable[[str], Path]
+RTX = str(ROOT / "docs/real_servers/rtx4090.yaml")
+TICKS = "t,prompt_throughput,gen_throughput,running,waiting,kv_cache_pct\n"
+REQUEST = {
+    "input_toks": 20,
+    "output_toks": 5,
+    "queued_ts": 0.0,
+    "first_token_ts": 0.1,
+    "last_token_ts": 0.2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    """A command that waits for a writer, or reads without end, ends here: with a failure."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def refused(*arguments: object) -> str:
+    """The one line that a command ends in."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("kind", ["pipe", "/dev/zero"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "score {}",
+        "score {} --config score_llama70b_a100_tp8",
+        "score {table} --peer {}",
+        "lockstep {}",
+        "replay {config} {}",
+        "replay {config} {requests} --ticks {}",
+        "workload {}.csv",
+        "check {config} --set policy={{file:\u00a0{},name:\u00a0x}}",
+    ],
+)
+def test_pipes_and_devices_are_refused(
+    write_config: Write, tmp_path: Path, words: str, kind: str
+) -> None:
+    for name in ("pipe", "pipe.csv", "pipe.yaml"):
+        if kind == "pipe":
+            os.mkfifo(tmp_path / name)
+        else:
+            (tmp_path / name).symlink_to(kind)
+    table = tmp_path / "table.csv"
+    needed = "id,backend,model,system,isl,osl,concurrency,ttft_ms,tpot_ms"
+    table.write_text(f"{needed}\na,vllm,m,s,1,2,1,1,1\n")
+    (tmp_path / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
+    names = {"table": table, "config": write_config(SMALL), "requests": tmp_path / "requests.jsonl"}
+    call = [
+        word.format(tmp_path / "pipe", **names).replace("\u00a0", " ") for word in words.split(" ")
+    ]
+    assert "not a regular file" in refused(*call)
+
+
+def test_the_opener(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_bounded(tmp_path / "file") == b"content"
+    assert read_bounded(tmp_path / "file", 7) == b"content"
+    with pytest.raises(SpecError, match=r"file: holds 7 bytes: must be at most 6$"):
+        read_bounded(tmp_path / "file", 6)
+    with pytest.raises(SpecError, match="No such file"):
+        open_file(tmp_path / "none")
+    for odd in (tmp_path, Path("/dev/null")):
+        with pytest.raises(SpecError, match="not a regular file"):
+            open_file(odd)
+    with pytest.raises(SpecError, match="is no name of a file"):
+        open_file(Path("a\0b"))
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(LARGEST_FILE + 1)
+    with pytest.raises(SpecError, match=r"\(8 MiB\)$"):
+        read_bounded(tmp_path / "large")
+
+
+CSV = "arrival,prompt,decode\n" + "".join(f"{i}.5,{20 + i},{4 + i}\n" for i in range(30))
+LINES = "".join(
+    json.dumps({"timestamp": 1000 * i, "input_length": 20 + i, "output_length": 4}) + "\n"
+    for i in range(30)
+)
+SERVED = json.dumps({"input_lens": [20, 21], "output_lens": [4, 5]})
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", CSV), ("a.jsonl", LINES), ("a.json", SERVED)])
+def test_gzipped_traces_are_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    plain = read_trace(tmp_path / name)
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    found = read_trace(packed)
+    assert found.prompt.tolist() == plain.prompt.tolist()
+    assert found.output.tolist() == plain.output.tolist()
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(WorkloadError, match=r"\.gz: the gzipped file is damaged: "):
+        read_trace(packed)
+
+
+def test_a_gzipped_trace_in_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(CSV.encode()))
+    done = CliRunner().invoke(app, ["workload", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    (described,) = json.loads(done.stdout).values()
+    assert described["requests"] == 30
+
+
+def test_a_number_of_400_digits_in_a_table(tmp_path: Path) -> None:
+    requests, ticks = tmp_path / "requests.jsonl", tmp_path / "ticks.csv"
+    requests.write_text(json.dumps(REQUEST) + "\n")
+    ticks.write_text(f"{TICKS}0,1,1,1,1,1\n1,{'9' * 400},1,1,1,1\n")
+    line = refused("replay", RTX, requests, "--ticks", ticks)
+    assert "row 3: prompt_throughput must be a finite number, got 999" in line
+    assert len(line) < 500
+
+
+def test_ticks_may_end_without_a_newline(tmp_path: Path) -> None:
+    requests, ticks = tmp_path / "requests.jsonl", tmp_path / "ticks.csv"
+    requests.write_text(json.dumps(REQUEST) + "\n")
+    ticks.write_text(f"{TICKS}0,1,1,1,1,1")
+    assert "over two rows at least" in refused("replay", RTX, requests, "--ticks", ticks)
+
+
+def test_a_number_of_400_digits_in_a_summary(result: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(result, folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    for numbers in summary["scenarios"].values():
+        numbers["makespan_s"] = 10**400
+    (folder / "summary.json").write_text(json.dumps(summary))
+    assert read_summary(folder) == {}
+    for command in ("report", "plot"):
+        line = refused(command, folder, "--out", tmp_path / f"{command}.html")
+        assert str(folder) in line
+
+
+def test_a_rate_beyond_all_clocks(write_config: Write) -> None:
+    varying = "workload.arrivals={kind: varying, rates: [{at_s: 0, rate: 1.0e-9}]}"
+    line = refused("check", write_config(SMALL), "--set", varying)
+    assert "workload.arrivals.rates: value " in line
+    assert "the last request arrives after" in line
+
+
+def test_names_that_are_too_long_name_the_option(write_config: Write) -> None:
+    config = write_config(SMALL)
+    for out in ("x" * 300, "x" * 300 + "/y"):
+        line = refused("run", config, "--no-figures", "--quiet", "--out", out)
+        assert line.startswith("error: --out 'xxx")
+        assert "File name too long" in line and "Errno" not in line
+
+
+def test_a_folder_that_cannot_be_written(
+    write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    def fail(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    config = write_config(SMALL)
+    monkeypatch.setattr(Path, "mkdir", fail)
+    line = refused("run", config, "--no-figures", "--quiet", "--out", tmp_path / "out")
+    assert line.startswith(f"error: --out {tmp_path / 'out'}: Read-only file system")
+
+
+def test_one_command_at_a_time_writes_a_result(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with result_folder(out) as first:
+        (first / "a").write_text("first")
+        with (
+            pytest.raises(ConfigError, match=r"--out .*out: another command is writing this"),
+            result_folder(out),
+        ):
+            raise AssertionError("two at a time")
+        with result_folder(tmp_path / "out.b") as other:
+            (other / "b").write_text("another folder")
+    assert (out / "a").read_text() == "first"
+    with result_folder(out) as again:
+        (again / "a").write_text("second")
+    assert (out / "a").read_text() == "second"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.b"]
+
+
+def test_a_folder_left_by_a_killed_process_is_not_held(tmp_path: Path) -> None:
+    assert not is_held(tmp_path) and not is_held(tmp_path / "none")
+    with held(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+
+
+def test_a_reader_that_leaves_is_no_failure() -> None:
+    command = (
+        f"{sys.executable} -m experiments support | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_names_beyond_ascii_in_the_locale_c(write_config: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "f\u00fcnf"
+    folder.mkdir()
+    shutil.copy(write_config(SMALL), folder / "k\u00e4se.yaml")
+    environment = {**os.environ, "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONPATH": str(ROOT)}
+    command = [
+        sys.executable,
+        "-m",
+        "experiments",
+        "run",
+        "k\u00e4se.yaml",
+        "--no-figures",
+        "--quiet",
+    ]
+    subprocess.run([*command, "--out", "\u00e9"], cwd=folder, env=environment, check=True)
+    assert (folder / "\u00e9/summary.json").is_file()
