@@ -147,7 +147,7 @@ def memory_share_of(policy: PoolPolicy) -> str:
 
 
 @dataclass(frozen=True)
-class Demand:
+class Longest:
     """What a policy is to serve, in tokens: the longest ``prompt``, the longest that requests may
     become, and a KV block."""
 
@@ -156,11 +156,11 @@ class Demand:
     block_size: int
 
 
-def refusal_of(policy: PoolPolicy, demand: Demand) -> tuple[str, str] | None:
+def refusal_of(policy: PoolPolicy, longest: Longest) -> tuple[str, str] | None:
     """The setting with which the engine refuses this demand, and what it must be; None where it
     does not. It is what the policy's method ``refusal`` says, if it has one."""
-    refusal: Callable[[Demand], tuple[str, str] | None] | None = getattr(policy, "refusal", None)
-    return None if refusal is None else refusal(demand)
+    refusal: Callable[[Longest], tuple[str, str] | None] | None = getattr(policy, "refusal", None)
+    return None if refusal is None else refusal(longest)
 
 
 def needs_costs(policy: Policy | PoolPolicy) -> bool:

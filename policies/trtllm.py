@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Literal
 
-from policies.policy import Chunking, Demand, named
+from policies.policy import Chunking, Longest, named
 from policies.pool import Pool
 from policies.request import Sequence, check_at_least_1
 from policies.scheduler import LivelockError
@@ -68,11 +68,11 @@ class Trtllm:
         self.batch_wait_max_tokens_ratio = batch_wait_max_tokens_ratio
         self.ahead = not disable_overlap_scheduler
 
-    def refusal(self, demand: Demand) -> tuple[str, str] | None:
+    def refusal(self, longest: Longest) -> tuple[str, str] | None:
         """Prompts that are not cut must fit into the budget, and so must a block if they are."""
-        needed, what = demand.prompt, "the longest prompt, unless enable_chunked_prefill is true"
+        needed, what = longest.prompt, "the longest prompt, unless enable_chunked_prefill is true"
         if self.enable_chunked_prefill:
-            needed = min(demand.prompt, demand.block_size)
+            needed = min(longest.prompt, longest.block_size)
             what = "kv_cache.block_size: prompts are cut to whole blocks"
         if self.max_num_batched_tokens >= needed:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from policies.policy import Chunking, Demand, named
+from policies.policy import Chunking, Longest, named
 from policies.pool import Pool
 from policies.request import Sequence, check_at_least_1
 
@@ -62,11 +62,11 @@ class Vllm:
             _by_priority if scheduling_policy == "priority" else None
         )
 
-    def refusal(self, demand: Demand) -> tuple[str, str] | None:
+    def refusal(self, longest: Longest) -> tuple[str, str] | None:
         """Prompts that are not cut must fit into the budget, however long they may be."""
-        if self.enable_chunked_prefill or self.max_num_batched_tokens >= demand.max_length:
+        if self.enable_chunked_prefill or self.max_num_batched_tokens >= longest.max_length:
             return None
-        needed = f"must be at least {demand.max_length} (cluster.max_length)"
+        needed = f"must be at least {longest.max_length} (cluster.max_length)"
         return "max_num_batched_tokens", f"{needed} without enable_chunked_prefill"
 
     def plan(self, pool: Pool) -> bool:

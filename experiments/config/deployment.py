@@ -27,7 +27,7 @@ from experiments.config.policy_file import policy_errors
 from experiments.config.requests import build_clients, build_requests
 from experiments.config.scenario import KvCache, Scenario
 from policies.policy import (
-    Demand,
+    Longest,
     PoolPolicy,
     chunking_of,
     is_pooled,
@@ -323,15 +323,15 @@ def _refuse_as_engine(
 ) -> None:
     """Raise ConfigError for a setting with which the engine would not serve the requests."""
     fitting = [one for one in requests if one.prompt_tokens + one.max_tokens <= max_length]
-    demand = Demand(
+    longest = Longest(
         max((one.prompt_tokens for one in fitting), default=1),
         max_length,
         kv_cache.block_size,
     )
-    refusal = refusal_of(policy, demand)
+    refusal = refusal_of(policy, longest)
     if refusal is not None:
         key, problem = refusal
-        raise source.error(f"policy.{key}", getattr(scenario.policy, key, None), problem)
+        raise source.error(f"policy.{key}", scenario.policy.described().get(key), problem)
 
 
 def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
