@@ -689,7 +689,7 @@ def test_more_requests_than_a_run_may_have_are_not_cut_in_silence(tmp_path: Path
     path = asked(tmp_path, ONE_SERVER)
     asks = "capacity={slo: mean ttft 1s, requests: 10000000}"
     draft, section, (option,) = read_question(path, [asks])
-    with pytest.raises(ConfigError, match="value 10000000: must be at most 100000, which is cap"):
+    with pytest.raises(ConfigError, match="value 10000000: must be at most 100000, cap"):
         plan_of(option, section, draft.source.file)
     more = section.model_copy(update={"most_requests": 10_000_000})
     assert plan_of(option, more, draft.source.file).requests == 10_000_000
