@@ -56,13 +56,11 @@ _ROWS = TypeAdapter(
         | tuple[_Whole, _Time, _Count, _Count, _Whole, _Whole, _Whole, _Count]
     ]
 )
-_EVENTS = TypeAdapter(
+_Chunk = tuple[_Whole, _Whole, _Whole]
+_EVENTS: TypeAdapter[Any] = TypeAdapter(
     list[
         tuple[Literal["add"], _Whole]
-        | tuple[
-            Literal["schedule"],
-            *(_Whole, list[tuple[_Whole, _Whole, _Whole]], list[_Whole], _Whole, _Whole, _Whole),
-        ]
+        | tuple[Literal["schedule"], _Whole, list[_Chunk], list[_Whole], _Whole, _Whole, _Whole]
         | tuple[Literal["return"], _Whole, list[_Whole]]
     ]
 )
@@ -152,9 +150,9 @@ def _check(log: DecisionLog) -> None:
             value = show(log.settings.get(name))
             raise ConfigError(f"{where}: {name} {value}: must be true or false")
     for name in ("threshold", "watermark"):
-        value = log.settings.get(name)
-        if type(value) not in (int, float) or not 0 <= value <= 1 << 40:
-            raise ConfigError(f"{where}: {name} {show(value)}: must be a number from 0")
+        given = log.settings.get(name, -1)
+        if type(given) not in (int, float) or not 0 <= given <= 1 << 40:
+            raise ConfigError(f"{where}: {name} {show(given)}: must be a number from 0")
     try:
         _ROWS.validate_python(log.requests)
     except ValidationError as error:
