@@ -41,8 +41,9 @@ class Section:
     """One result, or several runs beside each other.
 
     ``answer`` is one sentence, ``table`` the numbers behind it, ``details`` are further tables.
-    ``assumptions`` say what was assumed, ``warnings`` what to keep in mind. ``about`` is the
-    description of its configuration, ``configuration`` maps names of files to their text.
+    ``assumptions`` say what was assumed, ``topic: text`` each, ``warnings`` what to keep in mind.
+    ``about`` is the description of its configuration, ``configuration`` maps names of files to
+    their text.
     """
 
     kind: str
@@ -80,12 +81,33 @@ def number_or_dash(value: float | list[float] | None) -> str:
     return " to ".join(map(number_text, value if isinstance(value, list) else [value]))
 
 
-def traffic_of(found: Mapping[str, Any]) -> list[str]:
-    """The lengths of the requests behind the numbers of a result, each once with whose they are."""
-    lines: Mapping[str, str] = found.get("traffic", {})
-    alike = {line: [name for name in lines if lines[name] == line] for line in lines.values()}
-    whose = {line: f" of {enumerated(names)}" for line, names in alike.items()}
-    return [f"traffic{whose[line] if len(alike) > 1 else ''}: {line}" for line in alike]
+def assumed_of(found: Mapping[str, Any]) -> list[str]:
+    """What was assumed of the deployments of a result (its ``notes``): each line once, with whose
+    it is where it is not of all."""
+    notes: Mapping[str, Sequence[str]] = found.get("notes", {})
+    whose: dict[str, list[str]] = {}
+    for name, lines in notes.items():
+        for line in lines:
+            whose.setdefault(line, []).append(name)
+    topics, told = list(dict.fromkeys(topic_of(line)[0] for line in whose)), []
+    for line in thinned(sorted(whose, key=lambda line: topics.index(topic_of(line)[0]))):
+        names = whose.get(line, list(notes))
+        more = len(names) - _MOST_ALIKE
+        shown = names if more <= 0 else [*names[:_MOST_ALIKE], f"{more} more"]
+        told.append(line if len(names) == len(notes) else f"{line} (of {enumerated(shown)})")
+    return told
+
+
+def doubts_of(found: Mapping[str, Any]) -> list[str]:
+    """What is in doubt about the op times of a result's deployments (its ``doubts``), once."""
+    said: Mapping[str, Sequence[str]] = found.get("doubts", {})
+    return list(dict.fromkeys(line for lines in said.values() for line in lines))
+
+
+def topic_of(assumption: str) -> tuple[str, str]:
+    """The topic of a line of ``assumptions``, empty without one, and its text."""
+    topic, colon, text = assumption.partition(": ")
+    return (topic, text) if colon else ("", assumption)
 
 
 def thinned(notes: Iterable[str]) -> list[str]:

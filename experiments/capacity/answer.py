@@ -24,10 +24,10 @@ from experiments.capacity.search import (
     capacity,
     crossing,
 )
+from experiments.config.assumed import assumed
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
 from experiments.run.uncertainty import QUANTILES, uncertainty
-from simulator.load.describe import traffic_line
 from simulator.views.metrics import Analysis
 
 FINE = 0.005
@@ -189,9 +189,14 @@ def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
 # JSON ----------------------------------------------------------------------------------------
 
 
-def traffic_by_name(options: Iterable[Option]) -> dict[str, str]:
-    """The lengths that each option's requests are drawn with, in words."""
-    return {option.name: traffic_line(option.deployment.requests) for option in options}
+def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, list[str]]]:
+    """By option: the ``notes``, what is assumed of it under a kind of ``load`` that is searched
+    (None: under its own), and its ``doubts``."""
+    each = {option.name: option.deployment for option in options}
+    return {
+        "notes": {name: assumed(one, load) for name, one in each.items()},
+        "doubts": {name: list(one.doubts) for name, one in each.items() if one.doubts},
+    }
 
 
 def as_json(answer: Answer, kind: str) -> dict[str, Any]:

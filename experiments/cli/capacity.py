@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.cli.common import (
-    WORKLOAD,
     ConfigArgument,
     JsonOption,
     ModelOption,
@@ -122,7 +121,7 @@ def recommend(
     rate: Annotated[
         float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
     ] = None,
-    workload: Annotated[str, WORKLOAD] = "capacity_llama3_70b",
+    workload: WorkloadOption = None,
     max_length: Annotated[
         int | None,
         typer.Option(

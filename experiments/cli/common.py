@@ -7,6 +7,7 @@ import signal
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -219,8 +220,7 @@ def print_section(section: Section, *, err: bool = False) -> None:
     typer.echo(f"{section.answer}\n", err=err)
     if section.about:
         consoles()[err].print(section.about, markup=False, highlight=False)
-    for line in section.assumptions:
-        typer.echo(f"assumed: {line}", err=err)
+    print_assumed(section.assumptions, err=err)
     details = [(grid, grid.rows[:_MOST_ROWS]) for grid in section.details]
     for grid, rows in [(section.table, section.table.rows), *details]:
         more = len(grid.rows) - len(rows)
@@ -233,6 +233,27 @@ def print_section(section: Section, *, err: bool = False) -> None:
         typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:
         typer.echo(f"warning: {line}", err=err)
+
+
+def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:
+    """The block "Assumed": a line a topic, aligned."""
+    from experiments.content import topic_of
+
+    if not lines:
+        return
+    parts = [topic_of(line) for line in lines]
+    wide, longest = consoles()[err].width, max(len(topic) for topic, _ in parts)
+    told = ["Assumed"]
+    for topic, text in parts:
+        begin, further = f"  {topic:{longest}}  ", " " * (longest + 4)
+        told += wrap(
+            *(text, wide),
+            initial_indent=begin,
+            subsequent_indent=further,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    typer.echo("\n".join([*told, ""]), err=err)
 
 
 def finite(value: float | None) -> float | None:

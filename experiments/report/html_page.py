@@ -13,7 +13,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader
 
 from experiments.config.errors import ConfigError
-from experiments.content import Section, enumerated
+from experiments.content import Section, enumerated, topic_of
 from experiments.report.sections import sections_of
 from experiments.results import resolved
 from profiler.storage.files import make_folders, regular, write_whole
@@ -28,6 +28,7 @@ _PAGES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_PAGES.filters["topic"] = topic_of
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
