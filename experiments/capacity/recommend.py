@@ -169,9 +169,13 @@ def recommend(
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = [one for one in screened if one not in searched]
+    return Recommendation(ranked, others, dropped, checked, doubts_by_name(options))
+
+
+def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
+    """Each doubt about op times, by the first option that it is about."""
     first = {line: one.name for one in reversed(options) for line in one.deployment.doubts}
-    doubts = {name: [line for line in first if first[line] == name] for name in first.values()}
-    return Recommendation(ranked, others, dropped, checked, doubts)
+    return {name: [line for line in first if first[line] == name] for name in first.values()}
 
 
 def refined(

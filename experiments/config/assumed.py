@@ -70,7 +70,7 @@ def _defaults(deployment: Deployment) -> str:
             found[memory.setting] = cluster.usable_memory
     if deployment.model.experts is not None and cluster.tp > 1 and cluster.expert_parallel is None:
         found["expert_parallel"] = False
-    words = [f"{key} {_word(value)}" for key, value in found.items() if value not in (None, 0.0)]
+    words = [f"{key} {_word(value)}" for key, value in found.items() if value is not None]
     if scenario.stack is not None:
         words.append(f"CUDA graphs up to {CAPTURED_TOKENS} tokens")
         if cache is not None and not cache.cuda_graph_bytes:
