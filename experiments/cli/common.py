@@ -36,11 +36,11 @@ JsonOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")]
 ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, or a config.json.")]
 DegreeOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
-WORKLOAD = typer.Option(
-    metavar="LENGTHS",
-    help="Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
-    "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration.",
+LENGTHS = (
+    "Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
+    "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
 )
+WORKLOAD = typer.Option(metavar="LENGTHS", help=LENGTHS)
 WorkloadOption = Annotated[str | None, WORKLOAD]
 ResultOption = Annotated[
     Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")

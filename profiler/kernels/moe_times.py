@@ -124,7 +124,7 @@ class ExpertTimes:
         if self.kernels.experts_in != "fp8":
             return "", 0.0
         device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
-        tokens, times = 2.0 ** np.arange(_OCTAVES), dict[str, Array]()
+        tokens, times = np.exp2(np.arange(_OCTAVES, dtype=np.float64)), dict[str, Array]()
         for dtype in ("fp8", "bf16", "fp8_block"):
             table = f"{MOE}.{dtype}.{spread}"
             if table in self.spec.kernels:

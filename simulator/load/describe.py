@@ -59,7 +59,7 @@ def traffic_line(requests: Sequence[Request]) -> str:
 
 def lengths_line(prompt: Ints, output: Ints) -> str:
     """The line of :func:`traffic_line`, of prompt and output tokens."""
-    words = []
+    words = list[str]()
     for each in (prompt, output):
         found = (each.mean(), *np.percentile(each, (50, 99)))
         mean, middle, most = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in found)
