@@ -24,9 +24,9 @@ from experiments.capacity.search import (
     capacity,
     crossing,
 )
-from experiments.config.assumed import assumed
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
+from experiments.content import assumed
 from experiments.run.uncertainty import QUANTILES, uncertainty
 from simulator.views.metrics import Analysis
 

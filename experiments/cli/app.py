@@ -159,9 +159,8 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
       sarathi-sim check my.yaml
       sarathi-sim check gpt3_pp --set cluster.usable_memory=0.95
     """
-    from experiments.config.assumed import assumed
     from experiments.config.loading import load_experiment
-    from experiments.content import assumed_of
+    from experiments.content import assumed, assumed_of
     from experiments.run.experiment import deploy_all
     from experiments.run.report import deployments_table
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.config.assumed import assumed
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
@@ -17,6 +16,7 @@ from experiments.config.memory import check_together, workload_needs
 from experiments.config.metric_paths import metric
 from experiments.config.policy_file import refuse_of_session
 from experiments.config.scenario import Ratio
+from experiments.content import assumed
 from experiments.figures.slices import (
     Drawing,
     Window,

@@ -13,10 +13,9 @@ from experiments.capacity.recommend import doubts_by_name
 from experiments.capacity.recommended import recommend_answer
 from experiments.cli.app import app
 from experiments.cli.common import print_assumed
-from experiments.config.assumed import assumed
 from experiments.config.deployment import Deployment
 from experiments.config.loading import load_experiment
-from experiments.content import assumed_of, topic_of
+from experiments.content import assumed, assumed_of, topic_of
 from experiments.run.experiment import deploy_all, simulate_all
 
 MIXTURE: dict[str, Any] = {
