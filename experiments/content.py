@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,10 +133,12 @@ def thinned(notes: Iterable[str]) -> list[str]:
 # What is assumed of a deployment ---------------------------------------------------------------
 
 
-def assumed(deployment: Deployment, searched: str | None = None) -> list[str]:
-    """``topic: text`` lines: the traffic, its arrivals, the engine's settings that were not given,
-    number formats, what is not modelled, and the notes of the deployment (op times, memory, host's
-    time).
+def assumed(
+    deployment: Deployment, searched: str | None = None, varied: Collection[str] = ()
+) -> list[str]:
+    """``topic: text`` lines: the traffic, its arrivals, the engine's settings that have their
+    default (but those that are ``varied``: they are no assumption), number formats, what is not
+    modelled, and the notes of the deployment (op times, memory, host's time).
 
     ``searched`` is the kind of load that is looked for (rate or clients; None: the run has its
     own).
@@ -144,7 +146,7 @@ def assumed(deployment: Deployment, searched: str | None = None) -> list[str]:
     found = {
         "traffic": traffic_line(deployment.requests),
         "arrivals": _arrivals(deployment.scenario.workload, searched),
-        "engine": _defaults(deployment),
+        "engine": _defaults(deployment, varied),
         "formats": _formats(deployment),
         "not modelled": _NOT_MODELLED if deployment.model.experts is not None else "",
     }
@@ -159,8 +161,7 @@ def _arrivals(workload: Workload, searched: str | None) -> str:
     if isinstance(given, Closed) and searched is None:
         return without_times(given.clients)
     if given.kind == "at_once" and searched is None:
-        stated = "arrivals" in workload.model_fields_set
-        return without_times(None) + ("" if stated else ", as none were given")
+        return without_times(None)
     each = "" if workload.sessions is None else " sessions"
     rate = f"; the rate{' of' + each if each else ''} is searched"
     if searched is None:
@@ -172,14 +173,20 @@ def _arrivals(workload: Workload, searched: str | None) -> str:
     return f"{'as in the trace' if isinstance(given, TraceArrivals) else 'Poisson'}{rate}"
 
 
-def _defaults(deployment: Deployment) -> str:
-    """The settings of the engine that have their default, in words; empty if all were given."""
+def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
+    """The settings of the engine that have their default, in words; empty if none has. So what is
+    simulated again from a resolved configuration says the same."""
     scenario, memory = deployment.scenario, deployment.memory
     policy, cache, cluster = scenario.policy, scenario.kv_cache, scenario.cluster
-    found = policy.model_dump(exclude=policy.model_fields_set)
-    if cache is not None and "prefix_caching" not in cache.model_fields_set:
-        found["prefix_caching"] = cache.prefix_caching
-    if "usable_memory" not in cluster.model_fields_set:
+    usual = {key: one.default for key, one in type(policy).model_fields.items()}
+    found = {
+        key: value
+        for key, value in policy.model_dump().items()
+        if key not in varied and usual[key] == value
+    }
+    if cache is not None and cache.prefix_caching:
+        found["prefix_caching"] = True
+    if cluster.usable_memory == type(cluster).model_fields["usable_memory"].default:
         if memory is None:
             found["usable_memory"] = cluster.usable_memory
         elif cache is not None and getattr(cache, memory.setting) is None:
@@ -191,7 +198,7 @@ def _defaults(deployment: Deployment) -> str:
         words.append(f"CUDA graphs up to {CAPTURED_TOKENS} tokens")
         if cache is not None and not cache.cuda_graph_bytes:
             words[-1] += " (their memory is not counted)"
-    return f"by default {', '.join(words)}" if words else ""
+    return f"at the default: {', '.join(words)}" if words else ""
 
 
 def _word(value: Any) -> str:

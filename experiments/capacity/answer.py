@@ -193,8 +193,11 @@ def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, 
     """By option: the ``notes``, what is assumed of it under a kind of ``load`` that is searched
     (None: under its own), and its ``doubts``."""
     each = {option.name: option.deployment for option in options}
+    settings = [one.scenario.policy.model_dump() for one in each.values()]
+    values = [(key, value) for one in settings for key, value in one.items()]
+    varied = {key for key, one in values if any(key == k and one != v for k, v in values)}
     return {
-        "notes": {name: assumed(one, load) for name, one in each.items()},
+        "notes": {name: assumed(one, load, varied) for name, one in each.items()},
         "doubts": {name: list(one.doubts) for name, one in each.items() if one.doubts},
     }
 

@@ -118,7 +118,7 @@ class ExperimentResult:
         {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
-        are what was assumed of its deployment: traffic, arrivals, settings that were not given,
+        are what was assumed of its deployment: traffic, arrivals, settings at their default,
         number formats, the origin of every op's times, of the memory and of the host's time;
         ``rejections`` has an entry where requests are rejected, ``doubts`` where op times are not
         to be trusted.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from experiments.capacity.answer import said_of
 from experiments.capacity.layouts import Wanted, layouts, wanted_of
 from experiments.capacity.options import Option
 from experiments.capacity.recommend import doubts_by_name
@@ -49,7 +50,7 @@ def test_every_topic_has_a_line() -> None:
     topics = ["traffic", "arrivals", "engine", "formats", "not modelled", "op times", "memory"]
     assert list(said) == [*topics, "host time"]
     assert "P50" in said["traffic"] and "P99" in said["traffic"]
-    assert said["arrivals"] == "all arrive at once, as none were given"
+    assert said["arrivals"] == "all arrive at once"
     assert said["formats"] == (
         "weights bf16, KV cache bf16, experts bf16; tokens over experts power_law_1.2"
     )
@@ -58,7 +59,7 @@ def test_every_topic_has_a_line() -> None:
     assert "not modelled" not in lines(deployed(model="llama-3.1-8b"))
 
 
-def test_only_settings_that_were_not_given_are_listed() -> None:
+def test_settings_at_their_default_are_listed() -> None:
     said = lines(deployed())["engine"]
     for default in (
         *("async_scheduling off", "prefix_caching on", "gpu_memory_utilization 0.9"),
@@ -75,6 +76,15 @@ def test_only_settings_that_were_not_given_are_listed() -> None:
     )["engine"]
     for key in ("async", "prefix_caching", "gpu_memory_utilization", "expert_parallel"):
         assert key not in given
+
+
+def test_settings_that_are_varied_are_no_assumption() -> None:
+    """Nor do they tell the lines of the deployments apart."""
+    few, many = (deployed(policy__max_num_seqs=count) for count in (64, 256))
+    found = said_of([Option("few", {}, few), Option("many", {}, many)], "rate")["notes"]
+    engine = {topic_of(line)[1] for each in found.values() for line in each if "engine: " in line}
+    (line,) = engine
+    assert "max_num_seqs" not in line and "max_num_batched_tokens 2048" in line
 
 
 @pytest.mark.parametrize(
