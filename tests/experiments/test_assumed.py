@@ -155,7 +155,8 @@ def answered(asked: Wanted, **given: object) -> Any:
     return recommend_answer({
         "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": None,
         "one_fewer": None, "screened": [], "dropped": {}, "replicas": 1, "model": "m",
-        "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s", "command": None, "needs": None, "keep": 0.9,
+        "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s", "command": None,
+        "needs": None, "keep": 0.9,
         "prices": prices, "workload": asked.stated, "not_tried": asked.not_tried, **given,
     })  # fmt: skip
 
