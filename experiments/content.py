@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from experiments.config.deployment import Deployment
+from experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
+from profiler.kernels.reduce_curves import CAPTURED_TOKENS
+from simulator.load.describe import traffic_line, without_times
 from simulator.views.metric_registry import number_text
 
 _MOST_ALIKE = 3
+_NOT_MODELLED = "data-parallel attention, multi-token prediction (MTP): docs/limits.md"
+"""Of mixtures, which are often served with both."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class Section:
     """One result, or several runs beside each other.
 
     ``answer`` is one sentence, ``table`` the numbers behind it, ``details`` are further tables.
-    ``assumptions`` say what was assumed, ``warnings`` what to keep in mind. ``about`` is the
-    description of its configuration, ``configuration`` maps names of files to their text.
+    ``assumptions`` say what was assumed, ``topic: text`` each, ``warnings`` what to keep in mind.
+    ``about`` is the description of its configuration, ``configuration`` maps names of files to
+    their text.
     """
 
     kind: str
@@ -80,12 +87,33 @@ def number_or_dash(value: float | list[float] | None) -> str:
     return " to ".join(map(number_text, value if isinstance(value, list) else [value]))
 
 
-def traffic_of(found: Mapping[str, Any]) -> list[str]:
-    """The lengths of the requests behind the numbers of a result, each once with whose they are."""
-    lines: Mapping[str, str] = found.get("traffic", {})
-    alike = {line: [name for name in lines if lines[name] == line] for line in lines.values()}
-    whose = {line: f" of {enumerated(names)}" for line, names in alike.items()}
-    return [f"traffic{whose[line] if len(alike) > 1 else ''}: {line}" for line in alike]
+def assumed_of(found: Mapping[str, Any]) -> list[str]:
+    """What was assumed of the deployments of a result (its ``notes``): each line once, with whose
+    it is where it is not of all."""
+    notes: Mapping[str, Sequence[str]] = found.get("notes", {})
+    whose: dict[str, list[str]] = {}
+    for name, lines in notes.items():
+        for line in lines:
+            whose.setdefault(line, []).append(name)
+    topics, told = list(dict.fromkeys(topic_of(line)[0] for line in whose)), []
+    for line in thinned(sorted(whose, key=lambda line: topics.index(topic_of(line)[0]))):
+        names = whose.get(line, list(notes))
+        more = len(names) - _MOST_ALIKE
+        shown = names if more <= 0 else [*names[:_MOST_ALIKE], f"{more} more"]
+        told.append(line if len(names) == len(notes) else f"{line} (of {enumerated(shown)})")
+    return told
+
+
+def doubts_of(found: Mapping[str, Any]) -> list[str]:
+    """What is in doubt about the op times of a result's deployments (its ``doubts``), once."""
+    said: Mapping[str, Sequence[str]] = found.get("doubts", {})
+    return list(dict.fromkeys(line for lines in said.values() for line in lines))
+
+
+def topic_of(assumption: str) -> tuple[str, str]:
+    """The topic of a line of ``assumptions``, empty without one, and its text."""
+    topic, colon, text = assumption.partition(": ")
+    return (topic, text) if colon else ("", assumption)
 
 
 def thinned(notes: Iterable[str]) -> list[str]:
@@ -100,3 +128,93 @@ def thinned(notes: Iterable[str]) -> list[str]:
             same if few else [same[0], f"and {len(same) - 1} more like this, with other numbers"]
         )
     return found
+
+
+# What is assumed of a deployment ---------------------------------------------------------------
+
+
+def assumed(
+    deployment: Deployment, searched: str | None = None, varied: Collection[str] = ()
+) -> list[str]:
+    """``topic: text`` lines: the traffic, its arrivals, the engine's settings that have their
+    default (but those that are ``varied``: they are no assumption), number formats, what is not
+    modelled, and the notes of the deployment (op times, memory, host's time).
+
+    ``searched`` is the kind of load that is looked for (rate or clients; None: the run has its
+    own).
+    """
+    found = {
+        "traffic": traffic_line(deployment.requests),
+        "arrivals": _arrivals(deployment.scenario.workload, searched),
+        "engine": _defaults(deployment, varied),
+        "formats": _formats(deployment),
+        "not modelled": _NOT_MODELLED if deployment.model.experts is not None else "",
+    }
+    return [*(f"{topic}: {text}" for topic, text in found.items() if text), *deployment.notes]
+
+
+def _arrivals(workload: Workload, searched: str | None) -> str:
+    """When requests arrive, in words."""
+    given = workload.arrivals
+    if searched == "clients":
+        return "clients, each with a next request when it has its answer; their number is searched"
+    if isinstance(given, Closed) and searched is None:
+        return without_times(given.clients)
+    if given.kind == "at_once" and searched is None:
+        return without_times(None)
+    each = "" if workload.sessions is None else " sessions"
+    rate = f"; the rate{' of' + each if each else ''} is searched"
+    if searched is None:
+        rate = f", {given.rate:g}{each or ' requests'}/s" if hasattr(given, "rate") else ""
+    if isinstance(given, Gamma):
+        return f"Gamma-distributed gaps, coefficient of variation {given.cv:g}{rate}"
+    if isinstance(given, Varying):
+        return f"independent, at a rate that varies{rate}"
+    return f"{'as in the trace' if isinstance(given, TraceArrivals) else 'Poisson'}{rate}"
+
+
+def _defaults(deployment: Deployment, varied: Collection[str]) -> str:
+    """The settings of the engine that have their default, in words; empty if none has. So what is
+    simulated again from a resolved configuration says the same."""
+    scenario, memory = deployment.scenario, deployment.memory
+    policy, cache, cluster = scenario.policy, scenario.kv_cache, scenario.cluster
+    usual = {key: one.default for key, one in type(policy).model_fields.items()}
+    found = {
+        key: value
+        for key, value in policy.model_dump().items()
+        if key not in varied and usual[key] == value
+    }
+    if cache is not None and cache.prefix_caching:
+        found["prefix_caching"] = True
+    if cluster.usable_memory == type(cluster).model_fields["usable_memory"].default:
+        if memory is None:
+            found["usable_memory"] = cluster.usable_memory
+        elif cache is not None and getattr(cache, memory.setting) is None:
+            found[memory.setting] = cluster.usable_memory
+    if deployment.model.experts is not None and cluster.tp > 1 and cluster.expert_parallel is None:
+        found["expert_parallel"] = False
+    words = [f"{key} {_word(value)}" for key, value in found.items() if value is not None]
+    if scenario.stack is not None:
+        words.append(f"CUDA graphs up to {CAPTURED_TOKENS} tokens")
+        if cache is not None and not cache.cuda_graph_bytes:
+            words[-1] += " (their memory is not counted)"
+    return f"at the default: {', '.join(words)}" if words else ""
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _formats(deployment: Deployment) -> str:
+    """The number formats, in words."""
+    kernels = deployment.scenario.kernels
+    if kernels is None:
+        return f"{deployment.ops.bundle.meta.dtype} throughout, as in the profile"
+    found = f"weights {kernels.dtype}, KV cache {kernels.kv_cache_dtype}"
+    if deployment.model.experts is None:
+        return found
+    return (
+        f"{found}, experts {kernels.experts_in}; tokens over experts {kernels.expert_distribution}"
+    )

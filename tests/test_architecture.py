@@ -54,7 +54,7 @@ ROOMS: dict[str, str] = {
     "experiments.configs": "",
     "experiments.config": "policies profiler simulator",
     "experiments.results": "experiments.config profiler simulator",
-    "experiments.content": "simulator",
+    "experiments.content": "experiments.config profiler simulator",
     "experiments.figures": "experiments.results experiments.config profiler simulator",
     "experiments.run": (
         "experiments.content experiments.figures experiments.results experiments.config policies "

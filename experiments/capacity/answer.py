@@ -26,8 +26,8 @@ from experiments.capacity.search import (
 )
 from experiments.config.deployment import deploy
 from experiments.config.loading import Source
+from experiments.content import assumed
 from experiments.run.uncertainty import QUANTILES, uncertainty
-from simulator.load.describe import traffic_line
 from simulator.views.metrics import Analysis
 
 FINE = 0.005
@@ -189,9 +189,17 @@ def _cause(broken: Probed, evidence: Mapping[str, Any], option: Option) -> str:
 # JSON ----------------------------------------------------------------------------------------
 
 
-def traffic_by_name(options: Iterable[Option]) -> dict[str, str]:
-    """The lengths that each option's requests are drawn with, in words."""
-    return {option.name: traffic_line(option.deployment.requests) for option in options}
+def said_of(options: Iterable[Option], load: str | None) -> dict[str, dict[str, list[str]]]:
+    """By option: the ``notes``, what is assumed of it under a kind of ``load`` that is searched
+    (None: under its own), and its ``doubts``."""
+    each = {option.name: option.deployment for option in options}
+    settings = [one.scenario.policy.model_dump() for one in each.values()]
+    values = [(key, value) for one in settings for key, value in one.items()]
+    varied = {key for key, one in values if any(key == k and one != v for k, v in values)}
+    return {
+        "notes": {name: assumed(one, load, varied) for name, one in each.items()},
+        "doubts": {name: list(one.doubts) for name, one in each.items() if one.doubts},
+    }
 
 
 def as_json(answer: Answer, kind: str) -> dict[str, Any]:

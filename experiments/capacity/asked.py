@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.capacity.answer import Answer, answers, as_json, traffic_by_name
+from experiments.capacity.answer import Answer, answers, as_json, said_of
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import CAPACITY_FORMAT
@@ -82,9 +82,8 @@ def answered(
         "tolerance": section.tolerance,
         "keep": section.replications.keep,
         "may_reject": section.rejected,
-        "traffic": traffic_by_name(options),
         "deployments": deployments,
-        "notes": {one.name: list(one.deployment.notes) for one in options},
+        **said_of(options, section.load),
         "prices": prices.stated,
         "probes": len(lab.runs.keys() - lab.report.failures.keys()),
         "provenance": "predicted",

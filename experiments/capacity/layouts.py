@@ -1,13 +1,15 @@
 """Sensible deployments of a model: enumerated, and those that cannot be dropped with the reason.
 
 Tensor parallelism stays inside a node and pipeline stages go across; replicas fill what is left of
-the GPUs. Each layout comes with several token budgets and sequence limits.
+the GPUs. A mixture's experts are divided among the ranks, or whole on one each (EP). Each layout
+comes with several token budgets and sequence limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from experiments.capacity.capacity_section import CapacitySection, parse_slo
@@ -27,6 +29,8 @@ from profiler.storage.strict import did_you_mean
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 SEQUENCES = (64, 128, 256, 512)
 MOST_STAGES = 8
+TRAFFIC = "capacity_llama3_70b"
+"""Whose lengths there are, unless said: those of Azure's conversations of 2023."""
 MOST_GPUS = 64
 """For a rate, unless said."""
 
@@ -34,7 +38,7 @@ MOST_GPUS = 64
 @dataclass(frozen=True)
 class Wanted:
     """What is asked for: a model on ``gpus`` GPUs of one of the devices, or as many as ``rate``
-    requests a second need (at most ``gpus``)."""
+    requests a second need (at most ``gpus``). ``stated`` is the text of ``--workload``, if any."""
 
     model: str
     devices: tuple[str, ...]
@@ -47,6 +51,18 @@ class Wanted:
     dtypes: tuple[str, ...] = ("bf16",)
     budgets: tuple[int, ...] = BUDGETS
     sequences: tuple[int, ...] = SEQUENCES
+    stated: str | None = None
+
+    @property
+    def not_tried(self) -> str:
+        """What may be better, and was not looked at, in words."""
+        stacks = self.stacks or {s for name in self.devices for s in _stacks(load_device(name))}
+        listed: dict[str, Iterable[object]] = {"token budgets": self.budgets}
+        listed["sequence limits"] = self.sequences
+        if any(stacks):
+            listed |= {"formats": self.dtypes, "stacks": sorted(filter(None, stacks))}
+        but = (f"{what} but {', '.join(map(str, some))}" for what, some in listed.items())
+        return f"{'; '.join(but)}; any other setting of the engine"
 
 
 def layouts(wanted: Wanted) -> Iterator[tuple[Point, dict[str, Any]]]:
@@ -56,10 +72,9 @@ def layouts(wanted: Wanted) -> Iterator[tuple[Point, dict[str, Any]]]:
         device = load_device(name)
         for stack in wanted.stacks or _stacks(device):
             for dtype in wanted.dtypes:
-                for tp, pp in _shapes(model, device, wanted.gpus):
-                    for budget in wanted.budgets:
-                        for sequences in wanted.sequences:
-                            yield _layout(wanted, name, stack, dtype, tp, pp, budget, sequences)
+                shapes = _shapes(model, device, wanted.gpus, bool(stack))
+                for shape, *sizes in product(shapes, wanted.budgets, wanted.sequences):
+                    yield _layout(wanted, name, stack, dtype, shape, *sizes)
 
 
 def _stacks(device: DeviceSpec) -> tuple[str, ...]:
@@ -68,7 +83,10 @@ def _stacks(device: DeviceSpec) -> tuple[str, ...]:
     return ("vllm",) if "vllm" in there else tuple(there[:1]) or ("",)
 
 
-def _shapes(model: ModelSpec, device: DeviceSpec, gpus: int) -> Iterator[tuple[int, int]]:
+def _shapes(
+    model: ModelSpec, device: DeviceSpec, gpus: int, stack: bool
+) -> Iterator[dict[str, Any]]:
+    """``tp``, ``pp`` and, of a mixture under a stack, ``expert_parallel``."""
     tp = 1
     while tp <= min(gpus, device.gpus_per_node):
         try:
@@ -77,13 +95,23 @@ def _shapes(model: ModelSpec, device: DeviceSpec, gpus: int) -> Iterator[tuple[i
             break
         pp = 1
         while tp * pp <= gpus and pp <= min(MOST_STAGES, model.num_layers):
-            yield tp, pp
+            shape: dict[str, Any] = {"tp": tp, "pp": pp}
+            if model.experts is None or not stack or tp == 1:
+                yield shape
+            else:
+                yield from ({**shape, "expert_parallel": whole} for whole in (False, True))
             pp *= 2
         tp *= 2
 
 
 def _layout(
-    wanted: Wanted, device: str, stack: str, dtype: str, tp: int, pp: int, budget: int, most: int
+    wanted: Wanted,
+    device: str,
+    stack: str,
+    dtype: str,
+    shape: dict[str, Any],
+    budget: int,
+    most: int,
 ) -> tuple[Point, dict[str, Any]]:
     policies = {
         "sglang": {"chunked_prefill_size": budget, "max_running_requests": most},
@@ -99,7 +127,7 @@ def _layout(
         "model": wanted.model,
         "device": device,
         "workload": wanted.workload,
-        "cluster": {"tp": tp, "pp": pp, "max_length": wanted.max_length},
+        "cluster": {**shape, "max_length": wanted.max_length},
         "policy": policy,
     }
     if stack:
@@ -107,8 +135,9 @@ def _layout(
     several = [device] if len(wanted.devices) > 1 else []
     several += [stack] if len(wanted.stacks) > 1 else []
     several += [dtype] if len(wanted.dtypes) > 1 else []
-    shape = f"TP {tp}" + (f" PP {pp}" if pp > 1 else "")
-    layout = " ".join([*several, shape, f"budget {budget}"])
+    called = f"TP {shape['tp']}" + (" EP" if shape.get("expert_parallel") else "")
+    called += f" PP {shape['pp']}" if shape["pp"] > 1 else ""
+    layout = " ".join([*several, called, f"budget {budget}"])
     return {"layout": layout, "budget": budget, "seqs": most}, scenario
 
 
@@ -137,7 +166,7 @@ def wanted_of(
     slo: str,
     gpus: int | None,
     rate: float | None,
-    workload: str,
+    workload: str | None,
     max_length: int | None,
     stack: str | None,
     dtype: str | None,
@@ -158,7 +187,7 @@ def wanted_of(
     own, devices = load_model(model).dtype, _words("--device", device)
     for name in devices:
         load_device(name)
-    traffic, longest = parse_workload(workload, max_length)
+    traffic, longest = parse_workload(workload or TRAFFIC, max_length)
     return Wanted(
         model,
         devices,
@@ -171,6 +200,7 @@ def wanted_of(
         _words("--dtype", dtype or own, WEIGHT_DTYPES),
         _counts("--budget", budget) or BUDGETS,
         _counts("--seqs", seqs) or SEQUENCES,
+        workload,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -122,12 +122,14 @@ class AtRate:
 class Recommendation:
     """The finalists' answers, the best first; the others that were screened; why others were
     dropped. ``checked`` has, by name, what deployments do at the rate: finalists, and the first
-    with one replica fewer."""
+    with one replica fewer. ``doubts`` are those about the op times of all that could be deployed,
+    each with the first that it is about."""
 
     finalists: list[Answer]
     screened: list[Screened]
     dropped: dict[str, str]
     checked: dict[str, AtRate]
+    doubts: dict[str, list[str]] = field(default_factory=dict)
 
 
 def recommend(
@@ -167,7 +169,13 @@ def recommend(
         found, checked = _least_replicas(lab, found, wanted, prices)
     ranked = sorted(found, key=lambda one: -_value(one, wanted, prices, checked))
     others = [one for one in screened if one not in searched]
-    return Recommendation(ranked, others, dropped, checked)
+    return Recommendation(ranked, others, dropped, checked, doubts_by_name(options))
+
+
+def doubts_by_name(options: Sequence[Option]) -> dict[str, list[str]]:
+    """Each doubt about op times, by the first option that it is about."""
+    first = {line: one.name for one in reversed(options) for line in one.deployment.doubts}
+    return {name: [line for line in first if first[line] == name] for name in first.values()}
 
 
 def refined(

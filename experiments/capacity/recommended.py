@@ -14,8 +14,8 @@ from experiments.capacity.answer import (
     as_json,
     numbers,
     pooled_numbers,
+    said_of,
     scenario_at,
-    traffic_by_name,
 )
 from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from experiments.capacity.folder import RECOMMEND_FORMAT
@@ -41,7 +41,7 @@ from experiments.capacity.written import (
     doubts,
     headroom,
 )
-from experiments.content import Section, SortableTable, number_or_dash
+from experiments.content import Section, SortableTable, doubts_of, number_or_dash
 from experiments.figures.style import styled
 from experiments.results import SUMMARY, json_bytes
 from experiments.sweeps.neighbours import halfway, neighbours
@@ -79,7 +79,7 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "tolerance": wanted.section.tolerance,
         "keep": wanted.section.replications.keep,
         "may_reject": wanted.section.rejected,
-        "traffic": traffic_by_name([one.option for one in found.finalists]),
+        "workload": wanted.stated,
         "winner": rows[0]["name"] if carries else None,
         "command": started.command,
         "needs": started.needs,
@@ -88,7 +88,9 @@ def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str
         "one_fewer": _one_fewer(found, wanted) if carries else None,
         "screened": [_only_screened(one) for one in found.screened],
         "dropped": found.dropped,
-        "notes": {one.option.name: list(one.option.deployment.notes) for one in found.finalists},
+        **said_of([one.option for one in found.finalists], wanted.section.load),
+        "doubts": found.doubts,
+        "not_tried": wanted.not_tried,
         "prices": prices.stated,
         "provenance": "predicted",
     }
@@ -199,7 +201,7 @@ def recommend_answer(found: Mapping[str, Any]) -> Section:
     why, what the others lose by, and the command that starts it."""
     rows, unit, rate = found["deployments"], UNITS[found["load"]], found["rate"]
     carried, first = found["winner"] is not None, rows[0]
-    warnings = [*doubts(rows, found["tolerance"], _MORE), *_cliffs(found)]
+    warnings = [*doubts_of(found), *doubts(rows, found["tolerance"], _MORE), *_cliffs(found)]
     if carried:
         answer = f"{first['name']} {first['why']}{_of_one_fewer(found)}."
     elif rate:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import pandas as pd
 
 from experiments.capacity.judgement import OVERLOAD, REJECTED
-from experiments.content import Section, SortableTable, number_or_dash, thinned, traffic_of
+from experiments.content import Section, SortableTable, assumed_of, doubts_of, number_or_dash
 from experiments.sweeps.neighbours import halfway, neighbours
 from simulator.views.metric_registry import number_text
 
@@ -46,7 +45,10 @@ def capacity_answer(found: Mapping[str, Any]) -> Section:
         assumptions=assumed(found),
         details=[broken] if broken.rows else [],
         about=str(found["description"] or ""),
-        warnings=[*doubts(deployments, found["tolerance"], MORE), *_cliffs(deployments)],
+        warnings=[
+            *(*doubts_of(found), *doubts(deployments, found["tolerance"], MORE)),
+            *_cliffs(deployments),
+        ],
     )
 
 
@@ -80,9 +82,10 @@ def capacity_text(one: Mapping[str, Any]) -> str:
 
 
 def assumed(found: Mapping[str, Any]) -> list[str]:
-    """What traffic, capacities, op times, memory, the host's time and prices are from."""
-    prices = found["prices"]
-    told = traffic_of(found)
+    """What was assumed: of the deployments, of capacities and prices, and what was not tried."""
+    prices, told = found["prices"], assumed_of(found)
+    if found.get("workload", "") is None:
+        told.insert(0, "workload: none was given, so Azure's conversations of 2023")
     lengths = {
         (one["at_capacity"]["requests"], one["simulated_replicas"] < one["replicas"])
         for one in found["deployments"]
@@ -92,16 +95,16 @@ def assumed(found: Mapping[str, Any]) -> list[str]:
         shortest, longest = min(lengths)[0], max(lengths)[0]
         many = f"{shortest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         told.append(
-            f"at a capacity {found['keep']:.0%} of runs of {many} requests keep the SLO, and all "
+            f"capacity: {found['keep']:.0%} of runs of {many} requests keep the SLO there, and all "
             "runs pooled"
         )
         if any(alike for _, alike in lengths):
             told.append(
-                "one replica stands for all: a router that takes turns hands each the same traffic"
+                "replicas: one stands for all, as a router that takes turns hands each the same "
+                "traffic"
             )
-    told += thinned(chain(*found.get("notes", {}).values()))
-    told.append(f"prices in {prices['currency']} of {prices['date']}: {prices['mark']}")
-    return told
+    told.append(f"prices: {prices['currency']} of {prices['date']}, {prices['mark']}")
+    return [*told, f"not tried: {found['not_tried']}"] if "not_tried" in found else told
 
 
 def doubts(deployments: Deployments, tolerance: float, advice: str) -> list[str]:

@@ -29,6 +29,7 @@ from experiments.cli.common import (
     SetOption,
     consoles,
     end_on_signals,
+    print_assumed,
     print_json,
     print_notes,
     print_section,
@@ -163,12 +164,16 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
       sarathi-sim check gpt3_pp --set cluster.usable_memory=0.95
     """
     from experiments.config.loading import load_experiment
+    from experiments.content import assumed, assumed_of
     from experiments.run.experiment import deploy_all
     from experiments.run.report import deployments_table
 
     experiment = load_experiment(config, assignments or [])
     deployments = deploy_all(experiment)
-    print_notes(note for deployment in deployments.values() for note in deployment.remarks)
+    notes = {name: assumed(deployment) for name, deployment in deployments.items()}
+    print_assumed(assumed_of({"notes": notes}), err=True)
+    for each in deployments.values():
+        print_notes([*filter(None, [each.rejections]), *each.doubts])
     typer.echo(f"{experiment.file}: good")
     consoles()[0].print(deployments_table(deployments))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from experiments.cli.common import (
-    WORKLOAD,
+    LENGTHS,
     ConfigArgument,
     JsonOption,
     ModelOption,
@@ -122,7 +122,12 @@ def recommend(
     rate: Annotated[
         float | None, typer.Option(min=1e-3, max=1e6, help="Or: requests a second to be carried.")
     ] = None,
-    workload: Annotated[str, WORKLOAD] = "capacity_llama3_70b",
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTHS", help=f"{LENGTHS}  [default: Azure's conversations of 2023]"
+        ),
+    ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -42,11 +43,11 @@ JsonOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace even a measured bundle.")]
 ModelOption = Annotated[str, typer.Option(help="A shipped model, its Hub name, or a config.json.")]
 DegreeOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
-WORKLOAD = typer.Option(
-    metavar="LENGTHS",
-    help="Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
-    "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration.",
+LENGTHS = (
+    "Mean PROMPT:OUTPUT tokens, all alike (1024:256) or spread (1024:256~0.5); tokens in all "
+    "with their P:D (1K@14, 1K@5..50, 1K@?); a trace; or a configuration."
 )
+WORKLOAD = typer.Option(metavar="LENGTHS", help=LENGTHS)
 WorkloadOption = Annotated[str | None, WORKLOAD]
 ResultOption = Annotated[
     Path | None, typer.Option(help="Folder of the result.  [default: runs/NAME]")
@@ -249,8 +250,7 @@ def print_section(section: Section, *, err: bool = False) -> None:
     typer.echo(f"{section.answer}\n", err=err)
     if section.about:
         consoles()[err].print(section.about, markup=False, highlight=False)
-    for line in section.assumptions:
-        typer.echo(f"assumed: {line}", err=err)
+    print_assumed(section.assumptions, err=err)
     details = [(grid, grid.rows[:_MOST_ROWS]) for grid in section.details]
     for grid, rows in [(section.table, section.table.rows), *details]:
         more = len(grid.rows) - len(rows)
@@ -263,6 +263,27 @@ def print_section(section: Section, *, err: bool = False) -> None:
         typer.echo(f"{name}: {text.strip()}", err=err)
     for line in section.warnings:
         typer.echo(f"warning: {line}", err=err)
+
+
+def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:
+    """The block "Assumed": a line a topic, aligned."""
+    from experiments.content import topic_of
+
+    if not lines:
+        return
+    parts = [topic_of(line) for line in lines]
+    wide, longest = consoles()[err].width, max(len(topic) for topic, _ in parts)
+    told = ["Assumed"]
+    for topic, text in parts:
+        begin, further = f"  {topic:{longest}}  ", " " * (longest + 4)
+        told += wrap(
+            *(text, wide),
+            initial_indent=begin,
+            subsequent_indent=further,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    typer.echo("\n".join([*told, ""]), err=err)
 
 
 def finite(value: float | None) -> float | None:

@@ -11,6 +11,7 @@ from experiments.cli.common import (
     JsonOption,
     QuietOption,
     consoles,
+    print_assumed,
     print_json,
     print_notes,
     print_written,
@@ -105,7 +106,8 @@ def compare(
     if json:
         print_json(result)
         return
-    typer.echo(f"A: {a}\nB: {b}")
+    typer.echo(f"A: {a}\nB: {b}\n")
+    print_assumed(result["assumptions"])
     if not result["same_requests"]:
         typer.echo("A and B serve different requests.")
     for table in comparison_tables(result):

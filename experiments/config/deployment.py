@@ -39,6 +39,7 @@ from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.facts.device import DeviceSpec
 from profiler.facts.model import ModelSpec
+from profiler.physics.op_times import DOUBT
 from simulator.load.capacity import (
     CapacityError,
     kept_share,
@@ -144,9 +145,16 @@ class Deployment:
         return f"{share:.1%} of the requests are rejected: the longest one {why}" if share else ""
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """What is in doubt about its op times, by what its profile says of their origin."""
+        origins = self.ops.bundle.meta.environment
+        parts = {op: str(mark).partition(DOUBT) for op, mark in origins.items()}
+        return tuple(f"{op}: {doubt}" for op, (_, found, doubt) in parts.items() if found)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
-        """All that the user is told of it: its rejections, and its notes."""
-        return (*filter(None, [self.rejections]), *self.notes)
+        """All that the user is told of it: its rejections, its doubts, and its notes."""
+        return (*filter(None, [self.rejections]), *self.doubts, *self.notes)
 
     @cached_property
     def table_sizes(self) -> TableSizes:
@@ -354,7 +362,7 @@ def _notes(
 ) -> tuple[str, ...]:
     """What the user is told of a deployment; ``memory`` where its blocks were counted here."""
     notes = [
-        f"cluster.max_length {max_length} is more than {limit}, {what}"
+        f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
         for what, limit in limits.items()
         if max_length > limit
     ]
@@ -362,7 +370,7 @@ def _notes(
     if kept < 1:
         notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
     if memory is not None:
-        notes.append(f"{memory.num_blocks:,} KV blocks a replica: {memory.text()}")
+        notes.append(f"memory: {memory.num_blocks:,} KV blocks a replica: {memory.text()}")
     return tuple(notes)
 
 

@@ -130,8 +130,8 @@ def with_host_time(
         if value := getattr(engine, key):
             where = shipped if value == defaults[key] else own
             where.append(f"{key} {1e3 * value:.3g} ms")
-    notes = [f"host time of {stack}: {', '.join(shipped)}; {times.fitted_to}"] if shipped else []
-    notes += [f"host time as configured: {', '.join(own)}"] if own else []
+    notes = [f"host time: {stack}'s, {', '.join(shipped)}; {times.fitted_to}"] if shipped else []
+    notes += [f"host time: as configured, {', '.join(own)}"] if own else []
     return engine, tuple(notes)
 
 

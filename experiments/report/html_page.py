@@ -14,7 +14,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader
 
 from experiments.config.errors import ConfigError
-from experiments.content import Section, enumerated
+from experiments.content import Section, enumerated, topic_of
 from experiments.report.sections import sections_of
 from experiments.results import about_out, resolved
 from profiler.storage.files import LARGEST_DATA, make_folders, read_bounded, write_whole
@@ -29,6 +29,7 @@ _PAGES = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_PAGES.filters["topic"] = topic_of
 
 _PAGE_SCRIPT = "\n" + _PAGES.get_template("page.js").render()
 

@@ -43,6 +43,7 @@ def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:
         question=f"Which part of the time makes {b} (B) differ from {a} (A)?",
         answer=_answer(found["wall"]),
         table=tables[0],
+        assumptions=found.get("assumptions", ()),
         charts=charts,
         details=tables[1:],
         warnings=notes,

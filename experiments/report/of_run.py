@@ -91,10 +91,12 @@ def _unlike(content: Mapping[str, Any], again: Mapping[str, SimulatedAgain]) -> 
         content["deployments"].values(),
         [each.deployment.scenario.workload for each in again.values()],
     )
+    notes = content["notes"].values()
+    traffic = [[line for line in each if line.startswith("traffic: ")] for each in notes]
     differs = {
         "the model": _several([one["model"] for one in served]),
         "the GPU": _several([one["device"] for one in served]),
-        "the traffic": _several(workloads) or _several([*content["traffic"].values()]),
+        "the traffic": _several(workloads) or _several(traffic),
     }
     return [what for what, differ in differs.items() if differ]
 

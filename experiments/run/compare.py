@@ -14,6 +14,7 @@ from rich.table import Table
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
+from experiments.content import assumed_of
 from experiments.results import FORMAT, SWEEP_FORMAT, no_run, read_summary, to_json
 from experiments.run.rich_table import rich_table
 from profiler.facts.ops import ACCOUNTS
@@ -48,14 +49,15 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the two: its name, its policy, its parts, and the requests it served (prompt, output
-    tokens)."""
+    """One of the two: its name, its policy, its parts, the requests it served (prompt, output
+    tokens), and what its result says was assumed."""
 
     label: str
     policy: str
     parts: Explanation
     requests: tuple[bytes, ...]
     notes: tuple[str, ...]
+    assumed: tuple[str, ...] = ()
 
 
 def explain(folder: Path, progress: Progress = silent) -> Compared:
@@ -79,7 +81,9 @@ def explain(folder: Path, progress: Progress = silent) -> Compared:
     )
     parts = explanation(analysis, deployment.predictor)
     policy = deployment.scenario.policy.name
-    return Compared(str(folder), policy, parts, requests, tuple(notes))
+    said = read_summary(where).get("notes")
+    assumed = tuple(said.get(scenario, ())) if isinstance(said, dict) else ()
+    return Compared(str(folder), policy, parts, requests, tuple(notes), assumed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +159,7 @@ def comparison(one: Compared, other: Compared) -> dict[str, Any]:
             other.parts.mean_latency,
             other.parts.latency,
         ),
+        "assumptions": assumed_of({"notes": {"A": one.assumed, "B": other.assumed}}),
         "notes": [*one.notes, *other.notes],
     }
 

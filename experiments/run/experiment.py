@@ -16,6 +16,7 @@ from experiments.config.memory import check_together, workload_needs
 from experiments.config.metric_paths import metric
 from experiments.config.policy_file import refuse_of_session
 from experiments.config.scenario import Ratio
+from experiments.content import assumed
 from experiments.figures.slices import (
     Drawing,
     Window,
@@ -46,7 +47,6 @@ from experiments.run.uncertainty import (
 )
 from policies.policy import chunking_of
 from profiler.storage.progress import Progress, silent
-from simulator.load.describe import traffic_line
 from simulator.loop.simulation import SimulationError
 from simulator.views.metrics import Analysis
 
@@ -118,9 +118,10 @@ class ExperimentResult:
         {name: value}, "ratio_bands": …}``.
 
         A scenario's summary has the keys of docs/metrics.md, bands and warnings included. ``notes``
-        are its deployment's: the origin of every op's times, of the memory and of the host's time;
-        ``traffic`` is the mean and P99 of its prompts and outputs;
-        ``rejections`` has an entry where requests are rejected.
+        are what was assumed of its deployment: traffic, arrivals, settings at their default,
+        number formats, the origin of every op's times, of the memory and of the host's time;
+        ``rejections`` has an entry where requests are rejected, ``doubts`` where op times are not
+        to be trusted.
         """
         scenarios = {}
         for name, run in self.runs.items():
@@ -135,8 +136,8 @@ class ExperimentResult:
             name: {"model": d.model.name, "device": d.device.name, "op_times": d.bundle_name}
             for name, d in used.items()
         }
-        content["traffic"] = {name: traffic_line(d.requests) for name, d in used.items()}
-        content["notes"] = {name: list(d.notes) for name, d in used.items()}
+        content["notes"] = {name: assumed(d) for name, d in used.items()}
+        content["doubts"] = {name: list(d.doubts) for name, d in used.items() if d.doubts}
         content["rejections"] = {n: d.rejections for n, d in used.items() if d.rejections}
         narrow = {name: _narrow_by(run) for name, run in self.runs.items()}
         content["narrow_bands"] = {name: why for name, why in narrow.items() if why}

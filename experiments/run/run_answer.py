@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from experiments.content import (
     Section,
     SortableTable,
+    assumed_of,
+    doubts_of,
     enumerated,
     number_or_dash,
-    thinned,
-    traffic_of,
 )
 from experiments.results import SUMMARY
 from simulator.confidence.coverage import Outside
 from simulator.views.metric_registry import STEADY, Quantity, known, number_text, quantity
 
 Summaries = Mapping[str, Mapping[str, Any]]
-OF_SCENARIOS = ("scenarios", "deployments", "traffic", "notes", "rejections", "narrow_bands")
+OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")
 """The keys of a run's summary that have an entry for each scenario, or for some."""
 
 SHOWN = (
@@ -102,10 +101,13 @@ def run_answer(found: Mapping[str, Any], unlike: Sequence[str] = ()) -> Section:
         question=_question(found, ranked=not unlike),
         answer=_side_by_side(summaries, unlike) if unlike else answer(summaries),
         table=SortableTable("Numbers", headings, list(rows), note, text=2),
-        assumptions=[*traffic_of(found), *thinned(chain(*found.get("notes", {}).values()))],
+        assumptions=assumed_of(found),
         details=[] if ratios is None else [ratios],
         about=str(found.get("description") or ""),
-        warnings=[*_rejected(found), *_overloaded(summaries), *_outside(found), *_narrow(found)],
+        warnings=[
+            *(*_rejected(found), *doubts_of(found), *_overloaded(summaries)),
+            *(*_outside(found), *_narrow(found)),
+        ],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.capacity.answer import traffic_by_name
+from experiments.capacity.answer import said_of
 from experiments.capacity.asked import read_question
 from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.folder import SENSITIVITY_FORMAT
@@ -157,8 +157,7 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
         "rows": rows,
         "warnings": list(dict.fromkeys(notes)),
         "probes": lab.report.finished,
-        "traffic": traffic_by_name(asked.options),
-        "notes": {option.name: list(option.deployment.notes) for option in asked.options},
+        **said_of(asked.options, None if asked.measures else asked.section.load),
         "provenance": "predicted",
     }
     return content | sensitivity_answer(content).words()

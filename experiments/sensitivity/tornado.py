@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.capacity.curves import figure_files
-from experiments.content import Section, SortableTable, enumerated, thinned, traffic_of
+from experiments.content import Section, SortableTable, assumed_of, doubts_of, enumerated
 from experiments.figures.style import BLACK, BLUE, VERMILION, styled
 from experiments.results import SUMMARY, json_bytes
 from profiler.storage.plain_yaml import dump_yaml
@@ -68,9 +67,9 @@ def sensitivity_answer(found: Mapping[str, Any]) -> Section:
         question=f"What moves {enumerated(list(found['measures'].values()))}{under} most?",
         answer=f"{'; '.join(said)}." if said else "Nothing that was changed.",
         table=SortableTable("What each factor does", headings, rows, note, text=4),
-        assumptions=[*traffic_of(found), *thinned(chain(*found.get("notes", {}).values()))],
+        assumptions=assumed_of(found),
         about=str(found["description"] or ""),
-        warnings=found["warnings"],
+        warnings=[*doubts_of(found), *found["warnings"]],
     )
 
 

@@ -17,6 +17,7 @@ from profiler.kernels.moe_surface import MoeSurface
 from profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
 from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stacks_on, stored
 from profiler.physics.moe_expected import moved_bytes, rates_of
+from profiler.physics.op_times import DOUBT
 
 #: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
 #: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.
@@ -27,6 +28,8 @@ _TUNED = {("trtllm", "fp8_block", device) for device in ("b200-sxm", "b300-sxm",
 #: On Blackwell vLLM and SGLang both run gpt-oss's experts in FlashInfer's ``trtllm_moe``. Where one
 #: table lacks a shape in this format that the other holds, the other's counts.
 _SHARED: dict[tuple[str, str], Stack] = {("vllm", "w4a8_mxfp4_mxfp8"): "sglang"}
+_OCTAVES = 14
+"""Tokens, as powers of two, at which formats are compared."""
 _FROM = {
     "between": "between token counts",
     "shapes": "between the shapes of other models",
@@ -107,7 +110,43 @@ class ExpertTimes:
             f"tp {self.ranks[0]} x ep {self.ranks[1]}, {_FROM[kind]}"
         )
         width = fit.left_out[kind].half_width_pct if kind in fit.left_out else _UNLIKE_PCT
-        return mark, width
+        doubt, doubted_pct = self._doubt(fit.version)
+        return mark + doubt, max(width, doubted_pct)
+
+    def _doubt(self, version: str) -> tuple[str, float]:
+        """Why experts in fp8 are in doubt, and the percent by which their times may be another
+        kernel's; nothing where they are faster than those in bf16.
+
+        Half the bytes at twice the FLOP/s cannot take longer in a kernel as good. On Hopper vLLM's
+        table of fp8 holds FlashInfer's CUTLASS kernel for ModelOpt's checkpoints only, those of
+        bf16 and fp8_block hold Triton's, too. How far fp8 is above the fastest of them is known.
+        """
+        if self.kernels.experts_in != "fp8":
+            return "", 0.0
+        device, spread = self.device.same_chip or self.device.name, self.kernels.expert_distribution
+        tokens, times = np.exp2(np.arange(_OCTAVES, dtype=np.float64)), dict[str, Array]()
+        for dtype in ("fp8", "bf16", "fp8_block"):
+            table = f"{MOE}.{dtype}.{spread}"
+            if table in self.spec.kernels:
+                surface = MoeSurface.from_arrays(self._stored(table))
+                times[dtype] = surface.time_us(tokens, self.shape, rates_of(device, dtype, spread))
+        slower = {dtype: times["fp8"] / time for dtype, time in times.items()}
+        if np.median(slower.get("bf16", slower["fp8"])) <= 1:
+            return "", 0.0
+        told = " and ".join(
+            f"{ratio.min():.1f} to {ratio.max():.1f} times as long as in {dtype}"
+            for dtype, ratio in slower.items()
+            if dtype != "fp8"
+        )
+        block = "fp8_block" in times
+        advice = "; published fp8 checkpoints are in blocks: give dtype fp8_block" if block else ""
+        doubt = f"experts in fp8 take {told} by the tables of {self.kernels.stack} {version}"
+        best = slower["fp8_block" if block else "bf16"]
+        pct = 100 * float(best.max() - 1)
+        return (
+            f"{DOUBT}{doubt}{advice} (their band reaches down by a factor of {best.max():.1f})",
+            pct,
+        )
 
     def all_to_all_provenance(self) -> tuple[str, float]:
         """As :meth:`provenance`."""

@@ -35,11 +35,15 @@ def _form(op: str) -> Form:
     return _FORMS.get(op, LINK)
 
 
+DOUBT = "; in doubt: "
+
+
 @dataclass(frozen=True)
 class Provenance:
     """The origin of an op's times, and the half-width of their 90 % band in percent.
 
-    ``mark`` begins with one of :data:`KINDS` and a colon.
+    ``mark`` begins with one of :data:`KINDS` and a colon; what follows :data:`DOUBT` in it says why
+    the times may be another kernel's.
     """
 
     mark: str

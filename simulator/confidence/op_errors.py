@@ -9,7 +9,8 @@ sources add up:
 - where an op was not measured on this shape (``modelled``; in an imported bundle what is marked
   so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
   ``UNKNOWN`` where the device has none; for what is ``modelled`` also the difference of another
-  software stack's kernels (``stack_pct``).
+  software stack's kernels (``stack_pct``). Where the origin is in doubt (``DOUBT``), the times may
+  be a slower kernel's than the one that runs: the error is common, and only makes them shorter.
 
 Where whole layers were measured, their error beyond that of their ops is an error of its own.
 
@@ -25,6 +26,7 @@ import numpy as np
 
 from profiler.bundle.schema import Bundle
 from profiler.facts.device import DeviceSpec, load_device
+from profiler.physics.op_times import DOUBT
 from profiler.storage.strict import SpecError
 from simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
 from simulator.confidence.held_out import OpTable, op_tables
@@ -50,13 +52,14 @@ class OpError:
     """One op's errors: standard deviations on the logarithm of its time.
 
     ``common`` and ``local`` are those of the device model behind it (0 where it was measured);
-    ``band`` is of the regression, by place.
+    ``band`` is of the regression, by place. ``slow`` is common, too, and only takes time off.
     """
 
     table: OpTable
     band: Band
     common: float
     local: float
+    slow: float = 0.0
 
     def sigmas(self, points: Floats) -> Floats:
         """The local standard deviation at ``points``, both sources together."""
@@ -71,6 +74,7 @@ class LayerError:
 
     local: float
     common: float = 0.0
+    slow: float = 0.0
 
     def sigmas(self, points: Floats) -> Floats:
         """The same everywhere."""
@@ -104,11 +108,14 @@ def op_errors(ops: OpTimes) -> dict[str, OpError]:
     }
 
 
-def _model_error(bundle: Bundle, op: str, device: DeviceSpec | None) -> tuple[float, float]:
-    """(common, local) standard deviations of the device model behind an op, else zeros."""
+def _model_error(bundle: Bundle, op: str, device: DeviceSpec | None) -> tuple[float, ...]:
+    """(common, local) standard deviations of the device model behind an op, else zeros; and what is
+    slow where it is in doubt."""
     if bundle.meta.kernels is not None:
         half_width = bundle.meta.kernels.half_width_pct.get(op, 100 * UNKNOWN)
-        return _split(float(np.log1p(half_width / 100)) / NORMAL_90)
+        sigma = float(np.log1p(half_width / 100)) / NORMAL_90
+        in_doubt = DOUBT in str(bundle.meta.environment.get(op, ""))
+        return (0.0, 0.0, sigma) if in_doubt else _split(sigma)
     mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
     if mark not in ("modelled", "scaled", "interpolated"):
         return 0.0, 0.0

@@ -59,7 +59,8 @@ class _Perturbed:
             part = PARTS.index(known.part if known else "layer")
             column = np.zeros(len(used), np.int64)
             column[used] = len(tables[part]) + index[which]
-            error = errors[op].common * normal[0] + sigma[:, None] * normal[1 + present]
+            alike = errors[op].common * normal[0] - errors[op].slow * np.maximum(normal[0], 0)
+            error = alike + sigma[:, None] * normal[1 + present]
             tables[part].extend(np.expm1(error))
             self._ops[part].append((use.time_s, column))
         self._tables = [np.reshape(table, (len(table), SAMPLES)) for table in tables]

@@ -50,7 +50,7 @@ def describe_workload(requests: Sequence[Request], clients: int | None = None) -
 
 
 def traffic_line(requests: Sequence[Request]) -> str:
-    """Mean and P99 of prompts and outputs, in words: what stands beside every answer."""
+    """Mean, P50 and P99 of prompts and outputs, in words: what stands beside every answer."""
     return lengths_line(
         np.array([request.prompt_tokens for request in requests]),
         np.array([request.output_tokens for request in requests]),
@@ -59,14 +59,13 @@ def traffic_line(requests: Sequence[Request]) -> str:
 
 def lengths_line(prompt: Ints, output: Ints) -> str:
     """The line of :func:`traffic_line`, of prompt and output tokens."""
-    (mean_in, most_in), (mean_out, most_out) = (
-        [f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (each.mean(), np.percentile(each, 99))]
-        for each in (prompt, output)
-    )
-    return (
-        f"prompts of {mean_in} tokens in the mean (P99 {most_in}), outputs of {mean_out} "
-        f"(P99 {most_out})"
-    )
+    words = list[str]()
+    for each in (prompt, output):
+        found = (each.mean(), *np.percentile(each, (50, 99)))
+        mean, middle, most = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in found)
+        tokens = "" if words else " tokens in the mean"
+        words.append(f"{mean}{tokens} (P50 {middle}, P99 {most})")
+    return f"prompts of {words[0]}, outputs of {words[1]}"
 
 
 def without_times(clients: int | None) -> str:

@@ -89,8 +89,7 @@ def write_capacities(folder: Path) -> Path:
         "deployments": [searched("TP 2", 2, 3.0), searched("TP 8", 8, 8.0), none],
         "tolerance": 0.05,
         "keep": 0.9,
-        "traffic": {"TP 2": "all alike"},
-        "notes": {name: ["op times: all modelled"] for name in ("TP 2", "TP 8")},
+        "notes": {n: ["traffic: all alike", "op times: all modelled"] for n in ("TP 2", "TP 8")},
         "prices": PRICES,
     }
     with result_folder(folder, CAPACITY_FORMAT) as scratch:
@@ -118,7 +117,7 @@ def write_recommendation(folder: Path) -> Path:
         "prices": PRICES,
         "tolerance": 0.05,
         "keep": 0.9,
-        "traffic": {"TP 2": "all alike"},
+        "notes": {"TP 2": ["traffic: all alike"]},
         "winner": "TP 8 budget 256 seqs 16",
         "one_fewer": None,
         "replicas": 1,

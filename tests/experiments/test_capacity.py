@@ -553,8 +553,8 @@ def test_the_command(tmp_path: Path) -> None:
         cost = per_million_tokens(load_prices(None).of("a6000"), 1, 8 * one["capacity"])
         assert one["per_million_output_tokens"] == pytest.approx(cost, rel=1e-4)
     assert content["prices"]["mark"] == "assumed"
-    assert any(line.startswith("prices in USD") for line in content["assumptions"])
-    assert "assumed: prices in USD" in done.stderr
+    assert any(line.startswith("prices: USD") for line in content["assumptions"])
+    assert "\nAssumed\n  traffic " in done.stderr and "\n  prices " in done.stderr
     assert (out / "figures" / "pareto_cost_slo.svg").is_file()
     table = pd.read_csv(out / "headroom.csv")
     assert set(table["deployment"]) == {"batch 2", "batch 6"}

@@ -113,7 +113,11 @@ def test_the_folder_is_written_whole(result: Path, tmp_path: Path) -> None:
 def test_an_overloaded_run_is_named(tmp_path: Path) -> None:
     changes = ["workload.requests=100", "workload.arrivals.rate=6"]
     run_experiment(load_experiment("first_experiment", changes), tmp_path / "run", figures=False)
-    notes = compare(tmp_path / "run" / "orca", tmp_path / "run" / "sarathi")["notes"]
+    found = compare(tmp_path / "run" / "orca", tmp_path / "run" / "sarathi")
+    notes, (traffic, arrivals, *others) = found["notes"], found["assumptions"]
+    assert traffic.startswith("traffic: prompts of ") and "P50" in traffic
+    assert arrivals == "arrivals: Poisson, 6 requests/s"
+    assert any(line.startswith("engine: ") and line.endswith("(of B)") for line in others)
     assert len(notes) == 2
     assert all("overloaded: its queue grows" in note for note in notes)
 

@@ -44,7 +44,7 @@ def test_a_stack_has_its_constants_and_says_so(tmp_path: Path) -> None:
     assert all(getattr(engine, key) == shipped[key] for key in host_times().constants)
     assert engine.launch_layer_s == 0
     assert found.predictor.cost.host.iteration_s == shipped["host_iteration_s"]
-    (note,) = (note for note in found.notes if note.startswith("host time of vllm: "))
+    (note,) = (note for note in found.notes if note.startswith("host time: vllm's, "))
     assert host_times().fitted_to in note and "host_sequence_s" in note
     again = deploy(found.scenario, Source("config.yaml of a result", "it", {}, ()))
     assert note in again.notes, "what is simulated again says it, too"
@@ -62,7 +62,7 @@ def test_a_mixture_has_the_constants_of_mixtures(tmp_path: Path) -> None:
     assert tokens_s > 0 and engine.frontend_s == pytest.approx(shipped.frontend_s + tokens_s)
     assert engine.launch_layer_s == pytest.approx(12 * shipped.launch_s)
     assert found.predictor.cost.host == host_of(engine)
-    (note,) = (note for note in found.notes if note.startswith("host time of vllm: "))
+    (note,) = (note for note in found.notes if note.startswith("host time: vllm's, "))
     assert "launch_layer_s" in note and host_times(mixtures=True).fitted_to in note
     given = deployed(tmp_path, *sizes, "engine.launch_layer_s=0", "engine.frontend_s=0.25")
     assert (given.scenario.engine.launch_layer_s, given.scenario.engine.frontend_s) == (0, 0.25)
@@ -73,8 +73,8 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
     found = deployed(tmp_path, *given)
     assert (found.scenario.engine.host_iteration_s, found.scenario.engine.frontend_s) == (0, 0)
     assert found.scenario.engine.host_sequence_s == 0.001
-    (note,) = (note for note in found.notes if note.startswith("host time as configured: "))
-    assert note.endswith(": host_sequence_s 1 ms")
+    (note,) = (note for note in found.notes if note.startswith("host time: as configured, "))
+    assert note.endswith(", host_sequence_s 1 ms")
 
 
 def test_without_a_stack_there_is_none() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from experiments.capacity import options
 from experiments.cli.app import app
 from experiments.cli.common import print_section
-from experiments.content import Section, SortableTable, thinned
+from experiments.content import Section, SortableTable, thinned, topic_of
 
 # Poisson arrivals and two requests at a time: short runs differ, so there is much to warn of.
 SERVER = """\
@@ -69,7 +69,11 @@ def test_terminal_json_and_page_say_the_same(
 
     began = told.index(words["answer"])
     lines = [line.partition(": ") for line in told[began:]]
-    assert [rest for mark, _, rest in lines if mark == "assumed"] == words["assumptions"]
+    block = told.index("Assumed", began) + 1
+    printed = told[block : told.index("", block)]
+    for said, line in zip(words["assumptions"], printed, strict=True):
+        topic, text = topic_of(said)
+        assert line.startswith(f"  {topic} ") and line.endswith(f"  {text}")
     assert [rest for mark, _, rest in lines if mark == "warning"] == words["warnings"]
     first_table = next(n for n, line in enumerate(told) if line.startswith("┏"))
     warned = [n for n, line in enumerate(told) if line.startswith("warning: ")]
@@ -85,11 +89,11 @@ def test_terminal_json_and_page_say_the_same(
     assert [html.unescape(text) for text in (question, answer)] == [
         *(words["question"], words["answer"])
     ]
-    items = [
-        [html.unescape(text) for text in re.findall("<li>(.*?)</li>", part)]
-        for part in (assumed, aside)
-    ]
-    assert items == [words["assumptions"], words["warnings"]]
+    drawn = re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", assumed)
+    said = [topic_of(one) for one in words["assumptions"]]
+    assert [tuple(map(html.unescape, one)) for one in drawn] == said
+    items = [html.unescape(text) for text in re.findall("<li>(.*?)</li>", aside)]
+    assert items == words["warnings"]
     assert page.index(assumed) < page.index(aside) < page.index("<table>")
 
 

@@ -153,7 +153,7 @@ def answer(dropped: dict[str, str], **given: Any) -> list[str]:
         "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": "x",
         "one_fewer": None, "screened": [], "dropped": dropped, "replicas": 2, "model": "m",
         "devices": ["d"], "gpus": 4, "slo": "p99 tbt 50ms", "command": "vllm serve m",
-        "prices": {"currency": "USD", "date": "2025", "mark": "assumed"}, "traffic": {},
+        "prices": {"currency": "USD", "date": "2025", "mark": "assumed"},
         "keep": 0.9, "needs": None, **given,
     }  # fmt: skip
     return list(recommend_answer(found).warnings)

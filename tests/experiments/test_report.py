@@ -175,9 +175,9 @@ def test_capacities(sections: dict[str, Section]) -> None:
     ]
     assert section.warnings[3].startswith("no errors of op times: ")
     assert section.assumptions == [
-        "traffic: all alike",
-        "at a capacity 90% of runs of 2,500 requests keep the SLO, and all runs pooled",
-        *("op times: all modelled", "prices in USD of 2026-01-01: assumed"),
+        *("traffic: all alike", "op times: all modelled"),
+        "capacity: 90% of runs of 2,500 requests keep the SLO there, and all runs pooled",
+        "prices: USD of 2026-01-01, assumed",
     ]
     assert section.details[0].rows[0][2:] == ["3.30", "25", "10", "90", "12"]
     assert section.charts[0].title == "Headroom: p99 ttft 1s"
@@ -227,7 +227,7 @@ def test_recommendations(sections: dict[str, Section]) -> None:
         "launch.sh": "vllm serve llama-13b",
     }
     assert section.assumptions[0] == "traffic: all alike"
-    assert section.assumptions[-1] == "prices in USD of 2026-01-01: assumed"
+    assert section.assumptions[-1] == "prices: USD of 2026-01-01, assumed"
     assert section.warnings[0].startswith(
         "TP 8 budget 256 seqs 16: the interval is 10.0 % wide, more than the "
     )

@@ -193,7 +193,8 @@ def test_1024_to_256() -> None:
     requests = requests_of("1024:256")
     assert {(one.prompt_tokens, one.output_tokens) for one in requests} == {(1024, 256)}
     assert traffic_line(requests) == (
-        "prompts of 1,024 tokens in the mean (P99 1,024), outputs of 256 (P99 256)"
+        "prompts of 1,024 tokens in the mean (P50 1,024, P99 1,024), "
+        "outputs of 256 (P50 256, P99 256)"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from profiler.bundle.check import check_bundle
 from profiler.facts.device import load_device
 from profiler.facts.expert_loads import busiest
-from profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels
+from profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
 from profiler.facts.model import load_model
 from profiler.facts.ops import ALL_TO_ALL, MOE
 from profiler.kernels import left_out
@@ -36,6 +36,7 @@ from profiler.physics.moe_expected import (
     factors,
     parts_us,
 )
+from profiler.physics.op_times import DOUBT
 from profiler.public import kernel_tables
 from profiler.storage.paths import public_datasets
 from profiler.storage.strict import SpecError
@@ -276,16 +277,46 @@ def test_a_router_is_in_bf16_whatever_the_weights_are() -> None:
 
 
 def test_provenance_names_format_ranks_and_spread() -> None:
-    origin = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), QWEN, 4).provenance()
+    origin = StackTimes("h100-80g-sxm", Kernels("trtllm", "fp8"), QWEN, 4).provenance()
     assert origin[MOE].mark == (
-        "measured: fp8 experts of vllm 0.24.0, tokens power_law_1.2, tp 4 x ep 1, "
+        "measured: fp8 experts of trtllm 1.3.0rc20, tokens power_law_1.2, tp 4 x ep 1, "
         "between token counts"
     )
     assert 1 < origin[MOE].half_width_pct < 10
     unlike = replace(QWEN, experts=replace(QWEN.experts, top_k=3))
-    far = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), unlike, 4).provenance()[MOE]
+    far = StackTimes("h100-80g-sxm", Kernels("trtllm", "fp8"), unlike, 4).provenance()[MOE]
     assert "another number of experts" in far.mark
     assert far.half_width_pct > origin[MOE].half_width_pct
+
+
+@pytest.mark.parametrize("device", ["h100-80g-sxm", "h200-sxm"])
+def test_fp8_experts_slower_than_bf16s_are_in_doubt(device: str) -> None:
+    """The band reaches down to the table of fp8_block at every size, and the reason is written."""
+    tokens = 2.0 ** np.arange(14)
+    origin = StackTimes(device, Kernels("vllm", "fp8"), QWEN, 1).provenance()[MOE]
+    fp8, block, bf16 = (
+        StackTimes(device, Kernels("vllm", dtype), QWEN, 1).by_rows(MOE, tokens, QWEN, 1)
+        for dtype in ("fp8", "fp8_block", "bf16")
+    )
+    assert np.median(fp8 / bf16) > 2, "half the bytes, and twice as long"
+    assert np.isclose(1 + origin.half_width_pct / 100, (fp8 / block).max())
+    _, found, doubt = origin.mark.partition(DOUBT)
+    assert found and "give dtype fp8_block" in doubt
+    assert f"{(fp8 / bf16).min():.1f} to {(fp8 / bf16).max():.1f} times as long as in bf16" in doubt
+
+
+@pytest.mark.parametrize(
+    ("device", "stack", "dtype"),
+    [
+        ("h100-80g-sxm", "vllm", "fp8_block"),
+        ("h100-80g-sxm", "vllm", "bf16"),
+        ("h100-80g-sxm", "trtllm", "fp8"),
+        ("l40s", "vllm", "fp8"),
+    ],
+)
+def test_other_experts_are_not_in_doubt(device: str, stack: Stack, dtype: WeightDtype) -> None:
+    origin = StackTimes(device, Kernels(stack, dtype), QWEN, 1).provenance()[MOE]
+    assert DOUBT not in origin.mark and origin.half_width_pct < 10
 
 
 def test_tensorrt_llm_takes_its_kernels_from_the_other_stacks_tables_on_blackwell() -> None:

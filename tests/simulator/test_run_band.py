@@ -74,6 +74,18 @@ def test_without_errors_there_is_no_band(
     assert (samples == records.end_s).all()
 
 
+def test_times_in_doubt_may_only_be_too_slow(
+    run: tuple[Records, OpTimes, list[dict[str, OpUse]]],
+) -> None:
+    """Half of the draws are as simulated, the others shorter."""
+    records, ops, uses = run
+    doubted = errors(ops)
+    doubted["preproj"] = dataclasses.replace(doubted["preproj"], slow=1.0)
+    samples = makespan_samples(records, Analysis(records).spans, uses, doubted, "key")
+    assert (samples <= records.end_s).all()
+    assert (samples == records.end_s).sum() == (samples < records.end_s).sum() == SAMPLES / 2
+
+
 def test_an_error_of_one_op_moves_the_run_by_its_share(
     run: tuple[Records, OpTimes, list[dict[str, OpUse]]],
 ) -> None:

@@ -1,0 +1,232 @@
+"""What an answer rests on is said first, and what is in doubt is warned of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from experiments.capacity.answer import said_of
+from experiments.capacity.layouts import Wanted, layouts, wanted_of
+from experiments.capacity.options import Option
+from experiments.capacity.recommend import doubts_by_name
+from experiments.capacity.recommended import recommend_answer
+from experiments.cli.app import app
+from experiments.cli.common import print_assumed
+from experiments.config.deployment import Deployment
+from experiments.config.loading import load_experiment
+from experiments.content import assumed, assumed_of, topic_of
+from experiments.run.experiment import deploy_all, simulate_all
+
+MIXTURE: dict[str, Any] = {
+    "name": "mixture",
+    "model": "qwen3-30b-a3b",
+    "device": "h100-80g-sxm",
+    "stack": "vllm",
+    "dtype": "bf16",
+    "workload": {
+        "lengths": {"kind": "random", "prompt": 600, "decode": 20, "range_ratio": 0.5},
+        "requests": 40,
+        "declared": "exact",
+    },
+    "cluster": {"tp": 2, "max_length": 1024},
+    "policy": {"name": "vllm", "max_num_seqs": 64},
+}
+
+
+def deployed(**changes: object) -> Deployment:
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    (found,) = deploy_all(load_experiment(MIXTURE, given)).values()
+    return found
+
+
+def lines(deployment: Deployment, searched: str | None = None) -> dict[str, str]:
+    return dict(map(topic_of, assumed(deployment, searched)))
+
+
+def test_every_topic_has_a_line() -> None:
+    said = lines(deployed())
+    topics = ["traffic", "arrivals", "engine", "formats", "not modelled", "op times", "memory"]
+    assert list(said) == [*topics, "host time"]
+    assert "P50" in said["traffic"] and "P99" in said["traffic"]
+    assert said["arrivals"] == "all arrive at once"
+    assert said["formats"] == (
+        "weights bf16, KV cache bf16, experts bf16; tokens over experts power_law_1.2"
+    )
+    for missing in ("data-parallel attention", "MTP", "docs/limits.md"):
+        assert missing in said["not modelled"]
+    assert "not modelled" not in lines(deployed(model="llama-3.1-8b"))
+
+
+def test_settings_at_their_default_are_listed() -> None:
+    said = lines(deployed())["engine"]
+    for default in (
+        *("async_scheduling off", "prefix_caching on", "gpu_memory_utilization 0.9"),
+        *("CUDA graphs up to 512 tokens", "expert_parallel off", "max_num_batched_tokens 2048"),
+    ):
+        assert default in said
+    assert "max_num_seqs" not in said
+    given = lines(
+        deployed(
+            policy__async_scheduling=True,
+            kv_cache={"prefix_caching": False, "gpu_memory_utilization": 0.8},
+            cluster__expert_parallel=True,
+        )
+    )["engine"]
+    for key in ("async", "prefix_caching", "gpu_memory_utilization", "expert_parallel"):
+        assert key not in given
+
+
+def test_settings_that_are_varied_are_no_assumption() -> None:
+    """Nor do they tell the lines of the deployments apart."""
+    few, many = (deployed(policy__max_num_seqs=count) for count in (64, 256))
+    found = said_of([Option("few", {}, few), Option("many", {}, many)], "rate")["notes"]
+    engine = {topic_of(line)[1] for each in found.values() for line in each if "engine: " in line}
+    (line,) = engine
+    assert "max_num_seqs" not in line and "max_num_batched_tokens 2048" in line
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "searched", "told"),
+    [
+        ({"kind": "poisson", "rate": 3}, None, "Poisson, 3 requests/s"),
+        ({"kind": "poisson", "rate": 3}, "rate", "Poisson; the rate is searched"),
+        ({"kind": "at_once"}, None, "all arrive at once"),
+        ({"kind": "at_once"}, "rate", "Poisson; the rate is searched"),
+        (
+            {"kind": "gamma", "rate": 2, "cv": 0.5},
+            None,
+            "Gamma-distributed gaps, coefficient of variation 0.5, 2 requests/s",
+        ),
+        (
+            {"kind": "closed_loop", "clients": 7},
+            None,
+            "7 at a time: a client sends its next request when it has its answer",
+        ),
+    ],
+)
+def test_arrivals_in_words(arrivals: dict[str, Any], searched: str | None, told: str) -> None:
+    assert lines(deployed(workload__arrivals=arrivals), searched)["arrivals"] == told
+
+
+def test_lines_of_some_say_of_which_and_stand_together() -> None:
+    notes = {name: ["traffic: short", "engine: a"] for name in ("one", "two")}
+    notes["three"] = ["traffic: short", "engine: b"]
+    assert assumed_of({"notes": notes}) == [
+        *("traffic: short", "engine: a (of one and two)", "engine: b (of three)")
+    ]
+
+
+def test_the_block_is_aligned(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from experiments.cli import common
+
+    class Narrow:
+        width = 30
+
+    monkeypatch.setattr(common, "consoles", lambda: (Narrow(), Narrow()))
+    print_assumed(["traffic: prompts of 1,024 tokens in all", "engine: off", "no topic"])
+    assert capsys.readouterr().out.splitlines() == [
+        "Assumed",
+        "  traffic  prompts of 1,024",
+        "           tokens in all",
+        "  engine   off",
+        "           no topic",
+        "",
+    ]
+
+
+# recommend -----------------------------------------------------------------------------------
+
+
+def wanted(model: str, workload: str | None, **given: object) -> Wanted:
+    asked = {"device": "h200-sxm", "slo": "p99 ttft 1s", "gpus": 8, "rate": None}
+    asked |= {"max_length": 4096, "stack": None, "dtype": "fp8_block", "budget": "2048"}
+    asked |= {"seqs": "256", "tolerance": 0.1, **given}
+    return wanted_of(model=model, workload=workload, **asked)  # type: ignore[arg-type]
+
+
+def answered(asked: Wanted, **given: object) -> Any:
+    row = {"name": "TP 8", "why": "", "capacity": 0.0, "settled": True, "interval": [0, 0],
+           "gpus": 8, "replicas": 1, "rejected_share": 0.0, "curve": []}  # fmt: skip
+    prices = {"currency": "USD", "date": "2026-01-01", "mark": "assumed"}
+    return recommend_answer({
+        "deployments": [row], "load": "rate", "rate": None, "tolerance": 0.05, "winner": None,
+        "one_fewer": None, "screened": [], "dropped": {}, "replicas": 1, "model": "m",
+        "devices": ["d"], "gpus": 8, "slo": "p99 ttft 1s", "command": None,
+        "needs": None, "keep": 0.9,
+        "prices": prices, "workload": asked.stated, "not_tried": asked.not_tried, **given,
+    })  # fmt: skip
+
+
+def test_azures_conversations_are_named_where_no_workload_was_given() -> None:
+    asked = wanted("llama-3.1-8b", None)
+    shipped = wanted("llama-3.1-8b", "capacity_llama3_70b")
+    assert asked.workload == shipped.workload
+    azure = "workload: none was given, so Azure's conversations of 2023"
+    assert answered(asked).assumptions[0] == azure
+    assert not any("Azure" in line for line in answered(shipped).assumptions)
+
+
+def test_prices_and_what_was_not_tried_are_said() -> None:
+    *_, prices, not_tried = answered(wanted("llama-3.1-8b", None)).assumptions
+    assert prices == "prices: USD of 2026-01-01, assumed"
+    assert not_tried == (
+        "not tried: token budgets but 2048; sequence limits but 256; formats but fp8_block; "
+        "stacks but vllm; any other setting of the engine"
+    )
+
+
+def test_expert_parallelism_is_a_layout_of_mixtures() -> None:
+    shapes = [
+        (tree["cluster"]["tp"], tree["cluster"].get("expert_parallel"), point["layout"])
+        for point, tree in layouts(wanted("deepseek-v3", "1024:128"))
+        if tree["cluster"]["pp"] == 1
+    ]
+    assert shapes == [
+        (1, None, "TP 1 budget 2048"),
+        *((2, False, "TP 2 budget 2048"), (2, True, "TP 2 EP budget 2048")),
+        *((4, False, "TP 4 budget 2048"), (4, True, "TP 4 EP budget 2048")),
+        *((8, False, "TP 8 budget 2048"), (8, True, "TP 8 EP budget 2048")),
+    ]
+    dense = layouts(wanted("llama-3.1-8b", "1024:128"))
+    assert not any("expert_parallel" in tree["cluster"] for _, tree in dense)
+
+
+# fp8 -----------------------------------------------------------------------------------------
+
+
+def test_fp8_experts_on_hopper_are_warned_of_and_have_a_wide_band() -> None:
+    """Vllm's table of them is slower than that of bf16: the band holds the time of fp8_block."""
+    made = {dtype: load_experiment(MIXTURE, {"dtype": dtype}) for dtype in ("fp8", "fp8_block")}
+    found = {dtype: simulate_all(one).summary() for dtype, one in made.items()}
+    span = {dtype: one["scenarios"]["mixture"]["makespan_s"] for dtype, one in found.items()}
+    low, high = found["fp8"]["scenarios"]["mixture"]["makespan_s_band"]
+    assert low < span["fp8_block"] < span["fp8"] < high
+    (warning,) = (one for one in found["fp8"]["warnings"] if one.startswith("moe: "))
+    assert "times as long as in bf16" in warning and "give dtype fp8_block" in warning
+    assert not any("fp8_block" in one for one in found["fp8_block"]["warnings"])
+    narrow = found["fp8_block"]["scenarios"]["mixture"]["makespan_s_band"]
+    assert narrow[1] / narrow[0] < 1.2
+
+
+def test_check_warns_of_fp8_experts_and_says_what_is_assumed(
+    tmp_path: Any, write_config: Any
+) -> None:
+    import yaml
+
+    config = write_config(yaml.safe_dump({**MIXTURE, "dtype": "fp8"}))
+    done = CliRunner().invoke(app, ["check", str(config)])
+    assert done.exit_code == 0, done.stderr
+    assert "\n  traffic " in done.stderr and "give dtype fp8_block" in done.stderr
+
+
+def test_recommend_warns_of_fp8_even_where_it_was_dropped() -> None:
+    options = [Option(name, {}, deployed(dtype="fp8")) for name in ("TP 2", "TP 2 EP")]
+    options.insert(0, Option("bf16", {}, deployed()))
+    doubts = doubts_by_name(options)
+    assert list(doubts) == ["TP 2"]
+    (warning,) = answered(wanted("llama-3.1-8b", "1024:128"), doubts=doubts).warnings
+    assert "give dtype fp8_block" in warning
