@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tests.docs.page import PAGES, ROOT
-from tests.docs.runner import Told, run_page
+from tests.docs.runner import NEEDS, run_page
 
 
 class Bash:
@@ -73,7 +73,12 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="put what was printed into the pages")
     parser.add_argument("--limit", type=float, default=1200, help="seconds of a command")
     parser.add_argument("--keep", type=Path, help="a new folder for what the commands write")
+    parser.add_argument(
+        "--without", action="append", default=[], choices=NEEDS, help="as if it were not here"
+    )
     options = parser.parse_args()
+    for name in options.without:
+        NEEDS[name] = lambda: False
     wrong: list[str] = []
     ran = left = compared = 0
     for name in options.pages:
@@ -85,10 +90,9 @@ def main() -> int:
             if options.keep:
                 folder = options.keep.resolve() / Path(name).stem
                 folder.mkdir(parents=True)
-            bash, told = Bash(Path(scratch) / "bin", options.limit), Told()
+            bash = Bash(Path(scratch) / "bin", options.limit)
             try:
-                for told in run_page(ROOT / name, folder, bash, update=options.update):  # noqa: B007
-                    pass
+                told = run_page(ROOT / name, folder, bash, update=options.update)
             finally:
                 bash.end()
         for each in told.wrong:

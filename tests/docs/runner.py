@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.docs.shown import not_printed, numbers_not_printed, renewed
 
 LINKS = ("data", "experiments", "tests")
 """Folders of a checkout that pages name. The results of commands stand beside them."""
-NEEDS: Mapping[str, Callable[[], bool]] = {
+NEEDS: dict[str, Callable[[], bool]] = {
     "a GPU": lambda: shutil.which("nvidia-smi") is not None,
     "vLLM": lambda: find_spec("vllm") is not None,
     "torch": lambda: find_spec("torch") is not None,
@@ -56,9 +56,11 @@ def prepare(folder: Path) -> None:
         (folder / "datasets").symlink_to(os.environ["SARATHI_SIM_DATASETS"])
 
 
-def run_page(page: Path, folder: Path, shell: Shell, *, update: bool = False) -> Iterator[Told]:
-    """Run a page's blocks in ``folder``, its Python as one session at the end. Yields after every
-    block. ``update`` writes the page anew at the end."""
+def run_page(
+    page: Path, folder: Path, shell: Shell, *, compare: bool = True, update: bool = False
+) -> Told:
+    """Run a page's blocks in ``folder``, its Python as one session at the end. ``update`` writes the
+    page anew."""
     prepare(folder)
     told, printed, session = Told(), "", ""
     text = changed = page.read_text(encoding="utf-8")
@@ -68,7 +70,7 @@ def run_page(page: Path, folder: Path, shell: Shell, *, update: bool = False) ->
             _save_files(page.with_name(block.lines[0]), folder)
         elif block.kind == "file":
             (folder / block.marks["file"]).write_text(block.text, encoding="utf-8")
-        elif block.kind == "numbers":
+        elif block.kind == "numbers" and compare:
             told.compared += 1
             missing = numbers_not_printed(block.text, printed)
             if missing:
@@ -85,22 +87,20 @@ def run_page(page: Path, folder: Path, shell: Shell, *, update: bool = False) ->
                 printed += said
                 if code:
                     told.wrong.append(f"{where}: {line}: exit {code}: {said[-2000:]}")
-        if block.kind == "shown" and not {"not run", "not compared"} & block.marks.keys():
-            if lacking(block.needs):
-                continue
+        unknown = {"not run", "not compared"} & block.marks.keys() or lacking(block.needs)
+        if block.kind == "shown" and compare and not unknown:
             told.compared += 1
             lines = renewed(block.lines, printed.splitlines()) if update else block.lines
             changed = shown_again(changed, block, lines)
             told.wrong += [f"{where}: {each}" for each in not_printed(lines, printed.splitlines())]
-        yield told
     if session:
         (folder / "session.py").write_text(session, encoding="utf-8")
         code, said = shell("python session.py", folder)
         if code:
             told.wrong.append(f"{page.name}: its Python: exit {code}: {said[-2000:]}")
-    yield told
     if changed != text:
         page.write_text(changed, encoding="utf-8")
+    return told
 
 
 def _save_files(page: Path, folder: Path) -> None:
