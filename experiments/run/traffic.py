@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from os.path import abspath
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +107,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
         return {**usual, "requests": REQUESTS, **stated[0]}, max_length or _rounded(stated[1])
     if is_trace(text):
         path = user_path(text)
-        lengths = {"kind": "trace", "path": str(path)}
+        lengths = {"kind": "trace", "path": abspath(path)}
         try:
             longest = max_length or _rounded(_longest(path))
         except WorkloadError as error:

@@ -8,11 +8,12 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
-from simulator.load.trace_columns import TraceTable, find_columns
+from simulator.load.trace_columns import OF_TEXT, TraceTable, find_columns
 from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened
 from simulator.load.workload import WorkloadError
 
 _LARGEST_RESULT = 2**28  # bytes
+_START = 2**12  # characters that show what a file is
 # Of vLLM's results: what the lists mean. Its releases since 2025 record when each request started.
 _VLLM = {"prompt": "input_lens", "output": "output_lens", "arrival": "start_times"}
 
@@ -59,9 +60,12 @@ def read_vllm_benchmark(path: Path, limit: int | None) -> TraceTable:
     Raises WorkloadError for a file that is no such result, or has lists of several lengths.
     """
     with opened(path) as file:
+        start = file.read(_START)
+        if start.lstrip().startswith("[") and '"conversations"' in start:
+            raise WorkloadError(f"{path}: {OF_TEXT}")
         if path.stat().st_size > _LARGEST_RESULT:
             raise WorkloadError(f"{path}: larger than {_LARGEST_RESULT // 2**20} MiB")
-        result = _object(file.read(), str(path))
+        result = _object(start + file.read(), str(path))
     names = {meaning: name for meaning, name in _VLLM.items() if name in result}
     lists = [result[name] for name in names.values()]
     if not {"prompt", "output"} <= names.keys() or not all(isinstance(x, list) for x in lists):
