@@ -50,7 +50,6 @@ app = typer.Typer(
     help="Simulate LLM inference serving: which scheduler, chunk size, batch and TP x PP layout, "
     "and where does the time go?",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
