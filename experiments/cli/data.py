@@ -45,7 +45,10 @@ def models(json: JsonOption = False) -> None:
     if json:
         counted = ("num_parameters", "active_parameters")
         print_json(
-            {n: {**asdict(m), **{key: getattr(m, key) for key in counted}} for n, m in specs.items()}
+            {
+                n: {**asdict(m), **{key: getattr(m, key) for key in counted}}
+                for n, m in specs.items()
+            }
         )
         return
     columns = {

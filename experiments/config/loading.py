@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from os.path import abspath
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +193,10 @@ def with_trace_path(tree: Mapping[str, Any], source: Source) -> dict[str, Any]:
     if not isinstance(path, str) or not path or "\0" in path:
         return dict(tree)
     try:
-        whole = abspath(source.folder(TRACE_PATH) / user_path(path))
+        whole = (source.folder(TRACE_PATH) / user_path(path)).absolute()
     except SpecError:  # of a ~user without a home: `trace_path` says so
         return dict(tree)
-    return assign(tree, TRACE_PATH, whole)
+    return assign(tree, TRACE_PATH, str(whole))
 
 
 def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:

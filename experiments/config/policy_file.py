@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os.path import abspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +130,7 @@ def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, byt
     """
     content, policy = scenario.model_dump(), scenario.policy
     if scenario.profiles:
-        content["profiles"] = abspath(user_path(scenario.profiles))
+        content["profiles"] = str(user_path(scenario.profiles).absolute())
     if not isinstance(policy, FilePolicy):
         return content, {}
     content["policy"]["file"] = f"{name}/policy.py"

@@ -21,7 +21,7 @@ from tests.docs.runner import NEEDS, run_page
 
 
 class Bash:
-    """Runs lines in a shell where ``sarathi-sim`` is this checkout's. Ends what they left behind."""
+    """Runs lines in a shell where ``sarathi-sim`` is this checkout's."""
 
     def __init__(self, bin_folder: Path, limit_s: float) -> None:
         program = bin_folder / "sarathi-sim"
@@ -61,6 +61,7 @@ class Bash:
         return ran.returncode, said
 
     def end(self) -> None:
+        """End what runs in the background."""
         for process in self.background:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

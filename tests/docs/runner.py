@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -59,8 +58,10 @@ def prepare(folder: Path) -> None:
 def run_page(
     page: Path, folder: Path, shell: Shell, *, compare: bool = True, update: bool = False
 ) -> Told:
-    """Run a page's blocks in ``folder``, its Python as one session at the end. ``update`` writes the
-    page anew."""
+    """Run a page's blocks in ``folder``, its Python as one session at the end.
+
+    ``update`` puts what was printed into the page's output blocks.
+    """
     prepare(folder)
     told, printed, session = Told(), "", ""
     text = changed = page.read_text(encoding="utf-8")
@@ -107,5 +108,3 @@ def _save_files(page: Path, folder: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8")):
         if block.kind == "file":
             (folder / block.marks["file"]).write_text(block.text, encoding="utf-8")
-
-

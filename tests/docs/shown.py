@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?![\w])|(?<=\D)\d+(?:\.\d+)?(?=\D|$)")
+NUMBER = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 _FRAME = re.compile(r"[\s│┃─━┏┓┗┛┡┩╇┳┴┬└┘├┤┼]+")
 _LEFT_OUT = ("…", "...")
 
