@@ -14,8 +14,9 @@ _LEFT_OUT = ("…", "...")
 
 
 def words(line: str) -> list[str]:
-    """Without blanks and the frames of tables."""
-    return [word for word in _FRAME.split(line) if word and word not in _LEFT_OUT]
+    """Without blanks, the frames of tables, and what ends a clause."""
+    found = (word.rstrip(",;:") for word in _FRAME.split(line))
+    return [word for word in found if word and word not in _LEFT_OUT]
 
 
 def _skeleton(line: str) -> list[str]:
