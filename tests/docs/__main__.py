@@ -73,7 +73,9 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", default=PAGES, metavar="PAGE", help="as docs/sweeps.md")
     parser.add_argument("--update", action="store_true", help="put what was printed into the pages")
     parser.add_argument("--limit", type=float, default=1200, help="seconds of a command")
-    parser.add_argument("--keep", type=Path, help="a new folder for what the commands write")
+    parser.add_argument(
+        "--keep", type=Path, help="a new folder for what the commands write and print"
+    )
     parser.add_argument(
         "--without", action="append", default=[], choices=NEEDS, help="as if it were not here"
     )
