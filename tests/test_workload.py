@@ -639,3 +639,31 @@ def test_a_closed_loop_does_not_arrive_at_once() -> None:
     assert done.exit_code == 0, done.output
     assert {found["clients"] for found in json.loads(done.stdout).values()} == {8}
     assert "8 at a time: a client sends its next request when it has its answer" in done.stderr
+
+
+def test_failed_requests_are_counted_and_the_error_names_the_key(tmp_path: Path) -> None:
+    """Row 3 failed. The empty last line is no row; an empty line between others is a mistake."""
+    path = tmp_path / "log.csv"
+    path.write_text("prompt,decode\n8,2\n9,0\n20,2\n\n")
+    with pytest.raises(WorkloadError, match=r"row 3: decode is '0'.*skip_empty=true"):
+        read_trace(path)
+    trace = read_trace(path, None, Reading(skip_empty=True))
+    assert (trace.prompt.tolist(), trace.left_out) == ([8, 20], 1)
+    path.write_text("prompt,decode\n8,2\n\n20,2\n")
+    with pytest.raises(WorkloadError, match="row 3 is empty"):
+        read_trace(path)
+    result = tmp_path / "result.json"
+    result.write_text('{"input_lens": [5, 6], "output_lens": [0, 7]}')
+    with pytest.raises(WorkloadError, match=r"request 0: output_lens is '0'.*skip_empty=true"):
+        read_trace(result)
+    assert read_trace(result, None, Reading(skip_empty=True)).left_out == 1
+
+
+@pytest.mark.parametrize("name", ["share.json", "share.jsonl"])
+def test_text_without_token_counts_is_named(name: str, tmp_path: Path) -> None:
+    """ShareGPT's form: a list of conversations (or one a line)."""
+    one = '{"id": "a", "conversations": [{"from": "human", "value": "Hi"}]}'
+    path = tmp_path / name
+    path.write_text(f"[{one}]" if name.endswith(".json") else f"{one}\n")
+    with pytest.raises(WorkloadError, match=r"text without token counts.*--save-detailed"):
+        read_trace(path)

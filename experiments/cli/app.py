@@ -55,7 +55,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 a result; 1 a comparison (lockstep, validate) or a run (sweep) failed; "
     "2 an option, a file, a policy or this machine; 70 an error of sarathi-sim: please report it.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

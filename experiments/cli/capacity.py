@@ -201,7 +201,12 @@ def sensitivity(
     by: Annotated[float, typer.Option(help="How far each factor is changed: 0.1 is 10 %.")] = 0.1,
     only: Annotated[str | None, typer.Option(help="Some factors, separated by commas.")] = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Of a run, such as ttft_s.p99.  [default: the capacity]")
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="Of a run, such as ttft_s.p99; may be repeated.  [default: the capacity]",
+        ),
     ] = None,
     replications: Annotated[
         int, typer.Option(min=1, max=100, help="Runs with seeds of their own.")
@@ -221,7 +226,7 @@ def sensitivity(
     \b
     Examples:
       sarathi-sim sensitivity capacity_llama3_70b --out runs/sensitivity
-      sarathi-sim sensitivity gpt3_pp --metrics makespan_s,tbt_s.p99 --replications 1
+      sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
     from experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
@@ -236,7 +241,7 @@ def sensitivity(
         by=by,
         replications=replications,
         only=_words(only),
-        metrics=_words(metrics),
+        metrics=metrics or [],
     )
     folder = out or Path("runs") / f"{asked.draft.header.name}_sensitivity"
     where = backend_at(backend, address, workers)

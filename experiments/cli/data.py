@@ -12,11 +12,13 @@ from experiments.cli.common import (
     DegreeOption,
     ForceOption,
     FormatOption,
+    JsonOption,
     KvFormatOption,
     ModelOption,
     ProfilesOption,
     consoles,
     kernels_of,
+    print_json,
     print_table,
 )
 
@@ -27,15 +29,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def models() -> None:
+def models(json: JsonOption = False) -> None:
     """List the models that ship with the package.
 
     \b
     Examples:
       sarathi-sim models
+      sarathi-sim models --json | jq '.["llama-3.1-8b"].num_kv_heads'
     """
+    from dataclasses import asdict
+
     from profiler.facts.model import list_models, load_model
 
+    specs = {name: load_model(name) for name in list_models()}
+    if json:
+        counted = ("num_parameters", "active_parameters")
+        print_json(
+            {
+                n: {**asdict(m), **{key: getattr(m, key) for key in counted}}
+                for n, m in specs.items()
+            }
+        )
+        return
     columns = {
         "10^9 parameters": lambda spec: f"{spec.num_parameters / 1e9:.2f}",
         "active": lambda spec: f"{spec.active_parameters / 1e9:.2f}",
@@ -46,19 +61,35 @@ def models() -> None:
         "context": lambda spec: str(spec.max_position_embeddings),
         "KV KiB/token": lambda spec: f"{spec.kv_bytes_per_token() / 1024:.0f}",
     }
-    _print_specs("model", {name: load_model(name) for name in list_models()}, columns)
+    _print_specs("model", specs, columns)
 
 
-def devices() -> None:
+def devices(json: JsonOption = False) -> None:
     """List the devices that ship with the package.
 
     \b
     Examples:
       sarathi-sim devices
+      sarathi-sim devices --json | jq '.["h100-80g-sxm"].stacks'
     """
+    from dataclasses import asdict, replace
+
     from profiler.facts.device import list_devices, load_device
     from profiler.kernels.stack_file import stacks_on
 
+    specs = {name: load_device(name) for name in list_devices()}
+    if json:
+        print_json(
+            {
+                name: {
+                    **asdict(replace(spec, fitted=None)),
+                    "fitted": bool(spec.fitted),
+                    "stacks": stacks_on(name),
+                }
+                for name, spec in specs.items()
+            }
+        )
+        return
     columns = {
         "GB": lambda spec: f"{spec.memory_bytes / 1e9:.0f}",
         "peak TFLOP/s": lambda spec: f"{spec.peak_flops / 1e12:.0f}",
@@ -67,14 +98,30 @@ def devices() -> None:
         "op times": lambda spec: "calibrated" if spec.fitted else "specifications only",
         "stacks": lambda spec: ", ".join(stacks_on(spec.name)) or "-",
     }
-    _print_specs("device", {name: load_device(name) for name in list_devices()}, columns)
+    _print_specs("device", specs, columns)
 
 
 def _print_specs(
     what: str, specs: Mapping[str, Any], columns: Mapping[str, Callable[[Any], str]]
 ) -> None:
+    """A row for each; a terminal that is too narrow for all columns has the first ones."""
+    from experiments.run.rich_table import rich_table
+
     rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
-    print_table((what, *columns), (), rows)
+    headings, console = (what, *columns), consoles()[0]
+    cells = list(zip(headings, *rows, strict=True))
+    # No name and no number is broken: a column is as wide as its longest word.
+    widths = [max(len(word) for cell in column for word in cell.split()) for column in cells]
+    shown = len(headings)
+    while shown > 1 and sum(widths[:shown]) + 3 * shown + 1 > console.width:
+        shown -= 1
+    left = console.width - sum(widths[:shown]) - 3 * shown - 1
+    left_out = f"See --json for {', '.join(headings[shown:])}" if shown < len(headings) else None
+    table = rich_table(headings[:shown], (), [row[:shown] for row in rows], caption=left_out)
+    for column, width, each in zip(table.columns, widths, cells, strict=False):
+        more = min(left, max(map(len, each)) - width)
+        column.width, left = width + more, left - more
+    console.print(table, markup=False, highlight=False)
 
 
 def policies() -> None:

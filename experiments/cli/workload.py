@@ -18,7 +18,7 @@ from experiments.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from policies.request import Request
+    from experiments.config.requests import Traffic
 
 
 def workload(
@@ -51,6 +51,7 @@ def workload(
     Examples:
       sarathi-sim workload trace.csv
       sarathi-sim workload log.jsonl --column prompt=tokens_in --column output=tokens_out
+      sarathi-sim workload failures.csv --set workload.lengths.skip_empty=true
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload --workload 1024:256~0.5 --json
     """
@@ -63,7 +64,10 @@ def workload(
     if (what is None) == (workload is None):
         raise ConfigError("FILE and --workload: give one of them")
     found = _requests(str(what or workload), assignments or [], column or [])
-    described = {name: describe_workload(*given) for name, given in found.items()}
+    described = {
+        name: {**describe_workload(requests, clients), "left_out": requests.left_out}
+        for name, (requests, clients) in found.items()
+    }
     if out is not None:
         from experiments.figures.style import save, styled
         from experiments.figures.workload_figure import workload_figure
@@ -84,7 +88,7 @@ def workload(
 
 def _requests(
     what: str, assignments: list[str], columns: list[str]
-) -> dict[str, tuple[list[Request], int | None]]:
+) -> dict[str, tuple[Traffic, int | None]]:
     """The requests of lengths in a word, of a trace, or of each scenario of a configuration that
     has its own; and the clients of a closed loop."""
     from experiments.config.errors import ConfigError
@@ -98,13 +102,11 @@ def _requests(
         requests = requests_of(what, arrivals={"kind": "at_once"})
         return {what: (requests, None)}
     if is_trace(what):
-        if assignments:
-            raise ConfigError("--set: must be left out: a trace has no keys")
-        return {Path(what).stem: (_of_trace(what, columns), None)}
+        return {Path(what).stem: (_of_trace(what, columns, assignments), None)}
     if columns:
         raise ConfigError("--column: must be left out: a configuration has lengths.columns")
     experiment = or_forms(lambda text: load_experiment(text, assignments), what)
-    found: dict[str, tuple[list[Request], int | None]] = {}
+    found: dict[str, tuple[Traffic, int | None]] = {}
     seen: dict[str, str] = {}
     for name, scenario in experiment.scenarios.items():
         length = scenario.cluster.max_length or LONGEST
@@ -116,12 +118,12 @@ def _requests(
     return found
 
 
-def _of_trace(path: str, columns: list[str]) -> list[Request]:
+def _of_trace(path: str, columns: list[str], assignments: list[str]) -> Traffic:
     from experiments.config.errors import ConfigError
-    from profiler.storage.paths import user_path
-    from simulator.load.trace import read_trace
-    from simulator.load.trace_columns import NAMES, Reading
-    from simulator.load.workload import WorkloadError, at_once, make_requests
+    from experiments.config.loading import load_experiment
+    from experiments.config.requests import Traffic, trace_of
+    from simulator.load.trace_columns import NAMES
+    from simulator.load.workload import at_once, make_requests
 
     named = dict(text.partition("=")[::2] for text in columns)
     for meaning, name in named.items():
@@ -129,20 +131,35 @@ def _of_trace(path: str, columns: list[str]) -> list[Request]:
             raise ConfigError(
                 f"--column {meaning}={name}: must be {' or '.join(NAMES)}, = and a name"
             )
+    for text in assignments:
+        if not text.startswith(("workload.lengths.", "workload.requests=")):
+            raise ConfigError(f"--set {text}: a trace has workload.lengths and workload.requests")
+    lengths = {"kind": "trace", "path": path, "columns": named}
+    # A scenario needs these keys, its requests do not.
+    rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
+    experiment = load_experiment({**rest, "workload": {"lengths": lengths}}, assignments)
+    ((name, scenario),) = experiment.scenarios.items()
     try:
-        trace = read_trace(user_path(path), None, Reading(named))
-    except WorkloadError as error:
-        raise ConfigError(str(error)) from None
+        trace = trace_of(scenario, experiment.sources[name])
+    except ConfigError as error:  # which names the file
+        said = str(error).removeprefix("configuration: workload.lengths.path: ")
+        raise ConfigError(said) from None
+    if trace is None:
+        raise ConfigError("--set workload.lengths.kind: must be trace")
     arrival_s = at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s
-    return make_requests(
-        arrival_s,
-        trace.prompt,
-        trace.output,
-        max_length=1,
-        declare_exact=True,
-        user=trace.user,
-        prefix=trace.prefix,
+    requests = Traffic(
+        make_requests(
+            arrival_s,
+            trace.prompt,
+            trace.output,
+            max_length=1,
+            declare_exact=True,
+            user=trace.user,
+            prefix=trace.prefix,
+        )
     )
+    requests.left_out = trace.left_out
+    return requests
 
 
 def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
@@ -155,6 +172,8 @@ def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
         for what in ("prompt", "output", "total")
     ]
     said = [f"{numbers['requests']:,} requests", f"P:D {numbers['pd_ratio']:.3g}"]
+    if numbers["left_out"]:
+        said.append(f"{numbers['left_out']:,} without prompt or output tokens left out")
     if numbers["users"] > 1:
         said.append(f"{numbers['users']:,} users")
     if numbers["rate"] is None:

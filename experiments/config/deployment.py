@@ -24,7 +24,7 @@ from experiments.config.loading import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
 from experiments.config.paged import paged_cache, pool_settings, pools_of, with_own_prompts
 from experiments.config.policy_file import policy_errors
-from experiments.config.requests import build_clients, build_requests
+from experiments.config.requests import Traffic, build_clients, build_requests
 from experiments.config.scenario import KvCache, Scenario
 from policies.policy import (
     Longest,
@@ -290,6 +290,7 @@ def deploy(
         requests = checked_requests(scenario, max_length, source, requests_of)
     if kv_cache is not None and is_pooled(policy):
         _refuse_as_engine(scenario, policy, kv_cache, max_length, requests, source)
+    left_out = [requests.note] if isinstance(requests, Traffic) and requests.note else []
     if kv_cache is not None and kv_cache.prompts_cached:
         requests = with_own_prompts(requests)
     ops, longest, digest = op_times_of(scenario, model, device, source)
@@ -300,7 +301,7 @@ def deploy(
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes = _notes(max_length, limits, ops, kept, memory if counted else None)
     engine, said = with_host_time(scenario, model, requests)
-    notes += said
+    notes += (*said, *left_out)
     resolved = scenario.model_copy(
         update={
             "engine": engine,

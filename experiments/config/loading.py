@@ -26,12 +26,13 @@ from experiments.config.policy_file import read_policy, session_policy
 from experiments.config.scenario import Header, Ratio, Scenario, Validation
 from profiler.storage.paths import user_path
 from profiler.storage.plain_yaml import parse_yaml, read_mapping
-from profiler.storage.strict import did_you_mean, mistakes, show
+from profiler.storage.strict import SpecError, did_you_mean, mistakes, show
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 # Files and folders of a result that a scenario must not be called like.
 _RESERVED = ("figures", "config.yaml", "summary.json")
+TRACE_PATH = ("workload", "lengths", "path")
 _OF_YAML = (Mapping, list, str, int, float, type(None))
 _FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
 
@@ -170,6 +171,7 @@ def read_draft(config: Config, assignments: Assignments = ()) -> Draft:
         given = [_parsed(text) for text in assignments]
     assigned = tuple(_assign(raw, *one) for one in given)
     overrides = raw.pop("scenarios", None)
+    raw = with_trace_path(raw, Source(str(path), "", {}, assigned))
     header_keys = {key: raw.pop(key) for key in list(raw) if key in Header.model_fields}
     source = Source(str(path), "", {}, assigned)
     try:
@@ -178,11 +180,28 @@ def read_draft(config: Config, assignments: Assignments = ()) -> Draft:
         found = mistakes(error, Header, header_keys, source.name)
         raise ConfigError("\n".join(found)) from None
     named = {header.name: {}} if overrides is None else _check_names(overrides, source)
+    for name, override in named.items():
+        own = replace(source, scenario=name, override=override)
+        named[name] = with_trace_path(override, own)
     return Draft(header, raw, named, assigned, source)
+
+
+def with_trace_path(tree: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """The tree with the whole path of its trace, if it names one: a relative path starts from
+    :meth:`Source.folder`, and a result that keeps the tree may be read from any folder."""
+    path = get(tree, TRACE_PATH) if has(tree, TRACE_PATH) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        return dict(tree)
+    try:
+        whole = (source.folder(TRACE_PATH) / user_path(path)).absolute()
+    except SpecError:  # of a ~user without a home: `trace_path` says so
+        return dict(tree)
+    return assign(tree, TRACE_PATH, str(whole))
 
 
 def check_scenario(merged: Mapping[str, Any], source: Source) -> Scenario:
     """The scenario that ``merged`` describes. Raises ConfigError, a line per mistake."""
+    merged = with_trace_path(merged, source)
     policy = merged.get("policy")
     if isinstance(policy, Mapping) and "file" in policy:
         merged = {**merged, "policy": read_policy(policy, source)}

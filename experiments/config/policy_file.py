@@ -122,9 +122,12 @@ def policy_errors(policy: NamedPolicy) -> Iterator[None]:
 def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
 
-    A user's policy is stored, so that the result can be simulated again anywhere.
+    A user's policy is stored, so that the result can be simulated again anywhere; profiles have
+    their whole path, so that this machine can from any folder.
     """
     content, policy = scenario.model_dump(), scenario.policy
+    if scenario.profiles:
+        content["profiles"] = str(user_path(scenario.profiles).absolute())
     if not isinstance(policy, FilePolicy):
         return content, {}
     content["policy"]["file"] = f"{name}/policy.py"

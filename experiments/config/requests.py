@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -81,7 +82,19 @@ def _turns(sessions: Sessions, count: int, seed: int) -> Ints:
     return draw_sessions(count, sessions.min_turns, sessions.max_turns, stream(seed, "turns"))
 
 
-def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[Request]:
+class Traffic(list[Request]):
+    """Requests; ``left_out`` is the number of rows of their trace without prompt or output."""
+
+    left_out = 0
+
+    @property
+    def note(self) -> str:
+        """What is left out, in words; empty for nothing."""
+        what = "workload: requests of the trace without prompt or output tokens (skip_empty)"
+        return f"{what}: {self.left_out:,} left out" if self.left_out else ""
+
+
+def build_requests(scenario: Scenario, max_length: int, source: Source) -> Traffic:
     """The requests, in order of arrival; those of sessions one session behind the other.
 
     None is longer than ``max_length`` unless ``too_long`` is ``reject``. Raises ConfigError, naming
@@ -89,7 +102,7 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
     """
     scenario = _of_all_replicas(scenario, source)
     workload = scenario.workload
-    trace = _trace(scenario, source)
+    trace = trace_of(scenario, source)
     prompt, output = _lengths(scenario, trace, source)
     prefix, shift = None if trace is None else trace.prefix, workload.shift
     if (shift.prompt, shift.output) != (1, 1):
@@ -120,15 +133,19 @@ def build_requests(scenario: Scenario, max_length: int, source: Source) -> list[
         arrival_s, prompt, output = arrival_s[mine], prompt[mine], output[mine]
         user = None if user is None else user[mine]
         prefix = None if prefix is None else [prefix[place] for place in mine.tolist()]
-    return make_requests(
-        arrival_s,
-        prompt,
-        output,
-        max_length=max_length,
-        declare_exact=workload.declared == "exact",
-        user=user,
-        prefix=prefix,
+    requests = Traffic(
+        make_requests(
+            arrival_s,
+            prompt,
+            output,
+            max_length=max_length,
+            declare_exact=workload.declared == "exact",
+            user=user,
+            prefix=prefix,
+        )
     )
+    requests.left_out = 0 if trace is None else trace.left_out
+    return requests
 
 
 def _of_all_replicas(scenario: Scenario, source: Source) -> Scenario:
@@ -146,8 +163,9 @@ def _of_all_replicas(scenario: Scenario, source: Source) -> Scenario:
     return scenario.model_copy(update={"workload": workload.model_copy(update=update)})
 
 
-def _trace(scenario: Scenario, source: Source) -> Trace | None:
-    """What the trace holds; None where lengths are drawn."""
+def trace_of(scenario: Scenario, source: Source) -> Trace | None:
+    """What the trace holds, as ``lengths`` asks for it; None where lengths are drawn. Raises
+    ConfigError for a file that is no trace."""
     workload = scenario.workload
     lengths = workload.lengths
     if not isinstance(lengths, TraceLengths):
@@ -166,6 +184,7 @@ def _trace(scenario: Scenario, source: Source) -> Trace | None:
         trace = read_trace(path, None if some or block else workload.requests, reading)
     except WorkloadError as error:
         raise ConfigError(f"{source.name(('workload', 'lengths', 'path'))}: {error}") from None
+    left_out = trace.left_out
     if some:
         trace = trace.sampled(lengths.sample, stream(scenario.seed, "sample"))
         if not block:
@@ -178,7 +197,7 @@ def _trace(scenario: Scenario, source: Source) -> Trace | None:
     if workload.requests is not None and workload.requests > len(trace):
         problem = f"must be at most {len(trace)}, the requests of {lengths.path}"
         raise source.error("workload.requests", workload.requests, problem)
-    return trace
+    return replace(trace, left_out=left_out)
 
 
 def _sharing(

@@ -17,9 +17,8 @@ import numpy as np
 
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Draft, Source, check_scenario, read_draft
-from experiments.config.requests import build_requests
+from experiments.config.requests import Traffic, build_requests
 from experiments.config.workload import RandomLengths
-from policies.request import Request
 from profiler.storage.paths import user_path
 from simulator.load.describe import lengths_line
 from simulator.load.trace import read_trace
@@ -107,7 +106,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
         return {**usual, "requests": REQUESTS, **stated[0]}, max_length or _rounded(stated[1])
     if is_trace(text):
         path = user_path(text)
-        lengths = {"kind": "trace", "path": str(path)}
+        lengths = {"kind": "trace", "path": str(path.absolute())}
         try:
             longest = max_length or _rounded(_longest(path))
         except WorkloadError as error:
@@ -149,7 +148,7 @@ def or_forms(read: Callable[[str], T], text: str) -> T:
         raise ConfigError(f"--workload {error}; {FORMS}") from None
 
 
-def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> list[Request]:
+def requests_of(text: str, *, arrivals: Mapping[str, Any] | None = None) -> Traffic:
     """The requests that the option states. Raises ConfigError as :func:`parse_workload` does."""
     section, _ = parse_workload(text, LONGEST)
     if arrivals is not None:

@@ -53,6 +53,10 @@ FINE = 0.01
 CAPACITY = "capacity"
 METRICS = ("ttft_s.p99", "tbt_s.p99", "output_tokens_per_s")
 SIDES = (-1, 1)
+ONE_RUN = (
+    "one replication has no interval, so the order of the factors may be chance: "
+    "--replications 3 shows which effects are more than that"
+)
 _ANY_SLO = CapacitySection(slo="mean latency 1s")
 
 
@@ -99,7 +103,7 @@ def read_sensitivity(
     draft, section = read_draft(config, given), _ANY_SLO
     measures = () if draft.header.capacity is not None and not metrics else metrics or METRICS
     for path in measures:
-        metric(SHAPE, path, "--metrics")
+        metric(SHAPE, path, "--metric")
     if measures:
         found = load_experiment(config, given)
         options = [
@@ -122,6 +126,8 @@ def sensitivity(lab: Laboratory, asked: Question) -> dict[str, Any]:
     """The question and the answer, as ``summary.json`` has it. Raises ConfigError for an SLO that
     the runs are too short for."""
     changed, notes = list[tuple[Shifted, Option]](), list[str]()
+    if asked.replications == 1:
+        notes.append(ONE_RUN)
     for option, factors in asked.options.items():
         for factor in factors:
             sides = list(_sides(option, factor, asked.by, notes))

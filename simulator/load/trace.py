@@ -45,9 +45,15 @@ def _rows(path: Path, limit: int | None) -> list[list[str]]:
     rows: list[list[str]] = []
     try:
         with opened(path) as file:
+            ended = False
             for row in csv.reader(lines(file, path), strict=True):
+                if rows and not row:  # at the end of a file it is no row
+                    ended = True
+                    continue
+                if ended:
+                    raise WorkloadError(f"{path}: row {len(rows) + 1} is empty")
                 if rows and len(row) != len(rows[0]):
-                    problem = "is empty" if not row else f"has {len(row)} of {len(rows[0])} fields"
+                    problem = f"has {len(row)} of {len(rows[0])} fields"
                     raise WorkloadError(f"{path}: row {len(rows) + 1} {problem}")
                 "".join(row).encode()  # bytes that are not UTF-8 fail here, where the row is known
                 rows.append(row)

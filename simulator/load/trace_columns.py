@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +43,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "turn": ("turn", "turn_index", "metadata.turn_index"),
 }
 NEEDED = ("prompt", "output")
+SKIP_EMPTY = (
+    "a request that failed has none: workload.lengths.skip_empty=true leaves such requests out"
+)
+OF_TEXT = (
+    "this is text without token counts, as ShareGPT's: count tokens with the model's tokenizer, "
+    "or take a result of vllm bench serve --dataset-name sharegpt --save-detailed "
+    "(docs/workloads.md shows both)"
+)
 UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 # Numbers from here on are no seconds: counted from 1970, today is 1.8e9 s.
 _EPOCHS = (("ns", 1e17), ("us", 1e14), ("ms", 1e11))
@@ -73,6 +81,8 @@ def find_columns(path: Path, header: Sequence[str], columns: Mapping[str, str]) 
             found[meaning] = columns[meaning]
         elif name := next((name for name in names if name in header), None):
             found[meaning] = name
+        elif meaning in NEEDED and "conversations" in header:
+            raise WorkloadError(f"{path}: {OF_TEXT}")
         elif meaning in NEEDED:
             raise WorkloadError(
                 f"{path}: none of the columns {', '.join(names)}; {has}: name the one with the "
@@ -108,7 +118,9 @@ class TraceTable:
         if session is not None:
             prefix = shared_prefixes([], None, session, prompt + output)
         whole = Trace(prompt, output, arrival_s, user, prefix, session)
-        return whole if len(kept) == len(prompt) and (np.diff(kept) > 0).all() else whole.pick(kept)
+        if len(kept) == len(prompt) and (np.diff(kept) > 0).all():
+            return whole
+        return replace(whole.pick(kept), left_out=len(prompt) - len(kept))
 
     def _numbers(self, meaning: str, *, least: int) -> Ints:
         values = np.empty(len(self.cells[meaning]), np.int64)
@@ -121,6 +133,7 @@ class TraceTable:
                 raise WorkloadError(
                     f"{self.path}: {self.where(i)}: {self.names[meaning]} is {text[:40]!r}: "
                     f"must be a whole number from {least} to {MOST_TOKENS}"
+                    + (f"; {SKIP_EMPTY}" if number == 0 < least else "")
                 )
             values[i] = number
         return values

@@ -29,7 +29,8 @@ _MEASURED = 16  # MiB of content, which tell how much larger it is than the file
 @dataclass(frozen=True)
 class Trace:
     """Prompt and output tokens, arrivals in seconds after the first, users by number, what prompts
-    share with others, and sessions by number (None: not recorded)."""
+    share with others, and sessions by number (None: not recorded). ``left_out`` is the number of
+    rows read without prompt or output tokens."""
 
     prompt: Ints
     output: Ints
@@ -37,6 +38,7 @@ class Trace:
     user: Ints | None = None
     prefix: list[Prefix] | None = None
     session: Ints | None = None
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.prompt)

@@ -9,10 +9,11 @@ from sys import getsizeof
 from typing import Any
 
 from profiler.storage.files import LARGEST_DATA
-from simulator.load.trace_columns import TraceTable, find_columns
+from simulator.load.trace_columns import OF_TEXT, TraceTable, find_columns
 from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened
 from simulator.load.workload import WorkloadError
 
+_START = 2**12  # characters that show what a file is
 # Of vLLM's results: what the lists mean. Its releases since 2025 record when each request started.
 _VLLM = {"prompt": "input_lens", "output": "output_lens", "arrival": "start_times"}
 
@@ -59,7 +60,10 @@ def read_vllm_benchmark(path: Path, limit: int | None) -> TraceTable:
     Raises WorkloadError for a file that is no such result, or has lists of several lengths.
     """
     with opened(path) as file:
-        text = file.read(LARGEST_DATA + 1)
+        start = file.read(_START)
+        if start.lstrip().startswith("[") and '"conversations"' in start:
+            raise WorkloadError(f"{path}: {OF_TEXT}")
+        text = start + file.read(LARGEST_DATA + 1 - _START)
         if len(text) > LARGEST_DATA:
             raise WorkloadError(f"{path}: larger than {LARGEST_DATA >> 20} MiB")
         result = _object(text, str(path))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import version
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -50,6 +50,17 @@ FITS = 2
 TimeBySize = Callable[[ArrayLike], Floats]
 TimeByPair = Callable[[ArrayLike, ArrayLike], Floats]
 """Seconds by one size, and by two (chunk and context, batch and mean context)."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The function ``time``, its values multiplied by ``factor``."""
+
+    time: Callable[..., Floats]
+    factor: float
+
+    def __call__(self, *sizes: ArrayLike) -> Floats:
+        return self.factor * self.time(*sizes)
 
 
 class OpTimes:
@@ -106,16 +117,16 @@ class OpTimes:
         found = copy(self)
         found.factors = dict(factors)
         found.by_rows = {
-            op: _times(time, factors.get(op, 1.0)) for op, time in self.by_rows.items()
+            op: Scaled(time, factors.get(op, 1.0)) for op, time in self.by_rows.items()
         }
         if self.all_reduce is not None:
-            found.all_reduce = _times(self.all_reduce, factors.get(ALL_REDUCE, 1.0))
+            found.all_reduce = Scaled(self.all_reduce, factors.get(ALL_REDUCE, 1.0))
         sent = factors.get(SEND_RECV, 1.0)
-        found.send = {scope: _times(time, sent) for scope, time in self.send.items()}
-        found.prefill = _times(self.prefill, factors.get(PREFILL, 1.0))
-        calls = (_times(each, factors.get(PREFILL, 1.0)) for each in self.together.each)
+        found.send = {scope: Scaled(time, sent) for scope, time in self.send.items()}
+        found.prefill = Scaled(self.prefill, factors.get(PREFILL, 1.0))
+        calls = (Scaled(each, factors.get(PREFILL, 1.0)) for each in self.together.each)
         found.together = Together(self.together.batches, (*calls,))
-        found.decode = _times(self.decode, factors.get(DECODE, 1.0))
+        found.decode = Scaled(self.decode, factors.get(DECODE, 1.0))
         found.unscaled = self
         return found
 
@@ -205,18 +216,6 @@ class OpTimes:
 
     def _beyond(self, op: str, tokens: Floats) -> Floats:
         return self.roofline.beyond(*self._gemms[op])(tokens)
-
-
-Time = TypeVar("Time", bound=Callable[..., Floats])
-
-
-def _times(time: Time, factor: float) -> Time:
-    """The function, its values multiplied."""
-
-    def scaled(*sizes: ArrayLike) -> Floats:
-        return factor * time(*sizes)
-
-    return scaled  # type: ignore[return-value]
 
 
 Gemms = dict[str, tuple[GemmShape, Floats, Floats]]

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from experiments.cli.app import GROUPS, app
@@ -221,3 +223,31 @@ def test_module_runs_like_the_command() -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
     assert not imported & {"numpy", "pandas", "simpy", "matplotlib", "sklearn", "pydantic"}
+
+
+LEFT_OUT = (("models", 60), ("models", 80), ("devices", 60))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("command", ["models", "devices"])
+def test_no_name_and_no_number_is_broken(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every cell's words stand whole in its line; what has no room is named, and in --json."""
+    console = Console(file=StringIO(), width=width, force_terminal=False)
+    monkeypatch.setattr("experiments.cli.data.consoles", lambda: (console, console))
+    assert CliRunner().invoke(app, [command]).exit_code == 0
+    told = json.loads(CliRunner().invoke(app, [command, "--json"]).stdout)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    names = {line.split("│")[1].strip() for line in lines if line.startswith("│")} - {""}
+    assert names == set(told) and len(told) > 10
+    whole = {line.split("│")[2].strip() for line in lines if line.startswith("│")} - {""}
+    key, digits = {"models": ("num_parameters", 2), "devices": ("memory_bytes", 0)}[command]
+    assert whole == {f"{one[key] / 1e9:.{digits}f}" for one in told.values()}
+    assert ("See --json for" in "".join(lines)) == ((command, width) in LEFT_OUT)
+
+
+def test_completion_is_there() -> None:
+    done = CliRunner().invoke(app, ["--help"])
+    assert "--install-completion" in done.output

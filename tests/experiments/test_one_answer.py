@@ -44,7 +44,7 @@ ASKED = {
         *("--tolerance", "0.05", "--workers", "1"),
     ],
     "sensitivity": [
-        *("sensitivity", "server.yaml", "--metrics", "makespan_s", "--replications", "1"),
+        *("sensitivity", "server.yaml", "--metric", "makespan_s", "--replications", "1"),
         *("--only", "all ops,output lengths", "--by", "0.01", "--workers", "1"),
     ],
 }

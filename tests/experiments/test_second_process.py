@@ -94,3 +94,12 @@ def test_bands_are_the_same_from_a_second_process(
     outcome = run_experiment(small, tmp_path / "run")
     assert begun == ["uncertainty_of"] * (len(small.scenarios) - 1) + ["_draw"]
     assert outcome.summary() == simulate_all(small).summary()
+
+
+def test_scaled_op_times_are_sent(tmp_path: Path) -> None:
+    """The recipe of docs/recipes.md, with its figures."""
+    scaled = "engine.op_scale={attn_decode: 0.9, ffn_ln1: 1.2, ffn_ln2: 1.2}"
+    small = load_experiment("first_experiment", ["workload.requests=20", scaled])
+    outcome = run_experiment(small, tmp_path / "run")
+    assert outcome.summary() == simulate_all(small).summary()
+    assert any((tmp_path / "run" / "figures").iterdir())

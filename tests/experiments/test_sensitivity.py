@@ -95,7 +95,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     given["cluster"] = {"max_length": 512, "tp": 2}
     path.write_text(json.dumps(given))
     words = ["sensitivity", str(path), "--out", str(out), "--workers", "1", "--json"]
-    words += ["--replications", "1", "--metrics", "output_tokens_per_s"]
+    words += ["--replications", "1", "--metric", "output_tokens_per_s"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.stderr
     content = json.loads(done.stdout)
@@ -106,6 +106,7 @@ def test_a_run_bound_by_its_ops(tmp_path: Path) -> None:
     assert sum(ops) == pytest.approx(-1, rel=0.01)
     assert rows["link speed"] == pytest.approx(-rows["all_reduce"], rel=0.02)
     assert "burstiness" not in rows
+    assert content["warnings"][0].startswith("one replication has no interval")
     assert "moves most with" in done.stderr
     for name in ("sensitivity.csv", "config.yaml", "figures/tornado.svg", "probes/results.parquet"):
         assert (out / name).is_file(), name
@@ -143,7 +144,7 @@ def test_every_factor_changes_its_own_keys() -> None:
     [
         (["--by", "1"], "--by 1: must be more than 0 and less than 1"),
         (["--only", "attn_deocde"], "--only: 'attn_deocde': one of all ops"),
-        (["--metrics", "speed"], "--metrics: value 'speed'"),
+        (["--metric", "speed"], "--metric: value 'speed'"),
         (["--set", "capacity.slo=fast"], "capacity.slo"),
     ],
 )

@@ -374,3 +374,38 @@ def test_compare_mistakes(result: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["compare", *map(str, folders)])
         assert done.exit_code == 2
         assert re.search(expected, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("count", "ends", "said"),
+    [
+        (2, (1.0, 2.0), "smallest to largest"),
+        (11, (2.0, 10.0), "10th to 90th percentile"),
+        (1, (1.0, 1.0), ""),
+    ],
+)
+def test_a_band_of_few_values_is_their_range(
+    count: int, ends: tuple[float, float], said: str
+) -> None:
+    rows = [
+        {"x": x, "tbt_s.p99": float(value), "steady.state": "steady"}
+        for x in (1, 2)
+        for value in range(1, count + 1)
+    ]
+    figure = figures.lines(pd.DataFrame(rows), "x", None, ["tbt_s.p99"])
+    (axes,) = figure.axes
+    heights = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (float(heights.min()), float(heights.max())) == ends
+    heading = " ".join(figure.get_suptitle().split())
+    assert heading.endswith(said) and bool(heading) == bool(said)
+
+
+def test_a_metric_that_is_the_same_in_all_runs_is_named_and_not_drawn(
+    sweep: Path, tmp_path: Path
+) -> None:
+    """Without pipeline stages there are no bubbles: a Pareto front would be one spot."""
+    drawn = plot_sweep(sweep, tmp_path / "figures", ["bubble_s.p50", "mfu"])
+    assert drawn.note == "not drawn: bubble_s.p50 is 0 in every run"
+    assert "pareto.png" not in {path.name for path in drawn.files}
+    drawn = plot_sweep(sweep, tmp_path / "figures", ["bubble_s.p50"])
+    assert drawn.note == ""

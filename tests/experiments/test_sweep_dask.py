@@ -34,7 +34,7 @@ DASK = Path(sys.executable).with_name("dask")
 
 
 class Cluster:
-    """A scheduler and workers to add; test_docs_sweeps.py starts them as the page says."""
+    """A scheduler and workers to add; `python -m tests.docs` starts them as docs/sweeps.md says."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:

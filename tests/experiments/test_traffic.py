@@ -237,3 +237,39 @@ def test_one_of_a_file_and_lengths() -> None:
     for words in ([], ["shared_prefixes", "--workload", "9:3"]):
         done = CliRunner().invoke(app, ["workload", *words])
         assert done.exit_code == 2 and "FILE and --workload: give one of them" in done.stderr
+
+
+def test_a_trace_with_failed_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands beside its configuration, which may be read from anywhere; so may the result."""
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "beside" / "log.csv").write_text("prompt,decode\n8,2\n9,0\n20,2\n")
+    lengths = {"kind": "trace", "path": "log.csv", "skip_empty": True}
+    config = {
+        "name": "failed", "model": "llama-13b", "device": "a6000",
+        "workload": {"lengths": lengths}, "cluster": {"max_length": 1024},
+        "policy": {"name": "orca", "case": "best"},
+    }  # fmt: skip
+    (tmp_path / "beside" / "failed.yaml").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    said = run("workload", "beside/log.csv", "--set", "workload.lengths.skip_empty=true")
+    assert "2 requests" in said and "1 without prompt or output tokens left out" in said
+    assert "left out" in run("workload", "beside/failed.yaml")
+    said = run("run", "beside/failed.yaml", "--no-figures", "--out", "result")
+    assert "(skip_empty): 1 left out" in said
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run("report", "../result", "--out", "page.html")
+    assert "no timeline" not in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize("given", ["seed=3", "workload.arrivals.scale=2"])
+def test_a_trace_alone_has_only_its_lengths(given: str, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("prompt,decode\n8,2\n")
+    done = CliRunner().invoke(app, ["workload", str(tmp_path / "log.csv"), "--set", given])
+    assert (done.exit_code, f"--set {given}: a trace has" in done.stderr) == (2, True)
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return done.output

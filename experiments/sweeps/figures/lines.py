@@ -23,7 +23,7 @@ from experiments.sweeps.figures.drawing import (
     ticks_at,
 )
 
-LOWER, UPPER = 0.1, 0.9
+LOWER, UPPER, LEAST_FOR_PERCENTILES = 0.1, 0.9, 10
 _PANEL = (5.6, 4.4)
 _MOST_POINTS = 600
 
@@ -31,19 +31,25 @@ _MOST_POINTS = 600
 def lines(table: pd.DataFrame, x: str, by: str | None, metrics: Sequence[str]) -> Figure:
     """Each metric over one axis, a line per value of another.
 
-    The line is the median over the other axes and the seeds, the band its 10th to 90th percentile.
+    The line is the median over the other axes and the seeds, the band its 10th to 90th percentile;
+    of fewer than ten values somewhere, from the smallest to the largest.
     """
-    said = "median over the other axes; band: 10th to 90th percentile"
     figure = Figure(figsize=(_PANEL[0] * len(metrics), _PANEL[1] + 1.0), layout="constrained")
     drawn = figure.subplots(1, len(metrics), squeeze=False).ravel()
     known = table.dropna(subset=[x])
+    keys = [x, "_by"]
+    fewest = known.assign(_by="" if by is None else known[by].map(value_name)).groupby(keys).size()
+    many = fewest.min() >= LEAST_FOR_PERCENTILES
+    lower, upper = (LOWER, UPPER) if many else (0.0, 1.0)
+    band = "10th to 90th percentile" if many else "smallest to largest"
+    said = f"median over the other axes and seeds; band: {band}" if fewest.max() > 1 else ""
     for axes, metric in zip(drawn, metrics, strict=True):
         found_groups = groups(known, by)
         alpha = 0.15 if len(found_groups) < 5 else 0.06
         for name, rows, style in found_groups:
             found = shown(rows, metric).groupby(rows[x])
             middle = found.median().dropna()
-            low, high = found.quantile(LOWER), found.quantile(UPPER)
+            low, high = found.quantile(lower), found.quantile(upper)
             axes.plot(middle.index, middle, marker="o", markersize=5, label=name, **style)
             axes.fill_between(low.index, low, high, color=style["color"], alpha=alpha, linewidth=0)
         scale(axes, "x", known[x])

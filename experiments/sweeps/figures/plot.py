@@ -59,8 +59,9 @@ def plot_sweep(
 
     ``metrics`` are columns of its table (by default throughput and the 99th percentile of the time
     between tokens), ``over`` the axes. The Pareto front shows the first two metrics with a better
-    direction. Latencies of overloaded runs are left out, and every such figure says so. Raises
-    ConfigError for an unknown metric or axis, or if no run has finished.
+    direction. Latencies of overloaded runs are left out, and every such figure says so. A metric
+    that is the same in all runs is left out, and the note names it. Raises ConfigError for an
+    unknown metric or axis, or if no run has finished.
     """
     from experiments.sweeps.figures import lines as figures
     from experiments.sweeps.figures.drawing import overload_note, overloaded
@@ -74,6 +75,7 @@ def plot_sweep(
     table = with_policies(folder, table)
     growing = overloaded(table)
     _drop_latencies(table, growing, chosen)
+    chosen, flat_note = _that_vary(table, chosen)
     numeric = numeric_axes(table, axes)
     _known("--over", over, numeric)
     wanted = list(over or (axis for axis in numeric if axis != "seed"))
@@ -96,11 +98,11 @@ def plot_sweep(
     drawn["cdf"] = lambda: figures.cdfs(
         table, _requests(folder, table, growing, contrast), CDF_COLUMNS, contrast
     )
-    note = overload_note(table, [*chosen, *CDF_COLUMNS])
+    notes = (overload_note(table, [*chosen, *CDF_COLUMNS]), flat_note)
     with result_folder(out, FIGURES_FORMAT) as scratch:
         files = _save(drawn, scratch, progress)
         write_summary(scratch, FIGURES_FORMAT, {"plotted": [folder.name]})
-    return Drawn([out / file.name for file in files], note)
+    return Drawn([out / file.name for file in files], "; ".join(filter(None, notes)))
 
 
 def with_policies(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -122,6 +124,14 @@ def _drop_latencies(table: pd.DataFrame, growing: pd.Series[bool], metrics: Sequ
             table.loc[growing, metric] = np.nan
         if table[metric].isna().all():
             raise ConfigError(f"--metric {metric}: no run has it, or all that do are overloaded")
+
+
+def _that_vary(table: pd.DataFrame, metrics: Sequence[str]) -> tuple[list[str], str]:
+    """The metrics that are not the same in all runs, and which ones are; all if none varies."""
+    flat = [metric for metric in metrics if len(table) > 1 and table[metric].nunique() == 1]
+    left = [metric for metric in metrics if metric not in flat]
+    said = (f"{metric} is {table[metric].dropna().iloc[0]:g} in every run" for metric in flat)
+    return (left, f"not drawn: {', '.join(said)}") if left and flat else (list(metrics), "")
 
 
 def _save(drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress) -> list[Path]:
