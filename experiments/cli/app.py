@@ -126,10 +126,10 @@ def run(
     with ExitStack() as stack:
         # It imports its libraries while this process imports others.
         second = stack.enter_context(SecondProcess()) if figures else None
+        from experiments.cli.progress import ProgressBar
         from experiments.config.loading import load_experiment
         from experiments.figures.slices import parse_window
         from experiments.run.experiment import run_experiment
-        from experiments.run.report import ProgressBar
         from experiments.run.run_answer import run_answer
 
         experiment = load_experiment(config, assignments or [])
@@ -198,10 +198,10 @@ def bench(
       sarathi-sim bench --json | jq .speedup_vs_oracle
       sarathi-sim bench --config bench_paged --json | jq .over_reserved
     """
+    from experiments.cli.progress import ProgressBar, bench_table
     from experiments.config.loading import load_experiment
     from experiments.results import BENCH_FORMAT, maybe_result
     from experiments.run.bench import benchmark
-    from experiments.run.report import ProgressBar, bench_table
 
     stdout, stderr = consoles()
     experiments = [load_experiment(each, assignments or []) for each in config]

@@ -20,8 +20,8 @@ from experiments.cli.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from experiments.cli.progress import ProgressBar
     from experiments.config.loading import Experiment
-    from experiments.run.report import ProgressBar
     from experiments.validate.cells import Cell
     from experiments.validate.summary import Comparisons
 
@@ -79,9 +79,9 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
+    from experiments.cli.progress import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
-    from experiments.run.report import ProgressBar
     from experiments.validate.cells import make_cells
     from experiments.validate.table import table, verdict
 

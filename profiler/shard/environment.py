@@ -15,7 +15,6 @@ import torch
 
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.timing import Timer
-from profiler.storage.memory import host_memory
 
 Facts = dict[str, str | int | float]
 
@@ -67,6 +66,8 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
+    from profiler.storage.memory import host_memory  # psutil, which a GPU node does not need
+
     return host_memory()
 
 
