@@ -116,7 +116,9 @@ def pretend(
         stack.enter_context(
             mock.patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: flash)
         )
-        stack.enter_context(mock.patch.dict(sys.modules, {"pynvml": _nvml(name)}))
+        # Not mock.patch.dict, which would forget what else is imported meanwhile.
+        stack.callback(_set_module, "pynvml", sys.modules.get("pynvml"))
+        _set_module("pynvml", _nvml(name))
         _xformers(stack)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield gpu
@@ -235,6 +237,13 @@ def _setitem(tensor: Any, key: Any, value: Any) -> None:
         found = torch.ops.aten.index.Tensor(found, advanced)
     assert torch.broadcast_shapes(found.shape, value.shape) == found.shape
     assert found.device == value.device and found.dtype == value.dtype
+
+
+def _set_module(name: str, module: ModuleType | None) -> None:
+    if module is None:
+        del sys.modules[name]
+    else:
+        sys.modules[name] = module
 
 
 def _nvml(name: str) -> ModuleType:
