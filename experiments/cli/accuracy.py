@@ -45,7 +45,7 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
       sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8 --out runs/fits
     """
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.figures.fits import describe, write_fits
     from experiments.results import FITS_FORMAT, check_replaceable
     from profiler.bundle.schema import load_bundle
@@ -119,7 +119,7 @@ def accuracy(
     """
     from dataclasses import asdict
 
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.figures import accuracy as studies
     from experiments.figures import kernel_errors
     from experiments.results import ACCURACY_FORMAT, maybe_result

@@ -126,7 +126,7 @@ def run(
     with ExitStack() as stack:
         # It imports its libraries while this process imports others.
         second = stack.enter_context(SecondProcess()) if figures else None
-        from experiments.cli.progress import ProgressBar
+        from experiments.cli.common import ProgressBar
         from experiments.config.loading import load_experiment
         from experiments.figures.slices import parse_window
         from experiments.run.experiment import run_experiment
@@ -198,7 +198,7 @@ def bench(
       sarathi-sim bench --json | jq .speedup_vs_oracle
       sarathi-sim bench --config bench_paged --json | jq .over_reserved
     """
-    from experiments.cli.progress import ProgressBar, bench_table
+    from experiments.cli.common import ProgressBar, bench_table
     from experiments.config.loading import load_experiment
     from experiments.results import BENCH_FORMAT, maybe_result
     from experiments.run.bench import benchmark

@@ -34,7 +34,7 @@ def lockstep(
       sarathi-sim lockstep tests/data/vllm/*.jsonl.gz
       sarathi-sim lockstep base.jsonl.gz --json
     """
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.run.decision_log import read_log, replay
 
     _, err = consoles()

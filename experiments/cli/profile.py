@@ -142,7 +142,7 @@ def profile(
 
 def _measure(settings: Settings, quiet: bool) -> None:
     """Measure what the settings ask for, and print progress and what was written."""
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from profiler.measuring.measure import profile as measure
 
     _, stderr = consoles()

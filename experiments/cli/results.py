@@ -48,7 +48,7 @@ def plot(
       sarathi-sim plot runs/pd_sweep
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.config.errors import ConfigError
     from experiments.run.overlay import plot_results
     from experiments.sweeps.figures.plot import is_sweep, plot_sweep
@@ -87,7 +87,7 @@ def compare(
       sarathi-sim compare runs/before runs/after --out runs/difference
       sarathi-sim compare runs/before runs/after --json
     """
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.results import FIGURES_FORMAT, check_replaceable
     from experiments.run.compare import compare as compared
     from experiments.run.compare import comparison_tables
@@ -138,7 +138,7 @@ def report(
       sarathi-sim report runs/gpt3_pp
       sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
     """
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.report.html_page import write_page
 
     first = results[0].resolve()

@@ -23,7 +23,7 @@ def score_recorded(
 ) -> None:
     """Score runs under a configuration; print, and write ``summary.json``, ``requests.csv`` and a
     figure a run to ``out``."""
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.figures.style import save, styled
     from experiments.results import SCORE_FORMAT, result_folder, write_summary

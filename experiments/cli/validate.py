@@ -20,7 +20,7 @@ from experiments.cli.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import Experiment
     from experiments.validate.cells import Cell
     from experiments.validate.summary import Comparisons
@@ -79,7 +79,7 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
-    from experiments.cli.progress import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
     from experiments.validate.cells import make_cells

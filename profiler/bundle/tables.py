@@ -12,7 +12,7 @@ from profiler.storage.strict import UserError
 
 #: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
 #: one CUDA graph; what the device takes to run them. A CPU has the first (its dispatch) and last.
-OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
+OVERHEADS = ("layer_graph_launch", "layer_graph_run", "layer_launch", "layer_run")
 
 #: Columns that are no whole numbers, and whether they may be 0.
 REAL = {"time_us": False, "spread_pct": True}

@@ -77,12 +77,21 @@ class DegreeSession:
         ordered = sorted(keys, key=lambda key: _work(op, key))
         small, medium = ordered[0], ordered[len(ordered) // 2]
         low, high = _work(op, small), _work(op, medium)
-        at_low, at_high = self.ops.probe(op, small), self.ops.probe(op, medium)
+        at_low, at_high = self._probe(op, small), self._probe(op, medium)
         slope = max(0.0, at_high - at_low) / max(1.0, high - low)
         for key in keys:
             one = at_low + slope * (_work(op, key) - low)
             # Two warm-ups, and half as many samples again for the points that are not steady.
             self._expected[op, key] = (2 + 1.5 * self.settings.repeats) * one + 1e-3
+
+    def _probe(self, op: str, key: Key) -> float:
+        """Approximate seconds of one call; 0 for a point that fails, which is booked at once."""
+        known = self.journal.get(op, key)
+        if known is None:
+            known = self.ops.probe(op, key)
+            if known.time_us is None:
+                self._book(op, key, known)
+        return (known.time_us or 0.0) * 1e-6
 
     def measure(self) -> dict[str, Grid]:
         """All coarse and designed points, then adaptive ones until target or budget."""
@@ -99,7 +108,8 @@ class DegreeSession:
             points = {k: t.time_us or 0.0 for k, t in measured(self.journal, op).items()}
             coarse = {k: v for k, v in points.items() if k in set(self.coarse[op])}
             if not coarse:
-                raise ProfileError(f"tp {self.tp}: no point of {op} fits in memory")
+                why = next(t.note for t in self.journal.points(op).values())
+                raise ProfileError(f"tp {self.tp}: no point of {op} could be measured: {why}")
             grids[op] = make_grid(op, coarse, self.settings.target, limits, resolution)
         self._adapt(grids)
         for line in skipped(self.journal):
@@ -110,8 +120,17 @@ class DegreeSession:
         timing = self.journal.get(op, key)
         if timing is None:
             timing = self.ops.measure(op, key)
-            self.journal.add(op, key, timing)
+            self._book(op, key, timing)
         return timing
+
+    def _book(self, op: str, key: Key, timing: Timing) -> None:
+        """Write a point down. Raises ProfileError where the GPU was lost with it."""
+        self.journal.add(op, key, timing)
+        if timing.lost:
+            raise ProfileError(
+                f"tp {self.tp}: the GPU does nothing more for this process after {op} {key}: "
+                f"{timing.note}; the same command goes on with the next point"
+            )
 
     def _adapt(self, grids: dict[str, Grid]) -> None:
         # What finished points took counts after a restart too, so that it ends where it would have.
@@ -138,15 +157,18 @@ class DegreeSession:
 
     def overhead(self) -> None:
         """Measure the launch overhead of a layer, and print what it means for a simulation."""
-        from profiler.measuring.overhead import advice, time_overhead
+        from profiler.measuring.overhead import advice, overheads
+        from profiler.shard.failures import guarded
 
-        if self.journal.get("overhead", (OVERHEADS.index("layer_launch"),)) is None:
-            for what, timing in time_overhead(self.ops).items():
-                self.journal.add("overhead", (OVERHEADS.index(what),), timing)
+        for what, measure in overheads(self.ops).items():
+            key = (OVERHEADS.index(what),)
+            if self.journal.get("overhead", key) is None:
+                self._book("overhead", key, guarded(measure, self.ops.device))
         times = measured(self.journal, "overhead")
         known = {OVERHEADS[index]: timing.time_us or 0.0 for (index,), timing in times.items()}
         layers = self.settings.model.num_layers
-        self.say(f"tp {self.tp}: {advice(self.settings.device, layers, known)}")
+        if text := advice(self.settings.device, layers, known):
+            self.say(f"tp {self.tp}: {text}")
 
     def collectives(self, ranks: int) -> None:
         """All-reduce over the TP degree, and send/recv between two ranks of this node."""

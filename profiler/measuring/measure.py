@@ -124,6 +124,7 @@ class _ProfileRun:
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
         """The shard whose ops are timed. Raises ProfileError where it does not fit."""
         from profiler.measuring.shard_ops import ShardOps
+        from profiler.shard.failures import reason
 
         model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
         try:
@@ -132,6 +133,8 @@ class _ProfileRun:
             )
         except ValueError as error:
             raise ProfileError(str(error)) from None
+        except RuntimeError as error:  # the device's memory, as another process has some of it
+            raise ProfileError(f"tp {tp}: the shard cannot be made: {reason(error)}") from None
 
     def _bundle(self, run: DegreeSession, grids: Mapping[str, Grid]) -> Bundle:
         """What was measured, with collectives of another bundle where the settings say so."""
@@ -248,6 +251,14 @@ def _attention(
         raise ProfileError(f"tp {tp}: {error}") from None
 
 
+#: Of the environment's facts: the hardware and the libraries that compute. Another machine with
+#: the same ones, whatever its driver, kernel or host CPU, goes on where this one was stopped.
+_IDENTITY = {
+    "cpu": ("processor", "threads", "cpu_capability", "torch"),
+    "cuda": ("gpu", "cuda", "torch"),
+}
+
+
 def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict[str, object]:
     """Everything that a point's time depends on; the grid's limits and the budget are not."""
     return {
@@ -257,11 +268,11 @@ def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict
         "dtype": settings.dtype,
         "repeats": settings.repeats,
         "attention": attention,
-        "environment": {key: known[key] for key in known if not key.endswith("_before")},
+        "environment": {key: known[key] for key in _IDENTITY[settings.device]},
     }
 
 
 def _notes(journal: Journal) -> str:
     lines = skipped(journal)
     text = "measured on one shard with random weights; send_recv inter_node only where given"
-    return f"{text}; {len(lines)} points skipped: {'; '.join(lines[:8])}" if lines else text
+    return f"{text}; {len(lines)} points without a time: {'; '.join(lines[:8])}" if lines else text

@@ -21,6 +21,7 @@ from profiler.shard.attention import (
     decode_step,
     prefill_step,
 )
+from profiler.shard.failures import guarded
 from profiler.shard.layer import ShardLayer
 from profiler.shard.timing import Timer
 
@@ -79,18 +80,26 @@ class ShardOps:
         self._spare = budget_bytes - fixed - self.cache.tokens * kv_bytes
 
     def measure(self, op: str, key: Key) -> Timing:
-        """Time one point; a Timing without a time, and with a note, where it does not fit."""
+        """Time one point; a Timing without a time, and with a note, where that fails."""
+        return self._guarded(op, key, lambda: self.timer(self.call(op, key)))
+
+    def probe(self, op: str, key: Key) -> Timing:
+        """Roughly: the wall-clock time of a second call. Fails as :meth:`measure` does."""
+        return self._guarded(op, key, lambda: self._once(self.call(op, key)))
+
+    def _once(self, call: Callable[[int], object]) -> Timing:
+        with torch.inference_mode():
+            for index in range(2):
+                began = time.perf_counter()
+                call(index)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+        return Timing((time.perf_counter() - began) * 1e6)
+
+    def _guarded(self, op: str, key: Key, measure: Callable[[], Timing]) -> Timing:
         if misfit := self._misfit(op, key):
             return Timing(None, note=misfit)
-        try:
-            return self.timer(self.call(op, key))
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return Timing(None, note="ran out of GPU memory")
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):  # what torch says on a CPU
-                raise
-            return Timing(None, note="ran out of memory")
+        return guarded(measure, self.device)
 
     def _misfit(self, op: str, key: Key) -> str:
         """The reason why a point does not fit in memory; empty if it fits."""
@@ -101,19 +110,6 @@ class ShardOps:
         if size > self._spare:
             return f"needs {size / 1e9:.2f} GB beside the weights, {self._spare / 1e9:.2f} are free"
         return ""
-
-    def probe(self, op: str, key: Key) -> float:
-        """Approximate wall-clock seconds of one call; 0 for a point that does not fit."""
-        if self._misfit(op, key):
-            return 0.0
-        call = self.call(op, key)
-        with torch.inference_mode():
-            for index in range(2):
-                began = time.perf_counter()
-                call(index)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-        return time.perf_counter() - began
 
     def call(self, op: str, key: Key) -> Callable[[int], object]:
         """``call(i)`` runs the op once on the i-th set of buffers."""

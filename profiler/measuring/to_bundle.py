@@ -130,7 +130,7 @@ def spreads(journal: Journal) -> Facts:
 
 
 def skipped(journal: Journal) -> list[str]:
-    """A message for each point that did not fit."""
+    """A message for each point that did not fit or failed."""
     return [
         f"{op} {key if len(key) > 1 else key[0]}: {timing.note}"
         for op in (*LOCAL, *DESIGNED)

@@ -23,8 +23,8 @@ class Timing:
 
     ``time_us`` is the median, ``spread`` the interquartile range over it, ``samples`` how many were
     timed, ``preempted`` in how many of them another process had the core for a while, ``seconds``
-    what measuring took in all. ``time_us`` is None for a point that was skipped, and ``note`` then
-    says why.
+    what measuring took in all. ``time_us`` is None for a point that was skipped or failed, and
+    ``note`` then says why; ``lost`` whether the GPU did no more for this process after it.
     """
 
     time_us: float | None
@@ -33,6 +33,7 @@ class Timing:
     preempted: int = 0
     seconds: float = 0.0
     note: str = ""
+    lost: bool = False
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

@@ -13,9 +13,9 @@ with the options of :func:`pretend` as JSON in the variable ``FAKE_CUDA``.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 _TOTAL_BYTES = 85e9
 
@@ -34,12 +34,13 @@ class Gpu:
     """What the pretended GPU was asked for, and what it shall fail.
 
     ``fail_at`` holds the exception of the n-th synchronization (from 1). ``calls`` counts those.
-    After an exception of :func:`sticky` every later synchronization fails as well.
+    After a ``torch.AcceleratorError`` every later synchronization fails as well.
     """
 
     fail_at: dict[int, BaseException] = field(default_factory=dict)
     calls: int = 0
     broken: BaseException | None = None
+    call_ms: float = 0.05
     log: list[str] = field(default_factory=list)
 
     def synchronize(self, *_: Any) -> None:
@@ -48,7 +49,7 @@ class Gpu:
         self.log.append("wait")
         error = self.fail_at.get(self.calls, self.broken)
         if error is not None:
-            if "CUDA error" in str(error):
+            if isinstance(error, torch.AcceleratorError):
                 self.broken = error
             raise error
 
@@ -126,14 +127,13 @@ def pretend(
 
 class _Event:
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu, self._time_s = gpu, 0.0
+        self._gpu = gpu
 
     def record(self, *_: Any) -> None:
         self._gpu.log.append("record")
-        self._time_s = time.perf_counter()
 
     def elapsed_time(self, end: _Event) -> float:
-        return max(1e-3, (end._time_s - self._time_s) * 1e3)
+        return self._gpu.call_ms
 
     def synchronize(self) -> None:
         self._gpu.synchronize()
@@ -160,27 +160,28 @@ class _Generator:
 
 def _functions() -> dict[str, Any]:
     """Makers of tensors: those that would draw or copy numbers make empty ones of the shape."""
-    real = {key: getattr(torch, key) for key in ("randn", "randint", "tensor", "arange")}
-    from_numpy = torch.from_numpy
+    randn, randint, tensor, from_numpy = (
+        torch.randn, torch.randint, torch.tensor, torch.from_numpy,
+    )  # fmt: skip
 
-    def without_generator(key: str) -> Any:
-        return lambda *size, generator=None, **more: real[key](*size, **more)
+    def tensor_of(data: Any, device: Any = None, dtype: Any = None, **_: Any) -> torch.Tensor:
+        with unset_fake_temporarily():
+            found = tensor(data, dtype=dtype)
+        return torch.empty(found.shape, dtype=found.dtype, device=device or "cpu")
 
-    def moved(key: str) -> Any:
-        def make(*args: Any, device: Any = None, pin_memory: bool = False, **more: Any) -> Any:
-            found = real[key](*args, **more)
-            if device is None:
-                return found
-            return torch.empty(found.shape, dtype=found.dtype, device=device)
-
-        return make
+    def arange(*ends: float, device: Any = None, dtype: Any = None, **_: Any) -> torch.Tensor:
+        first, end, step = (0, *ends, 1)[-3:] if len(ends) == 1 else (*ends, 1)[:3]
+        if dtype is None:
+            whole = all(isinstance(value, int) for value in ends)
+            dtype = torch.int64 if whole else torch.float32
+        return torch.empty(max(0, math.ceil((end - first) / step)), dtype=dtype, device=device)
 
     return {
         "Generator": _Generator,
-        "randn": without_generator("randn"),
-        "randint": without_generator("randint"),
-        "tensor": moved("tensor"),
-        "arange": moved("arange"),
+        "randn": lambda *size, generator=None, **more: randn(*size, **more),
+        "randint": lambda *size, generator=None, **more: randint(*size, **more),
+        "tensor": tensor_of,
+        "arange": arange,
         "from_numpy": lambda array: torch.empty(array.shape, dtype=from_numpy(array).dtype),
     }
 
