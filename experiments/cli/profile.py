@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp16", "bf16", "fp32"]
-AttentionBy = Literal["auto", "xformers", "sdpa"]
+AttentionBy = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
 _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -57,7 +57,11 @@ TargetOption = Annotated[
     typer.Option(min=0.01, callback=finite, help="Stop at this held-out error, in percent."),
 ]
 AttentionOption = Annotated[
-    AttentionBy, typer.Option(help="auto: xformers if it works, else torch SDPA.")
+    AttentionBy,
+    typer.Option(
+        help="auto: xformers if it works, else torch SDPA; cudnn and fa3 (FlashAttention 3) are "
+        "kernels of SDPA."
+    ),
 ]
 InterNodeOption = Annotated[
     Path | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ from profiler.shard.timing import Timer
 #: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2 instead.
 _COLD_BYTES = 96 * 2**20
 _MOST_COPIES = 8
+#: The ops that are one call of an attention kernel.
+ATTENTION_POINTS = ("attn_prefill", "attn_decode", "attn_decode_skew")
 
 
 class ShardOps:
@@ -81,7 +84,11 @@ class ShardOps:
 
     def measure(self, op: str, key: Key) -> Timing:
         """Time one point; a Timing without a time, and with a note, where that fails."""
-        return self._guarded(op, key, lambda: self.timer(self.call(op, key)))
+        self.attention.kernel = None
+        timing = self._guarded(op, key, lambda: self.timer(self.call(op, key)))
+        if op in ATTENTION_POINTS and self.attention.kernel:
+            return replace(timing, kernel=f"{self.attention.library} {self.attention.kernel}")
+        return timing
 
     def probe(self, op: str, key: Key) -> Timing:
         """Roughly: the wall-clock time of a second call. Fails as :meth:`measure` does."""

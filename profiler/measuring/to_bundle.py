@@ -110,7 +110,7 @@ def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataF
     ]
     frame = pd.DataFrame(rows, columns=[*table.columns, "spread_pct"])
     if "backend" in table.extras:
-        frame["backend"] = backend
+        frame["backend"] = [timing.kernel or backend for timing in points.values()]
     return frame.sort_values(list(table.key), ignore_index=True)
 
 

@@ -25,6 +25,7 @@ class Timing:
     timed, ``preempted`` in how many of them another process had the core for a while, ``seconds``
     what measuring took in all. ``time_us`` is None for a point that was skipped or failed, and
     ``note`` then says why; ``lost`` whether the GPU did no more for this process after it.
+    ``kernel`` is what computed attention, where that is known of the point.
     """
 
     time_us: float | None
@@ -34,6 +35,7 @@ class Timing:
     seconds: float = 0.0
     note: str = ""
     lost: bool = False
+    kernel: str = ""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

@@ -13,8 +13,9 @@ from profiler.facts.ops import OPS
 from profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
 TILE = 128
-#: What computes attention: xformers where it works, else SDPA; or one of the two and nothing else.
-AttentionChoice = Literal["auto", "xformers", "sdpa"]
+#: What computes attention: xformers where it works, else SDPA's flash or efficient kernel; or one
+#: and nothing else: cudnn is SDPA's cuDNN kernel, fa3 FlashAttention 3 in SDPA.
+AttentionChoice = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
 
 
 @dataclass(frozen=True)

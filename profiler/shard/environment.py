@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from profiler.planning.journal import Timing
 from profiler.planning.profile_error import ProfileError
+from profiler.shard.failures import guarded
 from profiler.shard.timing import Timer
 
 Facts = dict[str, str | int | float]
@@ -147,12 +149,19 @@ def _nvml_handle(nvml: Any) -> Any:
 
 
 def copy_bandwidth(device: torch.device, timer: Timer, free_bytes: float) -> float:
-    """Bytes read and written per second by one large copy."""
+    """Bytes read and written per second by one large copy. Raises ProfileError if it fails."""
     size = int(min(512 * 2**20, free_bytes / 8))
-    source = torch.ones(size, dtype=torch.int8, device=device)
-    target = torch.zeros_like(source)
-    timing = timer(lambda _: target.copy_(source))
-    assert timing.time_us is not None
+
+    def copy() -> Timing:
+        source = torch.ones(size, dtype=torch.int8, device=device)
+        target = torch.zeros_like(source)
+        return timer(lambda _: target.copy_(source))
+
+    timing = guarded(copy, device)
+    if timing.time_us is None:
+        raise ProfileError(
+            f"the memory's bandwidth was not measured: {timing.note}; the same command tries again"
+        )
     return 2 * size / (timing.time_us * 1e-6)
 
 

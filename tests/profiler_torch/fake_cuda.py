@@ -24,7 +24,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.attention import bias
 
 _TOTAL_BYTES = 85e9
 
@@ -120,6 +122,7 @@ def pretend(
         # Not mock.patch.dict, which would forget what else is imported meanwhile.
         stack.callback(_set_module, "pynvml", sys.modules.get("pynvml"))
         _set_module("pynvml", _nvml(name))
+        stack.enter_context(mock.patch.object(bias, "causal_lower_right", _LowerRight))
         _xformers(stack)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield gpu
@@ -148,6 +151,20 @@ class _Stream:
 
     def synchronize(self) -> None:
         pass
+
+
+class _LowerRight:
+    """torch's CausalBias, which no fake tensor can be."""
+
+    def __init__(self, queries: int, keys: int) -> None:
+        self.sizes = (queries, keys)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func is F.scaled_dot_product_attention
+        q, k, v = args
+        assert (q.shape[2], k.shape[2]) == kwargs["attn_mask"].sizes and k.shape == v.shape
+        return torch.empty_like(q)
 
 
 class _Generator:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from profiler.bundle.schema import Bundle, load_bundle  # noqa: E402
 from profiler.facts.model import load_model  # noqa: E402
+from profiler.measuring import degree  # noqa: E402
 from profiler.measuring.measure import profile  # noqa: E402
 from profiler.planning.profile_error import ProfileError  # noqa: E402
 from profiler.planning.settings import Limits, Settings  # noqa: E402
@@ -28,6 +29,19 @@ SETTINGS = Settings(
     TINY, (1,), "cuda", "bfloat16", Path(), Limits(16, 32, 2), budget_s=0, repeats=1,
     attention="sdpa",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest, a medium and the largest point of every op."""
+    for name in ("coarse_grid", "designed_points"):
+        all_points = getattr(degree, name)
+
+        def some(op: str, limits: Limits, points: Any = all_points) -> list[Any]:
+            found = points(op, limits)
+            return [found[0], found[len(found) // 2], found[-1]]
+
+        monkeypatch.setattr(degree, name, some)
 
 
 def measured(out: Path, lines: list[str] | None = None, **changes: Any) -> Bundle:
@@ -75,10 +89,11 @@ def test_a_lost_gpu_while_launches_are_timed_is_not_met_again(tmp_path: Path) ->
     """Every overhead is a point of its own."""
     with fake_cuda.pretend() as gpu:
         measured(tmp_path / "whole")
-    for back in (2, 20):
-        out = tmp_path / str(back)
+    launches = gpu.log.index("replay")
+    for at in (gpu.log[:launches].count("wait") + more for more in (-3, 2)):
+        out = tmp_path / str(at)
         with (
-            fake_cuda.pretend(fail_at={gpu.calls - back: "sticky"}),
+            fake_cuda.pretend(fail_at={at: "sticky"}),
             pytest.raises(ProfileError, match="overhead"),
         ):
             measured(out)
