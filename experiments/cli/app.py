@@ -167,6 +167,14 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     from experiments.run.report import deployments_table
 
     experiment = load_experiment(config, assignments or [])
+    if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
+        from experiments.validate.cells import make_cells
+        from experiments.validate.table import cells_table
+
+        cells = make_cells(experiment)
+        typer.echo(f"{experiment.file}: good, for sarathi-sim validate")
+        consoles()[0].print(cells_table(cells))
+        return
     deployments = deploy_all(experiment)
     print_notes(note for deployment in deployments.values() for note in deployment.remarks)
     typer.echo(f"{experiment.file}: good")

@@ -10,8 +10,22 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.run.rich_table import rich_table
+from experiments.validate.cells import Cell
 from experiments.validate.differences import PREDICTIONS, Comparison
 from experiments.validate.summary import FEWEST_REPEATS
+
+
+def cells_table(cells: Sequence[Cell]) -> Table:
+    """What a validation would run, side by side."""
+    rows = {
+        "model": [cell.model.name for cell in cells],
+        "this machine's": [cell.device for cell in cells],
+        "policy": [cell.scenario.policy.name for cell in cells],
+        "TP x PP": ["{1} x {0}".format(*cell.layout) for cell in cells],
+        "sequences of a micro-batch": [str(cell.sequences) for cell in cells],
+        "requests": [f"{len(cell.requests()):,}" for cell in cells],
+    }
+    return rich_table([""], [cell.name for cell in cells], [[k, *v] for k, v in rows.items()])
 
 
 def table(result: Mapping[str, Any]) -> Table:

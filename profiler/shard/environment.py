@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from profiler.facts.device import product_folder
 from profiler.planning.journal import Timing
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.failures import guarded
@@ -51,8 +52,7 @@ def default_device_name(device: str) -> str:
     """``cpu``, or the GPU's name as a folder name: "NVIDIA H200" becomes "h200"."""
     if device == "cpu":
         return "cpu"
-    name = torch.cuda.get_device_name().lower().removeprefix("nvidia").strip()
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "gpu"
+    return product_folder(torch.cuda.get_device_name())
 
 
 def devices_on_node(device: str, threads: int) -> int:

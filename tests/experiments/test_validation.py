@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment, load_experiment
 from experiments.results import to_json
@@ -431,3 +433,15 @@ def test_cells_that_share_an_engine_have_blocks_of_one_size(tmp_path: Path) -> N
     scenarios = {"vllm": PAGED["scenarios"]["vllm"], "other": other}
     with pytest.raises(ConfigError, match=r"kv_cache.block_size: value 4: must be as in other"):
         engine_spec(make_cells(load(tmp_path, **PAGED | {"scenarios": scenarios})))
+
+
+@pytest.mark.parametrize("config", ["validate_cpu", "validate_gpu"])
+def test_check_takes_the_configuration_of_a_validation(config: str) -> None:
+    """Its device is this machine's, which is no shipped one."""
+    done = CliRunner().invoke(app, ["check", config])
+    assert done.exit_code == 0, done.stderr
+    assert "good, for sarathi-sim validate" in done.stdout
+    assert "sarathi" in done.stdout
+    refused = CliRunner().invoke(app, ["check", config, "--set", "cluster.replicas=2"])
+    assert refused.exit_code == 2
+    assert "must be 1: one engine is run" in refused.stderr
