@@ -206,10 +206,11 @@ def bench(
       sarathi-sim bench --json | jq .speedup_vs_oracle
       sarathi-sim bench --config bench_paged --json | jq .over_reserved
     """
-    from experiments.cli.common import ProgressBar, bench_table
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.results import BENCH_FORMAT, maybe_result
     from experiments.run.bench import benchmark
+    from experiments.run.report import bench_table
 
     stdout, stderr = consoles()
     experiments = [load_experiment(each, assignments or []) for each in config]

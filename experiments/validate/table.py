@@ -21,7 +21,7 @@ def cells_table(cells: Sequence[Cell]) -> Table:
         "model": [cell.model.name for cell in cells],
         "this machine's": [cell.device for cell in cells],
         "policy": [cell.scenario.policy.name for cell in cells],
-        "TP x PP": ["{1} x {0}".format(*cell.layout) for cell in cells],
+        "TP x PP": [f"{tp} x {pp}" for pp, tp in (cell.layout for cell in cells)],
         "sequences of a micro-batch": [str(cell.sequences) for cell in cells],
         "requests": [f"{len(cell.requests()):,}" for cell in cells],
     }

@@ -15,7 +15,7 @@ from profiler.measuring.fused import fused_layer, slots_of
 from profiler.planning.designed import skewed_contexts
 from profiler.planning.grid import Key
 from profiler.planning.journal import Timing
-from profiler.planning.settings import Limits
+from profiler.planning.settings import FlushMode, Limits
 from profiler.shard.attention import (
     Attention,
     KVCache,
@@ -27,9 +27,10 @@ from profiler.shard.layer import ShardLayer
 from profiler.shard.timing import Timer
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
-#: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2 instead.
-_COLD_BYTES = 96 * 2**20
-_MOST_COPIES = 8
+#: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2; where it does
+#: not, the copies of the smallest matrix are this many bytes.
+_COLD_BYTES = {"cpu": 96 * 2**20, "cuda": 256 * 2**20}
+_MOST_COPIES = {"cpu": 8, "cuda": 64}
 #: The ops that are one call of an attention kernel.
 ATTENTION_POINTS = ("attn_prefill", "attn_decode", "attn_decode_skew")
 
@@ -55,16 +56,16 @@ class ShardOps:
         self.model, self.timer, self.attention = model, timer, attention
         self.size = torch.finfo(dtype).bits // 8
         self.device, self.dtype = device, dtype
-        needs = memory_needs(model, tp, self.size, limits, device.type)
+        copies = weight_copies(model, tp, self.size, device.type, timer.flush)
+        needs = memory_needs(model, tp, self.size, limits, copies)
         fixed = needs["weights"] + needs["tables"]
         if fixed > 0.9 * budget_bytes:
             raise ValueError(
                 f"{model.name} tp {tp}: one layer's weights need {fixed / 1e9:.2f} GB and "
                 f"{budget_bytes / 1e9:.2f} GB are free; use a larger tp"
             )
-        self.layer = ShardLayer(
-            model, tp, device, dtype, weight_copies(model, tp, self.size, device.type)
-        )
+        self.needs = needs
+        self.layer = ShardLayer(model, tp, device, dtype, copies)
         head = self.layer.shapes["lm_head"]
         self._head = self.layer.random(head.n, head.k, scale=head.k**-0.5)
         self._table = self.layer.random(model.vocab_size, model.hidden_size)
@@ -93,6 +94,20 @@ class ShardOps:
     def probe(self, op: str, key: Key) -> Timing:
         """Roughly: the wall-clock time of a second call. Fails as :meth:`measure` does."""
         return self._guarded(op, key, lambda: self._once(self.call(op, key)))
+
+    def sustained(self, key: Key, seconds: float) -> tuple[Timing, Timing]:
+        """A ``mixed`` layer back to back for so long: its time at the start and at the end.
+
+        The caches are as warm as in that layer's own loop, so only the two compare.
+        """
+        first = guarded(lambda: self.timer.without_pause(self.call("mixed", key), 0.5), self.device)
+        if first.time_us is None:
+            return first, first
+        last = guarded(
+            lambda: self.timer.without_pause(self.call("mixed", key), seconds, seconds / 4),
+            self.device,
+        )
+        return first, last
 
     def _once(self, call: Callable[[int], object]) -> Timing:
         with torch.inference_mode():
@@ -221,26 +236,29 @@ def _slots(op: str, key: Key) -> int:
     return slots_of(*key) if op == "mixed" else 0
 
 
-def weight_copies(model: ModelSpec, tp: int, size: int, device: str) -> int:
+def weight_copies(model: ModelSpec, tp: int, size: int, device: str, flush: FlushMode) -> int:
     """Sets of layer weights to rotate over."""
-    if device == "cuda":
+    if device == "cpu":
+        rotated, fewest = model.layer_weights(tp) * size, 1
+    elif flush == "rotate":
+        gemms = model.gemms(tp)
+        rotated, fewest = min(gemms[op].n * gemms[op].k for op in LAYER_GEMMS) * size, 4
+    else:
         return 1
-    one = model.layer_weights(tp) * size
-    return max(1, min(_MOST_COPIES, -(-_COLD_BYTES // one)))
+    return max(fewest, min(_MOST_COPIES[device], -(-_COLD_BYTES[device] // rotated)))
 
 
 def memory_needs(
-    model: ModelSpec, tp: int, size: int, limits: Limits, device: str
+    model: ModelSpec, tp: int, size: int, limits: Limits, copies: int
 ) -> dict[str, int]:
     """Bytes a profile takes on one device: weights, tables, KV cache, largest input."""
     gemms, kv_heads = model.gemms(tp), model.heads_per_rank(tp)[1]
-    one = model.layer_weights(tp)
     positions = model.max_position_embeddings if model.learned_positions else 0
     tables = (gemms["lm_head"].n + model.vocab_size + positions) * model.hidden_size
     widest = max(shape.n + shape.k for shape in gemms.values())
     slots = max(limits.max_batch, 2) * limits.max_context
     return {
-        "weights": one * size * weight_copies(model, tp, size, device),
+        "weights": model.layer_weights(tp) * size * copies,
         "tables": tables * size,
         "kv_cache": slots * 2 * kv_heads * model.head_dim * size,
         "inputs": max(4 * limits.max_tokens * widest, limits.max_context**2 // 2) * size,

@@ -25,7 +25,8 @@ class Timing:
     timed, ``preempted`` in how many of them another process had the core for a while, ``seconds``
     what measuring took in all. ``time_us`` is None for a point that was skipped or failed, and
     ``note`` then says why; ``lost`` whether the GPU did no more for this process after it.
-    ``kernel`` is what computed attention, where that is known of the point.
+    ``kernel`` is what computed attention, where that is known of the point. The rest is the GPU's
+    state meanwhile (profiler/shard/nvml.py).
     """
 
     time_us: float | None
@@ -36,6 +37,10 @@ class Timing:
     note: str = ""
     lost: bool = False
     kernel: str = ""
+    clock_mhz: float = 0.0
+    power_w: float = 0.0
+    temperature_c: float = 0.0
+    throttle: str = ""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

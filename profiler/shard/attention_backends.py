@@ -108,9 +108,9 @@ class SdpaAttention:
         )
         return out.reshape(batch, heads, dim)
 
-    def _attend(self, kind: str, *inputs: Tensor, **options: Any) -> Tensor:
+    def _attend(self, kind: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if not self._fused:
-            return F.scaled_dot_product_attention(*inputs, **options)
+            return F.scaled_dot_product_attention(q, k, v, **options)
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         allowed: Sequence[str] = self._fused
@@ -122,7 +122,7 @@ class SdpaAttention:
         for backend in allowed:
             try:
                 with sdpa_kernel(getattr(SDPBackend, backend)):
-                    out = F.scaled_dot_product_attention(*inputs, **options)
+                    out = F.scaled_dot_product_attention(q, k, v, **options)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:

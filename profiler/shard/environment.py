@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -108,44 +105,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def gpu_state(when: str) -> Facts:
-    """Driver, clocks (MHz), temperature (Celsius) and power (W), as far as NVML tells them."""
-    try:
-        import pynvml
-
-        nvml: Any = pynvml
-        nvml.nvmlInit()
-        gpu = _nvml_handle(nvml)
-    except Exception:  # no NVML, no GPU: a measurement does without
-        return {}
-    asked: dict[str, Callable[[], str | int | float]] = {
-        "driver": lambda: str(nvml.nvmlSystemGetDriverVersion()),
-        f"sm_clock_mhz_{when}": lambda: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
-        f"memory_clock_mhz_{when}": lambda: int(
-            nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)
-        ),
-        f"temperature_c_{when}": lambda: int(
-            nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
-        ),
-        f"power_w_{when}": lambda: round(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, 1),
-    }
-    known: Facts = {}
-    for name, ask in asked.items():
-        with contextlib.suppress(Exception):  # a part of a GPU, say, knows no power
-            known[name] = ask()
-    with contextlib.suppress(Exception):
-        nvml.nvmlShutdown()
-    return known
-
-
-def _nvml_handle(nvml: Any) -> Any:
-    """The GPU that torch calls 0: NVML counts all, torch those that CUDA_VISIBLE_DEVICES names."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if first.startswith(("GPU-", "MIG-")):
-        return nvml.nvmlDeviceGetHandleByUUID(first)
-    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
 
 
 def copy_bandwidth(device: torch.device, timer: Timer, free_bytes: float) -> float:

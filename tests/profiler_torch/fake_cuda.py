@@ -44,6 +44,7 @@ class Gpu:
     broken: BaseException | None = None
     call_ms: float = 0.05
     log: list[str] = field(default_factory=list)
+    nvml: Any = None
 
     def synchronize(self, *_: Any) -> None:
         """Fail if it is time to."""
@@ -96,6 +97,7 @@ def pretend(
         "mem_get_info": lambda *_: (int(free_bytes), int(_TOTAL_BYTES)),
         "get_device_properties": lambda *_, **__: properties,
         "_lazy_init": lambda: None,
+        "_sleep": lambda cycles: gpu.log.append("sleep"),
         "Event": lambda enable_timing=False: _Event(gpu),
         "Stream": _Stream,
         "current_stream": lambda *_: _Stream(),
@@ -121,7 +123,8 @@ def pretend(
         )
         # Not mock.patch.dict, which would forget what else is imported meanwhile.
         stack.callback(_set_module, "pynvml", sys.modules.get("pynvml"))
-        _set_module("pynvml", _nvml(name))
+        gpu.nvml = _nvml(name)
+        _set_module("pynvml", gpu.nvml)
         stack.enter_context(mock.patch.object(bias, "causal_lower_right", _LowerRight))
         _xformers(stack)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -268,7 +271,7 @@ def _nvml(name: str) -> ModuleType:
     """The calls of pynvml that are used, with the values of a busy GPU."""
     module = ModuleType("pynvml")
     module.__dict__.update(
-        NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0,
+        NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, NVML_FI_DEV_POWER_INSTANT=186,
         nvmlInit=lambda: None, nvmlShutdown=lambda: None,
         nvmlSystemGetDriverVersion=lambda: "580.1",
         nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
@@ -276,7 +279,12 @@ def _nvml(name: str) -> ModuleType:
         nvmlDeviceGetName=lambda gpu: name,
         nvmlDeviceGetClockInfo=lambda gpu, kind: 1000 * kind,
         nvmlDeviceGetTemperature=lambda gpu, kind: 41,
+        nvmlDeviceGetMaxClockInfo=lambda gpu, kind: 1980,
+        nvmlDeviceGetEnforcedPowerLimit=lambda gpu: 700_000,
         nvmlDeviceGetPowerUsage=lambda gpu: 345_678,
+        nvmlDeviceGetFieldValues=lambda gpu, fields: [
+            SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=543_210)) for _ in fields
+        ],
         nvmlDeviceGetCurrentClocksEventReasons=lambda gpu: 0,
     )  # fmt: skip
     return module

@@ -12,13 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from profiler.bundle.schema import Bundle, load_bundle  # noqa: E402
 from profiler.facts.model import load_model  # noqa: E402
-from profiler.measuring import degree  # noqa: E402
+from profiler.measuring import degree, shard_ops  # noqa: E402
 from profiler.measuring.measure import profile  # noqa: E402
 from profiler.planning.profile_error import ProfileError  # noqa: E402
 from profiler.planning.settings import Limits, Settings  # noqa: E402
-from profiler.shard import environment  # noqa: E402
+from profiler.shard import environment, timing  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
@@ -27,7 +29,7 @@ TINY = replace(load_model("tiny-llama-40m"), hidden_size=256, num_heads=4, num_k
                head_dim=64, ffn_hidden_size=512, vocab_size=512, num_layers=2)  # fmt: skip
 SETTINGS = Settings(
     TINY, (1,), "cuda", "bfloat16", Path(), Limits(16, 32, 2), budget_s=0, repeats=1,
-    attention="sdpa",
+    attention="sdpa", sustained_s=0.01,
 )  # fmt: skip
 
 
@@ -39,7 +41,7 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def some(op: str, limits: Limits, points: Any = all_points) -> list[Any]:
             found = points(op, limits)
-            return [found[0], found[len(found) // 2], found[-1]]
+            return sorted({found[0], found[len(found) // 2], found[-1]})
 
         monkeypatch.setattr(degree, name, some)
 
@@ -85,6 +87,7 @@ def test_after_a_lost_gpu_the_same_command_goes_on(tmp_path: Path, at: int) -> N
     assert "an illegal memory access" in skipped
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_while_launches_are_timed_is_not_met_again(tmp_path: Path) -> None:
     """Every overhead is a point of its own."""
     with fake_cuda.pretend() as gpu:
@@ -104,8 +107,6 @@ def test_a_lost_gpu_while_launches_are_timed_is_not_met_again(tmp_path: Path) ->
 def test_weights_that_no_longer_fit_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from profiler.measuring import shard_ops
-
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
 
@@ -136,6 +137,7 @@ def test_another_machine_with_the_same_gpu_goes_on(
     assert bundle.meta.environment["processor"] == "another CPU"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"name": "NVIDIA H200"}, {"torch": "2.99"}, {"dtype": "float16"}], ids=str
 )
@@ -173,3 +175,127 @@ def test_profile_imports_no_simulator() -> None:
     loaded = set(done.stdout.split())
     needless = {"simulator", "simpy", "bokeh", "matplotlib", "jinja2", "dask", "joblib", "psutil"}
     assert not loaded & needless
+
+
+def test_clock_power_and_throttling_are_those_of_each_point(tmp_path: Path) -> None:
+    """Not those of an idle GPU before and after."""
+    with fake_cuda.pretend() as gpu:
+        gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda _: 0x4 | 0x1
+        bundle = measured(tmp_path)
+    for frame in (bundle.linear, bundle.attn_decode, bundle.mixed):
+        assert set(frame["power_w"]) == {543.2}
+        assert set(frame["sm_clock_mhz"]) == {1000.0}
+    known = bundle.meta.environment
+    assert known["slowed_points"] == "power cap 100 %"
+    assert known["sm_clock_mhz_median"] == 1000.0
+    assert known["power_limit_w"] == 700.0
+    assert known["sustained_slower_pct"] == 0.0
+    assert known["sustained_slowed_by"] == "power cap"
+    assert known["sustained_power_w"] == 543.2
+    assert (known["flush"], known["event_floor_us"]) == ("read", 50.0)
+    assert "sm_clock_mhz_before" not in known
+
+
+def test_without_nvml_a_profile_has_no_such_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_cuda.pretend():
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        bundle = measured(tmp_path)
+    assert "power_w" not in bundle.linear
+
+
+def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with fake_cuda.pretend():
+        settings = replace(SETTINGS, out=tmp_path, ops=("preproj", "mixed"))
+        assert profile(settings, lines.append, lambda *_: None) == []
+        assert lines[-1] == "tp 1: 6 points are kept; without --ops it goes on"
+        ops = {line.split('"')[3] for line in journal(tmp_path).splitlines()}
+        assert ops == {"preproj", "mixed"}
+        bundle = measured(tmp_path, lines)
+    assert "tp 1: resuming, 6 points are finished already" in lines
+    assert len(bundle.linear) == 6 * 3 + 2
+    unknown = pytest.raises(ProfileError, match=r"--ops prepro: unknown, did you mean")
+    with fake_cuda.pretend(), unknown:
+        measured(tmp_path / "other", ops=("prepro",))
+
+
+def test_seconds_are_a_hard_limit(tmp_path: Path) -> None:
+    with fake_cuda.pretend():
+        with pytest.raises(ProfileError, match=r"--max-seconds are over, \d+ points are finished"):
+            measured(tmp_path, max_s=0.3)
+        measured(tmp_path)
+
+
+def test_the_announced_time_holds_the_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: every sample takes the flush's 10 s and next to nothing."""
+    timer = timing.Timer.__init__
+
+    def slow(self: Any, *args: Any, **more: Any) -> None:
+        timer(self, *args, **more)
+        self.flush_s = 10.0
+
+    monkeypatch.setattr(timing.Timer, "__init__", slow)
+    lines: list[str] = []
+    with fake_cuda.pretend():
+        measured(tmp_path, lines)
+    (announced,) = [line for line in lines if "coarse points" in line]
+    points = 8 * 3 + 2 + 2 * 3
+    seconds = float(announced.split("take about ")[1].split(" s")[0])
+    assert seconds == pytest.approx(points * 3.5 * 10, rel=0.01)
+
+
+@pytest.mark.parametrize("flush", ["write", "read", "rotate"])
+def test_each_way_to_make_the_cache_cold(flush: Any) -> None:
+    with fake_cuda.pretend() as gpu:
+        timer = timing.Timer(torch.device("cuda"), 1, flush=flush)
+        gpu.log.clear()
+        with CountedOps() as ops:
+            timer(lambda index: gpu.log.append("call"))
+    one = ["record", "call", "record", "wait"]
+    if flush == "rotate":
+        assert gpu.log == 3 * ["sleep", *one]
+        assert ops.names == []
+    else:
+        assert gpu.log == 3 * one
+        op = {"write": "aten.zero_.default", "read": "aten.sum.default"}[flush]
+        assert ops.names == 3 * 16 * [op]
+
+
+class CountedOps(TorchDispatchMode):
+    """The names of what torch runs inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_flush_is_chosen_by_the_ceiling() -> None:
+    """Faster than a copy is the L2's speed; of the others the fastest was disturbed least."""
+    assert timing.best_flush({"write": 2.9e12, "read": 3.2e12, "rotate": 3.5e12}, 3.3e12) == "read"
+    assert timing.best_flush({"write": 2.9e12, "read": 3.2e12, "rotate": 3.25e12}, 3.3e12) == (
+        "rotate"
+    )
+    assert timing.best_flush({"write": 9e12}, 3.3e12) == "read"
+
+
+def test_rotated_weights_are_larger_than_any_cache() -> None:
+    """Of 13B's TP 8 the smallest matrix has 640 x 5120 numbers: 6.6 MB, so 41 copies."""
+    model = load_model("llama-13b")
+    assert shard_ops.weight_copies(model, 8, 2, "cuda", "rotate") == 41
+    assert shard_ops.weight_copies(model, 1, 2, "cuda", "rotate") == 6
+    assert shard_ops.weight_copies(model, 8, 2, "cuda", "read") == 1
+
+
+def test_a_search_that_gets_no_better_is_over() -> None:
+    assert not degree.stalled([0.5] * 31)
+    assert degree.stalled([0.5] * 32)
+    assert not degree.stalled([0.5] * 16 + [0.4] * 16)
+    assert degree.stalled([0.5] * 40 + [0.4] * 16 + [0.39] * 16)
