@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp16", "bf16", "fp32"]
+WeightsBy = Literal["dtype", "fp8"]
 FlushBy = Literal["write", "read", "rotate"]
 AttentionBy = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
 _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
@@ -64,6 +65,10 @@ AttentionOption = Annotated[
         help="auto: xformers if it works, else torch SDPA; cudnn and fa3 (FlashAttention 3) are "
         "kernels of SDPA."
     ),
+]
+WeightsOption = Annotated[
+    WeightsBy,
+    typer.Option(help="Number format of the layer's GEMMs: that of --dtype, or fp8 (a GPU's)."),
 ]
 FlushOption = Annotated[
     FlushBy,
@@ -116,6 +121,7 @@ def profile(
     budget: BudgetOption = None,
     target_error: TargetOption = 3.0,
     attention: AttentionOption = "auto",
+    weights: WeightsOption = "dtype",
     flush: FlushOption = "read",
     ops: OpsOption = None,
     max_seconds: MaxSecondsOption = None,
@@ -169,6 +175,7 @@ def profile(
         collectives=collectives,
         attention=attention,
         force=force,
+        weights=weights,
         flush=flush,
         ops=tuple(ops or ()),
         max_s=max_seconds or math.inf,

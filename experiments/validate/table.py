@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments.run.rich_table import rich_table
 from experiments.validate.cells import Cell
-from experiments.validate.differences import PREDICTIONS, Comparison
+from experiments.validate.differences import Comparison
 from experiments.validate.summary import FEWEST_REPEATS
 
 
@@ -48,6 +48,7 @@ _ROWS = {
     "the same from the grid alone, median": ("grid", "iteration_error_median"),
     "noise floor, repeat against repeat": ("noise_floor",),
     "whole: makespan error": ("makespan_error",),
+    "the same from the profile of single ops": ("isolated", "makespan_error"),
     "whole: throughput error": ("throughput_error",),
     "whole: TTFT error, mean": ("ttft_error",),
     "whole: TPOT error, mean": ("tpot_error",),
@@ -70,7 +71,7 @@ def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
                     "micro_batch": np.arange(len(outcome.kinds)),
                     "kind": outcome.kinds,
                     "measured_s": outcome.measured_iterations,
-                    **{f"{key}_s": outcome.iterations[key] for key in PREDICTIONS},
+                    **{f"{key}_s": outcome.iterations[key] for key in outcome.iterations},
                 }
             )
             for name, repeats in outcomes.items()

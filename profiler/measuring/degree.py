@@ -182,6 +182,14 @@ class DegreeSession:
             for when, timing in enumerate(self.ops.sustained(keys[len(keys) // 2], seconds)):
                 self._book("sustained", (when,), timing)
 
+    def fused(self) -> None:
+        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU."""
+        if self.ops.device.type == "cpu":
+            return
+        for key in self.coarse["others"][::4]:
+            if self.journal.get("others_fused", key) is None:
+                self._book("others_fused", key, self.ops.fused_others(key))
+
     def overhead(self) -> None:
         """Measure the launch overhead of a layer, and print what it means for a simulation."""
         from profiler.measuring.overhead import advice, overheads
@@ -236,6 +244,15 @@ class DegreeSession:
         for op in DESIGNED:
             known[f"points_{op}"] = len(measured(self.journal, op))
         known["skipped_points"] = len(skipped(self.journal))
+        eager, fused = (measured(self.journal, op) for op in ("others", "others_fused"))
+        shares = [
+            100 * (fused[key].time_us or 0.0) / (eager[key].time_us or math.inf)
+            for key in fused
+            if key in eager
+        ]
+        if shares:
+            known["others_fused_pct"] = round(median(shares), 1)
+            self.say(f"tp {self.tp}: others takes {median(shares):.0f} % of it in fused kernels")
         times = measured(self.journal, "sustained")
         if len(times) == 2:
             first, last = times[0,], times[1,]

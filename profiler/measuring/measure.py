@@ -83,6 +83,7 @@ class _ProfileRun:
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
         from profiler.shard import environment as machine
+        from profiler.shard.failures import reason
         from profiler.shard.nvml import Sampler
         from profiler.shard.timing import Timer
 
@@ -90,7 +91,7 @@ class _ProfileRun:
 
         self.settings, self.say, self.progress, self.machine = settings, say, progress, machine
         self.device, self.dtype = machine.open_device(
-            settings.device, settings.dtype, settings.threads
+            settings.device, settings.dtype, settings.threads, settings.weights
         )
         self.per_node = machine.devices_on_node(settings.device, settings.threads)
         _check(settings, self.per_node)
@@ -106,7 +107,10 @@ class _ProfileRun:
         if on_gpu:
             self.sampler = sampler = Sampler()
             self.known |= sampler.facts
-        self.timer = Timer(self.device, settings.repeats, flush=settings.flush, sampler=sampler)
+        try:
+            self.timer = Timer(self.device, settings.repeats, flush=settings.flush, sampler=sampler)
+        except RuntimeError as error:  # another process has its memory, say
+            raise ProfileError(f"device {settings.device}: {reason(error)}") from None
         self.identities = {
             tp: _identity(settings, tp, self.known, attention.name)
             for tp, (attention, _) in self.attentions.items()
@@ -136,6 +140,7 @@ class _ProfileRun:
                     self.say(f"tp {tp}: {len(journal)} points are kept; without --ops it goes on")
                     return None, run.spent_s
                 run.overhead()
+                run.fused()
                 run.sustained()
             _measure_collectives(run, self.per_node)
             write_bundle(self._bundle(run, grids), path, force=settings.force)
@@ -155,8 +160,9 @@ class _ProfileRun:
         model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
         try:
             return ShardOps(
-                model, tp, self.device, self.dtype, limits, self.timer, free_bytes, attention
-            )
+                model, tp, self.device, self.dtype, limits, self.timer, free_bytes, attention,
+                fp8=self.settings.weights == "fp8",
+            )  # fmt: skip
         except ValueError as error:
             raise ProfileError(str(error)) from None
         except RuntimeError as error:  # the device's memory, as another process has some of it
@@ -167,6 +173,8 @@ class _ProfileRun:
         settings, tp, journal = self.settings, run.tp, run.journal
         attention, no_xformers = self.attentions[tp]
         more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+        if settings.weights == "fp8":
+            more["weights"] = "fp8"
         more["settings"] = asked_for(settings, self.identities[tp])
         more |= gpu_facts(journal) | run.facts(grids)
         if settings.device == "cuda":
@@ -302,6 +310,7 @@ def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict
         "device": settings.device,
         "dtype": settings.dtype,
         "repeats": settings.repeats,
+        "weights": settings.weights,
         "flush": settings.flush if settings.device == "cuda" else "",
         "attention": attention,
         "environment": {key: known[key] for key in _IDENTITY[settings.device]},

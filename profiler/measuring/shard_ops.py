@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,7 @@ class ShardOps:
         timer: Timer,
         budget_bytes: float,
         attention: Attention,
+        fp8: bool = False,
     ) -> None:
         self.model, self.timer, self.attention = model, timer, attention
         self.size = torch.finfo(dtype).bits // 8
@@ -65,7 +67,7 @@ class ShardOps:
                 f"{budget_bytes / 1e9:.2f} GB are free; use a larger tp"
             )
         self.needs = needs
-        self.layer = ShardLayer(model, tp, device, dtype, copies)
+        self.layer = ShardLayer(model, tp, device, dtype, copies, fp8=fp8)
         head = self.layer.shapes["lm_head"]
         self._head = self.layer.random(head.n, head.k, scale=head.k**-0.5)
         self._table = self.layer.random(model.vocab_size, model.hidden_size)
@@ -156,10 +158,10 @@ class ShardOps:
             return float(mask + 8 * (key[0] + key[2]) * widest * self.size)
         return float(4 * key[0] * widest * self.size)
 
-    def _linear(self, op: str, tokens: int) -> Callable[[int], object]:
+    def _linear(self, op: str, tokens: int, fused: bool = False) -> Callable[[int], object]:
         layer, model, copies = self.layer, self.model, len(self.layer.sets)
         if op in LAYER_GEMMS:
-            inputs = [layer.random(tokens, layer.shapes[op].k) for _ in range(2)]
+            inputs = [layer.as_input(layer.random(tokens, layer.shapes[op].k)) for _ in range(2)]
             return lambda i: layer.gemm(op, inputs[i % 2], i % copies)
         if op == "lm_head":
             x = layer.random(tokens, model.hidden_size)
@@ -176,7 +178,18 @@ class ShardOps:
         q = layer.random(tokens, layer.heads, model.head_dim)
         k = layer.random(tokens, layer.kv_heads, model.head_dim)
         angles = layer.angles(torch.arange(tokens, device=self.device))
-        return lambda i: layer.others(x, ffn, q, k, angles, i % copies)
+        run = self._compiled_others if fused else layer.others
+        return lambda i: run(x, ffn, q, k, angles, i % copies)
+
+    @cached_property
+    def _compiled_others(self) -> Callable[..., object]:
+        """``others`` fused by torch's compiler, once for all sizes."""
+        compiled: Callable[..., object] = torch.compile(self.layer.others, dynamic=True)
+        return compiled
+
+    def fused_others(self, key: Key) -> Timing:
+        """As :meth:`measure`, of ``others`` in fused kernels, as engines run it."""
+        return guarded(lambda: self.timer(self._linear("others", key[0], fused=True)), self.device)
 
     def _token_ids(self, tokens: int, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

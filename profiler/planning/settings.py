@@ -43,9 +43,9 @@ class Settings:
     measured whole). ``inter_node`` is a file of :mod:`profiler.measuring.ranks`.
     ``collectives`` is a bundle (or the folder of its tp<k>) to take the collectives from.
     ``force`` replaces bundles that were measured already. ``ops`` are all that is measured, if any
-    are named: the journal keeps them, and a run without completes the bundle. ``max_s`` are seconds
-    after which nothing more is measured at all. ``sustained_s``: how long a layer is run without a
-    pause, on a GPU.
+    are named: the journal keeps them, and a run without completes the bundle. ``weights``: the
+    number format of the layer's GEMMs. ``max_s`` are seconds after which nothing more is measured
+    at all. ``sustained_s``: how long a layer is run without a pause, on a GPU.
     """
 
     model: ModelSpec
@@ -63,6 +63,7 @@ class Settings:
     collectives: Path | None = None
     attention: AttentionChoice = "auto"
     force: bool = False
+    weights: Literal["dtype", "fp8"] = "dtype"
     flush: FlushMode = "read"
     ops: tuple[str, ...] = ()
     max_s: float = math.inf

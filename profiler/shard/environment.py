@@ -19,7 +19,9 @@ from profiler.shard.timing import Timer
 Facts = dict[str, str | int | float]
 
 
-def open_device(device: str, dtype: str, threads: int) -> tuple[torch.device, torch.dtype]:
+def open_device(
+    device: str, dtype: str, threads: int, weights: str = "dtype"
+) -> tuple[torch.device, torch.dtype]:
     """The torch device and dtype, ready to use; on a CPU torch is set to ``threads`` threads.
 
     Raises ProfileError for a device that is not there and a dtype it has no fast kernels for.
@@ -34,9 +36,13 @@ def open_device(device: str, dtype: str, threads: int) -> tuple[torch.device, to
             raise ProfileError(
                 f"dtype bf16: {torch.cuda.get_device_name()} has no bf16 units; use fp16 or fp32"
             )
+        if weights == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+            raise ProfileError(f"weights fp8: {torch.cuda.get_device_name()} has no fp8 units")
         # fp32 means fp32: TensorFloat-32 would time another dtype.
         torch.backends.cuda.matmul.allow_tf32 = False
     else:
+        if weights == "fp8":
+            raise ProfileError("weights fp8: needs a GPU")
         if dtype == "float16":
             raise ProfileError(
                 "dtype fp16: CPUs have no fast fp16 kernels in torch; use fp32 or bf16"

@@ -202,6 +202,7 @@ def _functions() -> dict[str, Any]:
         "randint": lambda *size, generator=None, **more: randint(*size, **more),
         "tensor": tensor_of,
         "arange": arange,
+        "compile": lambda function, **_: function,
         "from_numpy": lambda array: torch.empty(array.shape, dtype=from_numpy(array).dtype),
     }
 

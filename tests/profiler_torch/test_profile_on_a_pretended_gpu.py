@@ -59,7 +59,7 @@ def journal(out: Path) -> str:
 
 
 @pytest.mark.parametrize("failure", ["out of memory", "cublas", "refused"])
-@pytest.mark.parametrize("at", [4, 60], ids=["a probe", "a point"])
+@pytest.mark.parametrize("at", [12, 80], ids=["a probe", "a point"])
 def test_a_point_that_fails_is_a_row_with_its_reason(tmp_path: Path, failure: str, at: int) -> None:
     lines: list[str] = []
     with fake_cuda.pretend(fail_at={at: failure}):
@@ -71,7 +71,7 @@ def test_a_point_that_fails_is_a_row_with_its_reason(tmp_path: Path, failure: st
     assert "1 points without a time" in bundle.meta.notes
 
 
-@pytest.mark.parametrize("at", [4, 60], ids=["a probe", "a point"])
+@pytest.mark.parametrize("at", [12, 80], ids=["a probe", "a point"])
 def test_after_a_lost_gpu_the_same_command_goes_on(tmp_path: Path, at: int) -> None:
     with (
         fake_cuda.pretend(fail_at={at: "sticky"}),
@@ -104,6 +104,12 @@ def test_a_lost_gpu_while_launches_are_timed_is_not_met_again(tmp_path: Path) ->
             assert len(measured(out).overhead) == 3
 
 
+def test_a_gpu_without_memory_for_the_timer_is_one_line(tmp_path: Path) -> None:
+    error = pytest.raises(ProfileError, match=r"^device cuda: OutOfMemoryError: CUDA out of memory")
+    with fake_cuda.pretend(fail_at={4: "out of memory"}), error:
+        measured(tmp_path)
+
+
 def test_weights_that_no_longer_fit_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +128,7 @@ def test_weights_that_no_longer_fit_are_one_line(
 def test_another_machine_with_the_same_gpu_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fake_cuda.pretend(fail_at={60: "sticky"}), pytest.raises(ProfileError):
+    with fake_cuda.pretend(fail_at={80: "sticky"}), pytest.raises(ProfileError):
         measured(tmp_path)
     other = {
         "processor": "another CPU", "system": "Linux 6.99", "python": "3.12.1", "gpus": 8,
@@ -144,7 +150,7 @@ def test_another_machine_with_the_same_gpu_goes_on(
 def test_another_gpu_torch_or_format_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
 ) -> None:
-    with fake_cuda.pretend(fail_at={60: "sticky"}), pytest.raises(ProfileError):
+    with fake_cuda.pretend(fail_at={80: "sticky"}), pytest.raises(ProfileError):
         measured(tmp_path, device_name="gpu")
     facts = environment.facts
     named = {"torch": change["torch"]} if "torch" in change else {}
@@ -299,3 +305,22 @@ def test_a_search_that_gets_no_better_is_over() -> None:
     assert degree.stalled([0.5] * 32)
     assert not degree.stalled([0.5] * 16 + [0.4] * 16)
     assert degree.stalled([0.5] * 40 + [0.4] * 16 + [0.39] * 16)
+
+
+def test_others_are_timed_in_fused_kernels_too(tmp_path: Path) -> None:
+    with fake_cuda.pretend():
+        known = measured(tmp_path).meta.environment
+    assert known["others_fused_pct"] == 100.0  # every call takes as long here
+
+
+def test_fp8_gemms_are_measured_and_held_to_the_peak_of_fp8(tmp_path: Path) -> None:
+    with fake_cuda.pretend(), CountedOps() as ops:
+        bundle = measured(tmp_path, weights="fp8")
+    assert "aten._scaled_mm.default" in ops.names
+    assert bundle.meta.environment["weights"] == "fp8"
+    assert {row["op"] for row in bundle.linear.to_dict("records")} >= {"preproj", "ffn_ln2"}
+    with (
+        fake_cuda.pretend("NVIDIA A100-SXM4-80GB", capability=(8, 0)),
+        pytest.raises(ProfileError, match="weights fp8: NVIDIA A100-SXM4-80GB has no fp8 units"),
+    ):
+        measured(tmp_path / "a100", weights="fp8")
