@@ -17,7 +17,7 @@ from experiments.validate.summary import FEWEST_REPEATS
 
 def cells_table(cells: Sequence[Cell]) -> Table:
     """What a validation would run, side by side."""
-    rows = {
+    rows: dict[str, list[str]] = {
         "model": [cell.model.name for cell in cells],
         "this machine's": [cell.device for cell in cells],
         "policy": [cell.scenario.policy.name for cell in cells],

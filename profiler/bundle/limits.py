@@ -31,7 +31,7 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     own = Kernels(
         "vllm", dtype="fp8" if bundle.meta.environment.get("weights") == "fp8" else "bf16"
     )
-    kernels = bundle.meta.kernels.used if bundle.meta.kernels else own
+    kernels = bundle.meta.kernels.used if bundle.meta.kernels else plain
     sizes_of = kernels.number_bytes
     for gemm, shape in model.gemms(tp).items():
         rows = bundle.linear[bundle.linear["op"] == gemm]
