@@ -28,7 +28,7 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
     """
     model, tp = bundle.meta.model_spec, bundle.meta.tp
-    own = Kernels(
+    plain = Kernels(
         "vllm", dtype="fp8" if bundle.meta.environment.get("weights") == "fp8" else "bf16"
     )
     kernels = bundle.meta.kernels.used if bundle.meta.kernels else plain

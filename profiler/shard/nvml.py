@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
@@ -121,7 +122,8 @@ class Sampler:
 
     def since(self, began_s: float) -> GpuState:
         """The state from ``began_s`` (of perf_counter) on; the last sample's if there was none."""
-        found = [values for at, values in reversed(self._samples[-10_000:]) if at >= began_s]
+        recent = takewhile(lambda sample: sample[0] >= began_s, reversed(self._samples))
+        found = [values for _, values in recent]
         if not found and self._samples:
             found = [self._samples[-1][1]]
 

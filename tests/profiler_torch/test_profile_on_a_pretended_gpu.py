@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from profiler.measuring.measure import profile  # noqa: E402
 from profiler.planning.profile_error import ProfileError  # noqa: E402
 from profiler.planning.settings import Limits, Settings  # noqa: E402
 from profiler.shard import environment, timing  # noqa: E402
+from profiler.shard.nvml import GpuState, Sampler  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
@@ -324,3 +326,52 @@ def test_fp8_gemms_are_measured_and_held_to_the_peak_of_fp8(tmp_path: Path) -> N
         pytest.raises(ProfileError, match="weights fp8: NVIDIA A100-SXM4-80GB has no fp8 units"),
     ):
         measured(tmp_path / "a100", weights="fp8")
+
+
+@pytest.mark.parametrize(
+    ("visible", "handle"),
+    [(None, "index 0"), ("3,1", "index 3"), ("GPU-12ab,GPU-34", "uuid GPU-12ab")],
+)
+def test_nvml_is_asked_about_the_gpu_that_torch_uses(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, handle: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with fake_cuda.pretend() as gpu:
+        gpu.nvml.nvmlDeviceGetTemperature = lambda device, _: asked.append(device) or 41
+        Sampler()
+    assert asked == [handle]
+
+
+def test_states_are_those_since_a_moment() -> None:
+    """By hand: the median of 700 and 900 MHz, the highest of 60 and 50 C, both reasons."""
+    with fake_cuda.pretend() as gpu:
+        sampler = Sampler()
+        rows = [(300, 90, 0x1), (700, 60, 0x4), (900, 50, 0x20)]
+        began = 0.0
+        for number, (clock, temperature, bits) in enumerate(rows):
+            gpu.nvml.nvmlDeviceGetClockInfo = lambda *_, value=clock: value
+            gpu.nvml.nvmlDeviceGetTemperature = lambda *_, value=temperature: value
+            gpu.nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda _, value=bits: value
+            if number == 1:
+                began = time.perf_counter()
+            fresh = Sampler()  # which reads the functions as they are now
+            fresh.sample()
+            sampler._samples += fresh._samples
+        found = sampler.since(began)
+    assert found == GpuState(800.0, 543.2, 60, "power cap, software thermal slowdown")
+    assert sampler.since(time.perf_counter()).clock_mhz == 900  # nothing newer: the last
+
+
+def test_what_nvml_does_not_tell_is_left_out() -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Not Supported")
+
+    with fake_cuda.pretend() as gpu:
+        gpu.nvml.nvmlDeviceGetFieldValues = gpu.nvml.nvmlDeviceGetPowerUsage = refuse
+        with Sampler() as sampler:
+            sampler.sample()
+        found = sampler.since(0.0)
+    assert (found.power_w, found.clock_mhz) == (0.0, 1000.0)
