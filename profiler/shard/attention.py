@@ -78,7 +78,7 @@ def choose_attention(
     """
     if device.type != "cuda":
         if wanted not in ("auto", "sdpa"):
-            raise ValueError(f"--attention {wanted}: {wanted}'s attention needs CUDA")
+            raise ValueError(f"--attention {wanted}: needs CUDA")
         return SdpaAttention(device, dtype), "xformers' attention needs CUDA"
     why: list[str] = []
     for choice in ("xformers", "sdpa") if wanted == "auto" else (wanted,):
