@@ -224,7 +224,7 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
         bundle = measured(tmp_path, lines)
     assert "tp 1: resuming, 6 points are finished already" in lines
     assert len(bundle.linear) == 6 * 3 + 2
-    unknown = pytest.raises(ProfileError, match=r"--ops prepro: unknown, did you mean")
+    unknown = pytest.raises(ProfileError, match=r"--ops prepro: unknown.*did you mean")
     with fake_cuda.pretend(), unknown:
         measured(tmp_path / "other", ops=("prepro",))
 
@@ -232,7 +232,7 @@ def test_only_some_ops_first_and_the_rest_later(tmp_path: Path) -> None:
 def test_seconds_are_a_hard_limit(tmp_path: Path) -> None:
     with fake_cuda.pretend():
         with pytest.raises(ProfileError, match=r"--max-seconds are over, \d+ points are finished"):
-            measured(tmp_path, max_s=0.3)
+            measured(tmp_path, max_s=0.0)
         measured(tmp_path)
 
 
