@@ -45,9 +45,9 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
       sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8 --out runs/fits
     """
+    from experiments.cli.common import ProgressBar
     from experiments.figures.fits import describe, write_fits
     from experiments.results import FITS_FORMAT, check_replaceable
-    from experiments.run.report import ProgressBar
     from profiler.bundle.schema import load_bundle
 
     bundle = load_bundle(path)
@@ -119,10 +119,10 @@ def accuracy(
     """
     from dataclasses import asdict
 
+    from experiments.cli.common import ProgressBar
     from experiments.figures import accuracy as studies
     from experiments.figures import kernel_errors
     from experiments.results import ACCURACY_FORMAT, maybe_result
-    from experiments.run.report import ProgressBar
     from profiler.kernels.stack_fit import check_fitted, fitted_devices
     from profiler.storage.paths import public_datasets
 

@@ -126,10 +126,10 @@ def run(
     with ExitStack() as stack:
         # It imports its libraries while this process imports others.
         second = stack.enter_context(SecondProcess()) if figures else None
+        from experiments.cli.common import ProgressBar
         from experiments.config.loading import load_experiment
         from experiments.figures.slices import parse_window
         from experiments.run.experiment import run_experiment
-        from experiments.run.report import ProgressBar
         from experiments.run.run_answer import run_answer
 
         experiment = load_experiment(config, assignments or [])
@@ -168,6 +168,14 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     from experiments.run.report import deployments_table
 
     experiment = load_experiment(config, assignments or [])
+    if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
+        from experiments.validate.cells import make_cells
+        from experiments.validate.table import cells_table
+
+        cells = make_cells(experiment)
+        typer.echo(f"{experiment.file}: good, for sarathi-sim validate")
+        consoles()[0].print(cells_table(cells))
+        return
     deployments = deploy_all(experiment)
     notes = {name: assumed(deployment) for name, deployment in deployments.items()}
     print_assumed(assumed_of({"notes": notes}), err=True)
@@ -202,10 +210,11 @@ def bench(
       sarathi-sim bench --json | jq .speedup_vs_oracle
       sarathi-sim bench --config bench_paged --json | jq .over_reserved
     """
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.results import BENCH_FORMAT, maybe_result
     from experiments.run.bench import benchmark
-    from experiments.run.report import ProgressBar, bench_table
+    from experiments.run.report import bench_table
 
     stdout, stderr = consoles()
     experiments = [load_experiment(each, assignments or []) for each in config]

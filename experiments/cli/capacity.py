@@ -55,7 +55,7 @@ def _laboratory(
     """What probes are simulated in, with its folder and a progress bar; it closes the backend."""
     from experiments.capacity.folder import probes_in
     from experiments.capacity.probing import Laboratory
-    from experiments.run.report import ProgressBar
+    from experiments.cli.common import ProgressBar
 
     with (
         closing(where),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
     from experiments.content import Section
     from profiler.facts.formats import Kernels
@@ -316,3 +318,53 @@ def print_written(folder: Path | None, *, figures: bool = False, err: bool = Fal
         typer.echo(f"written: {folder}", err=err)
     if folder is not None and figures:
         typer.echo(f"figures: {folder / 'figures'}", err=err)
+
+
+class ProgressBar:
+    """Shows the current step and its expected time, after the first second.
+
+    Use as a context manager, and call it with the step, its progress and its length.
+    """
+
+    def __init__(self, console: Console, enabled: bool) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        # A log file needs no escape sequences.
+        self._enabled = enabled and console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._began = time.monotonic()
+        self._shown = False
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not self._enabled:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done)
+        if not self._shown and time.monotonic() - self._began > 1:
+            self._shown = True
+            self._progress.start()

@@ -34,8 +34,8 @@ def lockstep(
       sarathi-sim lockstep tests/data/vllm/*.jsonl.gz
       sarathi-sim lockstep base.jsonl.gz --json
     """
+    from experiments.cli.common import ProgressBar
     from experiments.run.decision_log import read_log, replay
-    from experiments.run.report import ProgressBar
 
     _, err = consoles()
     read = [read_log(path) for path in logs]

@@ -55,13 +55,13 @@ def reproduce(
     """
     from contextlib import nullcontext
 
+    from experiments.cli.common import ProgressBar
     from experiments.config.errors import ConfigError
     from experiments.paper.claims import pick_claims
     from experiments.paper.reproduce import counts_text
     from experiments.paper.reproduce import reproduce as compute
     from experiments.paper.variants import VARIANTS, Lab
     from experiments.results import PAPER_FORMAT, result_folder, write_summary
-    from experiments.run.report import ProgressBar
     from profiler.storage.strict import did_you_mean
 
     claims = pick_claims(ids or [])
@@ -122,8 +122,8 @@ def advise(
       sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 1024:256
     """
     from experiments.api import advise as find
+    from experiments.cli.common import ProgressBar
     from experiments.run.advise import explain
-    from experiments.run.report import ProgressBar
 
     with ProgressBar(consoles()[1], enabled=True) as progress:
         advice = find(

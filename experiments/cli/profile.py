@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp16", "bf16", "fp32"]
-AttentionBy = Literal["auto", "xformers", "sdpa"]
+WeightsBy = Literal["dtype", "fp8"]
+FlushBy = Literal["write", "read", "rotate"]
+AttentionBy = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
 _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
     "fp16": "float16",
     "bf16": "bfloat16",
@@ -49,7 +52,7 @@ BudgetOption = Annotated[
     typer.Option(
         min=0,
         callback=finite,
-        help="Seconds after which no more points are added.  [default: 45, on a GPU 900]",
+        help="Seconds after which no more points are added.  [default: 45, on a GPU 240]",
     ),
 ]
 TargetOption = Annotated[
@@ -57,7 +60,38 @@ TargetOption = Annotated[
     typer.Option(min=0.01, callback=finite, help="Stop at this held-out error, in percent."),
 ]
 AttentionOption = Annotated[
-    AttentionBy, typer.Option(help="auto: xformers if it works, else torch SDPA.")
+    AttentionBy,
+    typer.Option(
+        help="auto: xformers if it works, else torch SDPA; cudnn and fa3 (FlashAttention 3) are "
+        "kernels of SDPA."
+    ),
+]
+WeightsOption = Annotated[
+    WeightsBy,
+    typer.Option(help="Number format of the layer's GEMMs: that of --dtype, or fp8 (a GPU's)."),
+]
+FlushOption = Annotated[
+    FlushBy,
+    typer.Option(
+        help="How a GPU's L2 is made cold before each sample: by writing or reading a large "
+        "buffer, or by rotating over copies of the weights."
+    ),
+]
+OpsOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Measure only this op, and keep its points; may be repeated."),
+]
+MaxSecondsOption = Annotated[
+    float | None,
+    typer.Option(
+        min=1, callback=finite, help="End after so many seconds; the same command goes on."
+    ),
+]
+SustainedOption = Annotated[
+    float,
+    typer.Option(
+        min=0, callback=finite, help="Seconds for which a layer is run without a pause, on a GPU."
+    ),
 ]
 InterNodeOption = Annotated[
     Path | None,
@@ -87,6 +121,11 @@ def profile(
     budget: BudgetOption = None,
     target_error: TargetOption = 3.0,
     attention: AttentionOption = "auto",
+    weights: WeightsOption = "dtype",
+    flush: FlushOption = "read",
+    ops: OpsOption = None,
+    max_seconds: MaxSecondsOption = None,
+    sustained: SustainedOption = 20.0,
     repeats: Annotated[int, typer.Option(min=1, help="Smallest number of samples per point.")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of one rank.")] = 1,
     inter_node: InterNodeOption = None,
@@ -128,7 +167,7 @@ def profile(
             max_batch or usual.max_batch,
         ),
         device_name=device_name,
-        budget_s=budget if budget is not None else (45.0 if device == "cpu" else 900.0),
+        budget_s=budget if budget is not None else (45.0 if device == "cpu" else 240.0),
         target=target_error / 100,
         repeats=repeats,
         threads=threads,
@@ -136,13 +175,18 @@ def profile(
         collectives=collectives,
         attention=attention,
         force=force,
+        weights=weights,
+        flush=flush,
+        ops=tuple(ops or ()),
+        max_s=max_seconds or math.inf,
+        sustained_s=sustained,
     )
     _measure(settings, quiet)
 
 
 def _measure(settings: Settings, quiet: bool) -> None:
     """Measure what the settings ask for, and print progress and what was written."""
-    from experiments.run.report import ProgressBar
+    from experiments.cli.common import ProgressBar
     from profiler.measuring.measure import profile as measure
 
     _, stderr = consoles()

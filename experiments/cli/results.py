@@ -49,9 +49,9 @@ def plot(
       sarathi-sim plot runs/pd_sweep
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
+    from experiments.cli.common import ProgressBar
     from experiments.config.errors import ConfigError
     from experiments.run.overlay import plot_results
-    from experiments.run.report import ProgressBar
     from experiments.sweeps.figures.plot import is_sweep, plot_sweep
     from experiments.sweeps.store import RESULTS
 
@@ -88,10 +88,10 @@ def compare(
       sarathi-sim compare runs/before runs/after --out runs/difference
       sarathi-sim compare runs/before runs/after --json
     """
+    from experiments.cli.common import ProgressBar
     from experiments.results import FIGURES_FORMAT, check_replaceable
     from experiments.run.compare import compare as compared
     from experiments.run.compare import comparison_tables
-    from experiments.run.report import ProgressBar
 
     if out is not None:
         check_replaceable(out, FIGURES_FORMAT)
@@ -140,8 +140,8 @@ def report(
       sarathi-sim report runs/gpt3_pp
       sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
     """
+    from experiments.cli.common import ProgressBar
     from experiments.report.html_page import write_page
-    from experiments.run.report import ProgressBar
 
     first = results[0].resolve()
     target = out or first.with_name(f"{first.name}.html")

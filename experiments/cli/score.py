@@ -98,9 +98,9 @@ def _score_rows(
     json: bool,
     quiet: bool,
 ) -> None:
+    from experiments.cli.common import ProgressBar
     from experiments.figures.style import save, styled
     from experiments.results import SCORE_FORMAT, result_folder, write_summary
-    from experiments.run.report import ProgressBar
     from experiments.score.figure import error_by_concurrency, measured_against_predicted
     from experiments.score.league import predictions_table, read_peer
     from experiments.score.scoring import host_time_yaml, read_rows, score_rows

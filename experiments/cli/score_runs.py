@@ -23,10 +23,10 @@ def score_recorded(
 ) -> None:
     """Score runs under a configuration; print, and write ``summary.json``, ``requests.csv`` and a
     figure a run to ``out``."""
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.figures.style import save, styled
     from experiments.results import SCORE_FORMAT, result_folder, write_summary
-    from experiments.run.report import ProgressBar
     from experiments.score.figure import distributions
     from experiments.score.runs import cases_of, content_of, requests_table, score_runs
 

@@ -117,7 +117,7 @@ def sweep(
 
 
 def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPlan:
-    from experiments.run.report import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.sweeps.plan import plan_sweep
 
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
@@ -148,7 +148,7 @@ def backend_at(where: Where, address: str | None, workers: int | None) -> Backen
 
 
 def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool) -> None:
-    from experiments.run.report import ProgressBar
+    from experiments.cli.common import ProgressBar
     from experiments.sweeps.execute import execute
 
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from experiments.cli.common import (
+    PROFILES,
     FiguresOption,
+    ProfilesOption,
     QuietOption,
     ResultOption,
     SetOption,
@@ -20,8 +22,8 @@ from experiments.cli.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import Experiment
-    from experiments.run.report import ProgressBar
     from experiments.validate.cells import Cell
     from experiments.validate.summary import Comparisons
 
@@ -62,14 +64,16 @@ def validate(
         ),
     ] = False,
     timeout: TimeoutOption = None,
+    profiles: ProfilesOption = PROFILES,
     quiet: QuietOption = False,
     figures: FiguresOption = True,
 ) -> None:
     """Run a real engine beside the simulator.
 
     It needs torch, or vLLM. The report says whether both form the same batches, how well each
-    iteration's time is predicted, and how far whole runs differ. On a busy machine it claims
-    nothing about times. The exit code is 1 if batches differ.
+    iteration's time is predicted, and how far whole runs differ: from times measured in the engine,
+    and from this device's bundle in PROFILES, if it has one. On a busy machine it claims nothing
+    about times. The exit code is 1 if batches differ.
 
     \b
     Examples:
@@ -79,9 +83,9 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
+    from experiments.cli.common import ProgressBar
     from experiments.config.loading import load_experiment
     from experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
-    from experiments.run.report import ProgressBar
     from experiments.validate.cells import make_cells
     from experiments.validate.table import table, verdict
 
@@ -107,7 +111,9 @@ def validate(
         if engine == "vllm":
             result = _measure_vllm(experiment, cells, timeout or 300, progress, scratch)
         else:
-            result, outcomes = _measure(experiment, cells, realtime, timeout or 30, progress, say)
+            result, outcomes = _measure(
+                experiment, cells, realtime, timeout or 30, profiles, progress, say
+            )
             _write(result, outcomes, scratch)
             if figures:
                 _draw(outcomes, scratch / "figures")
@@ -138,6 +144,7 @@ def _measure(
     cells: list[Cell],
     realtime: bool,
     timeout_s: float,
+    profiles: Path,
     progress: ProgressBar,
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Comparisons]:
@@ -156,6 +163,7 @@ def _measure(
         timeout_s=timeout_s,
         progress=progress,
         say=say,
+        profiles=profiles,
     )
     outcomes = evaluate_all(sessions, progress)
     result: dict[str, Any] = to_json(report(experiment, sessions, outcomes))

@@ -82,6 +82,9 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Comparison:
     bundle = in_situ_bundle(session.spec, 2 * session.works, grid, around.send_s, "in-situ")
     alone = StageTimePrediction(cell, bundle_predictor(cell, OpTimes(bundle)), around)
     predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
+    if session.isolated is not None:
+        ops = bundle_predictor(cell, OpTimes(session.isolated))
+        predictions["isolated"] = StageTimePrediction(cell, ops, around)
     decisions = run.served.decisions
     measured = measured_records(run, requests, cell.scheduler())
     simulated = {name: p.simulate(requests) for name, p in predictions.items()}

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 
 from experiments.config.scenario import Validation
 from experiments.validate.cells import Cell, engine_spec, grid_of
 from policies.request import Request
+from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
 from profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
 from profiler.engine.spec import EngineSpec
 from profiler.measuring.in_situ import GridWork
@@ -51,6 +53,23 @@ class Session:
     online: dict[str, EngineRun]
     seconds: float
     environment: Facts
+    isolated: Bundle | None = None
+    """What ``profile`` measured of the same model on the same device, op by op."""
+
+
+def isolated_bundle(root: Path, spec: EngineSpec, known: Facts) -> Bundle | None:
+    """The bundle under ``root`` that ``profile`` measured of the engine's model, TP degree and
+    number format, on the device that the engine's facts name; None without one."""
+    hardware = "gpu" if spec.device == "cuda" else "processor"
+    for device, model, tp in list_bundles(root):
+        if (model, tp) != (spec.model.name, spec.tp):
+            continue
+        bundle = load_bundle(bundle_path(root, device, model, tp))
+        meta = bundle.meta
+        same = meta.environment.get(hardware) == known.get(hardware)
+        if same and (meta.source, meta.dtype) == ("measured", spec.dtype):
+            return bundle
+    return None
 
 
 def run_sessions(
@@ -61,8 +80,12 @@ def run_sessions(
     timeout_s: float,
     progress: Progress,
     say: Say,
+    profiles: Path | None = None,
 ) -> list[Session]:
-    """Measure all cells, layout by layout. Raises ProfileError where an engine fails."""
+    """Measure all cells, layout by layout. Raises ProfileError where an engine fails.
+
+    ``profiles`` is the root of the bundles that :func:`isolated_bundle` searches.
+    """
     by_layout = sorted(cells, key=lambda cell: cell.layout)
     layouts = [list(group) for _, group in groupby(by_layout, key=lambda cell: cell.layout)]
     # Checked before anything is measured.
@@ -85,6 +108,9 @@ def run_sessions(
         say(f"pp {spec.pp}, tp {spec.tp}: {spec.ranks} processes")
         with EngineProcesses(spec, timeout_s) as engine:
             sessions.append(_session(engine, group, settings, step))
+        if profiles and (found := isolated_bundle(profiles, spec, sessions[-1].environment)):
+            sessions[-1] = replace(sessions[-1], isolated=found)
+            say(f"pp {spec.pp}, tp {spec.tp}: predicted from {found.meta.device}'s profile, too")
         say(f"pp {spec.pp}, tp {spec.tp}: done after {sessions[-1].seconds:.0f} s")
     return sessions
 

@@ -150,7 +150,7 @@ def _cell(cell: Cell, all_repeats: list[Comparison], kept: list[int]) -> dict[st
         "op_share": middle([o.op_share for o in some]),
         "replay": middles([_errors(o.replayed, o.measured) for o in some]),
     }
-    for prediction in PREDICTIONS:
+    for prediction in some[0].whole:
         entry[prediction] = middles([_prediction(outcome, prediction) for outcome in some]) | {
             "by_kind": errors_by_kind(some, prediction),
             "repeats": [_prediction(outcome, prediction) for outcome in all_repeats],

@@ -10,8 +10,22 @@ import pandas as pd
 from rich.table import Table
 
 from experiments.run.rich_table import rich_table
-from experiments.validate.differences import PREDICTIONS, Comparison
+from experiments.validate.cells import Cell
+from experiments.validate.differences import Comparison
 from experiments.validate.summary import FEWEST_REPEATS
+
+
+def cells_table(cells: Sequence[Cell]) -> Table:
+    """What a validation would run, side by side."""
+    rows: dict[str, list[str]] = {
+        "model": [cell.model.name for cell in cells],
+        "this machine's": [cell.device for cell in cells],
+        "policy": [cell.scenario.policy.name for cell in cells],
+        "TP x PP": [f"{tp} x {pp}" for pp, tp in (cell.layout for cell in cells)],
+        "sequences of a micro-batch": [str(cell.sequences) for cell in cells],
+        "requests": [f"{len(cell.requests()):,}" for cell in cells],
+    }
+    return rich_table([""], [cell.name for cell in cells], [[k, *v] for k, v in rows.items()])
 
 
 def table(result: Mapping[str, Any]) -> Table:
@@ -34,6 +48,7 @@ _ROWS = {
     "the same from the grid alone, median": ("grid", "iteration_error_median"),
     "noise floor, repeat against repeat": ("noise_floor",),
     "whole: makespan error": ("makespan_error",),
+    "the same from the profile of single ops": ("isolated", "makespan_error"),
     "whole: throughput error": ("throughput_error",),
     "whole: TTFT error, mean": ("ttft_error",),
     "whole: TPOT error, mean": ("tpot_error",),
@@ -56,7 +71,7 @@ def iterations(outcomes: Mapping[str, Sequence[Comparison]]) -> pd.DataFrame:
                     "micro_batch": np.arange(len(outcome.kinds)),
                     "kind": outcome.kinds,
                     "measured_s": outcome.measured_iterations,
-                    **{f"{key}_s": outcome.iterations[key] for key in PREDICTIONS},
+                    **{f"{key}_s": outcome.iterations[key] for key in outcome.iterations},
                 }
             )
             for name, repeats in outcomes.items()

@@ -13,7 +13,7 @@ import pandas as pd
 from profiler.bundle.limits import too_fast
 from profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
 from profiler.bundle.tables import UNLABELLED, Table
-from profiler.facts.device import DeviceSpec, list_devices, load_device
+from profiler.facts.device import DeviceSpec, shipped_device
 from profiler.facts.ops import LAYER_GEMMS, SEND_RECV
 from profiler.facts.roofline import Array
 from profiler.storage.strict import UserError
@@ -83,7 +83,7 @@ def check_folder(path: Path) -> Checked:
         bundle = load_bundle(path)
     except UserError as error:
         return Checked(path, None, {}, [Finding("error", "bundle", str(error))])
-    device = load_device(bundle.meta.device) if bundle.meta.device in list_devices() else None
+    device = shipped_device(bundle.meta.device, str(bundle.meta.environment.get("gpu", "")))
     return Checked(path, bundle, _coverage(bundle), check_bundle(bundle, device))
 
 

@@ -28,7 +28,10 @@ def too_fast(bundle: Bundle, device: DeviceSpec) -> Iterator[tuple[str, str]]:
     L2 could hold. Messages: the link's bandwidth in one direction. Wrong units show up here.
     """
     model, tp = bundle.meta.model_spec, bundle.meta.tp
-    kernels = bundle.meta.kernels.used if bundle.meta.kernels else Kernels("vllm")
+    plain = Kernels(
+        "vllm", dtype="fp8" if bundle.meta.environment.get("weights") == "fp8" else "bf16"
+    )
+    kernels = bundle.meta.kernels.used if bundle.meta.kernels else plain
     sizes_of = kernels.number_bytes
     for gemm, shape in model.gemms(tp).items():
         rows = bundle.linear[bundle.linear["op"] == gemm]

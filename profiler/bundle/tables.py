@@ -12,10 +12,10 @@ from profiler.storage.strict import UserError
 
 #: A layer of one decode: what the host takes to launch its kernels one by one, and all of them as
 #: one CUDA graph; what the device takes to run them. A CPU has the first (its dispatch) and last.
-OVERHEADS = ("layer_graph_launch", "layer_launch", "layer_run")
+OVERHEADS = ("layer_graph_launch", "layer_graph_run", "layer_launch", "layer_run")
 
 #: Columns that are no whole numbers, and whether they may be 0.
-REAL = {"time_us": False, "spread_pct": True}
+REAL = {"time_us": False, "spread_pct": True, "power_w": True, "sm_clock_mhz": True}
 #: Up to here a float holds every whole number.
 LARGEST = 2**53 - 1
 #: The shortest and the longest time of an op, microseconds. No clock measures a picosecond, and a
@@ -37,21 +37,22 @@ class Table:
     """One CSV of a bundle: key columns (integers, or names from ``labels``), then ``time_us``.
 
     Rows are sorted by ``key`` and no key comes twice. ``extras`` are columns that follow where the
-    times were measured here: ``spread_pct``, a point's interquartile range over its median, and
-    ``backend``, what computed an attention. ``minimum`` is the smallest allowed integer.
+    times were measured here: ``spread_pct``, a point's interquartile range over its median;
+    ``power_w`` and ``sm_clock_mhz``, a GPU's meanwhile (0: not told); ``backend``, what computed an
+    attention. ``minimum`` is the smallest allowed integer.
     ``optional``: the file may be absent. ``rules`` are about several cells of a row.
     """
 
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    extras: tuple[str, ...] = ("spread_pct",)
+    extras: tuple[str, ...] = ("spread_pct", "power_w", "sm_clock_mhz")
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     minimum: dict[str, int] = field(default_factory=dict)
     optional: bool = False
     rules: tuple[Rule, ...] = ()
 
 
-_ATTENTION = ("spread_pct", "backend")
+_ATTENTION = (*Table.extras, "backend")
 
 TABLES: dict[str, Table] = {
     "linear": Table(

@@ -27,6 +27,9 @@ from profiler.shard.rank_processes import RankProcesses
 
 Facts = dict[str, str | int | float]
 Floats = npt.NDArray[np.float64]
+#: Seconds until all ranks must be ready: torch is imported, from a cold disk perhaps, CUDA opened,
+#: and weights are drawn.
+_START_S = {"cpu": 60.0, "cuda": 600.0}
 #: Columns of a rank's log after the work's index.
 _ARRIVED, _START, _FINISH, _CPU, _OPS = 1, 2, 3, 4, 5
 
@@ -76,7 +79,7 @@ class EngineProcesses:
         self._processes.__enter__()
         try:
             # Importing torch and drawing weights takes longer than any sign of life later on.
-            ready = self._expect("ready", max(60.0, self._timeout_s), None)
+            ready = self._expect("ready", max(_START_S[self.spec.device], self._timeout_s), None)
             self.environment: Facts = ready["ready"]
         except BaseException as error:
             self._processes.__exit__(type(error), error, None)

@@ -136,6 +136,37 @@ def list_devices() -> list[str]:
     return sorted(path.stem for path in (data_dir() / "devices").glob("*.yaml"))
 
 
+#: Shipped devices by the product name that NVIDIA's driver reports, where it is not theirs.
+_PRODUCTS = {
+    "NVIDIA A100-SXM4-40GB": "a100-40g-sxm",
+    "NVIDIA A100-SXM4-80GB": "a100-80g-sxm",
+    "NVIDIA B200": "b200-sxm",
+    "NVIDIA GeForce RTX 4090": "rtx-4090",
+    "NVIDIA H100 80GB HBM3": "h100-80g-sxm",
+    "NVIDIA H200": "h200-sxm",
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": "rtx-pro-6000",
+}
+
+
+def product_folder(product: str) -> str:
+    """The name that a measured device gets: "NVIDIA H200" becomes "h200"."""
+    name = product.lower().removeprefix("nvidia").strip()
+    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "gpu"
+
+
+def shipped_device(name: str, product: str = "") -> DeviceSpec | None:
+    """The data sheet of a bundle's device: of this name, or of the ``product`` it was measured on.
+
+    None where none is shipped. ``name`` may be :func:`product_folder`'s.
+    """
+    known = {product_folder(product): shipped for product, shipped in _PRODUCTS.items()}
+    for found in (_PRODUCTS.get(product), name, product_folder(product), known.get(name)):
+        if found in list_devices():
+            return load_device(found)
+    return None
+
+
 def load_device(name_or_path: str | Path) -> DeviceSpec:
     """A shipped device by name, or one from a YAML file.
 

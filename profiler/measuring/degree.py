@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from profiler.bundle.tables import OVERHEADS
@@ -37,19 +40,20 @@ class DegreeSession:
         say: Say,
         progress: Progress,
         budget_s: float,
+        max_s: float = math.inf,
     ) -> None:
         self.settings, self.tp, self.journal, self.ops = settings, tp, journal, ops
         self.say, self.progress = say, progress
-        self.coarse = {op: coarse_grid(op, settings.limits) for op in LOCAL}
-        self.designed = {op: designed_points(op, settings.limits) for op in DESIGNED}
+        self.coarse = {op: coarse_grid(op, settings.limits) for op in _asked(settings, LOCAL)}
+        self.designed = {
+            op: designed_points(op, settings.limits) for op in _asked(settings, DESIGNED)
+        }
         self.budget_s, self.spent_s = budget_s, 0.0
+        self._until = time.perf_counter() + max_s
         self._expected: dict[tuple[str, Key], float] = {}
 
     def announce(self, free_bytes: float) -> None:
         """Print the expected time and memory, from two probes of each op."""
-        from profiler.measuring.shard_ops import memory_needs
-
-        settings = self.settings
         for op, keys in (self.coarse | self.designed).items():
             self._expect(op, keys)
         seconds = sum(
@@ -57,9 +61,7 @@ class DegreeSession:
             for (op, key), expected in self._expected.items()
             if self.journal.get(op, key) is None
         )
-        needs = memory_needs(
-            settings.model, self.tp, self.ops.size, settings.limits, settings.device
-        )
+        needs = self.ops.needs
         coarse, designed = (sum(map(len, p.values())) for p in (self.coarse, self.designed))
         self.say(
             f"tp {self.tp}: {coarse} coarse points and {designed} of mixed or skewed batches take "
@@ -77,12 +79,22 @@ class DegreeSession:
         ordered = sorted(keys, key=lambda key: _work(op, key))
         small, medium = ordered[0], ordered[len(ordered) // 2]
         low, high = _work(op, small), _work(op, medium)
-        at_low, at_high = self.ops.probe(op, small), self.ops.probe(op, medium)
+        at_low, at_high = self._probe(op, small), self._probe(op, medium)
         slope = max(0.0, at_high - at_low) / max(1.0, high - low)
         for key in keys:
             one = at_low + slope * (_work(op, key) - low)
             # Two warm-ups, and half as many samples again for the points that are not steady.
-            self._expected[op, key] = (2 + 1.5 * self.settings.repeats) * one + 1e-3
+            sample = one + self.ops.timer.flush_s
+            self._expected[op, key] = (2 + 1.5 * self.settings.repeats) * sample + 1e-3
+
+    def _probe(self, op: str, key: Key) -> float:
+        """Approximate seconds of one call; 0 for a point that fails, which is booked at once."""
+        known = self.journal.get(op, key)
+        if known is None:
+            known = self.ops.probe(op, key)
+            if known.time_us is None:
+                self._book(op, key, known)
+        return (known.time_us or 0.0) * 1e-6
 
     def measure(self) -> dict[str, Grid]:
         """All coarse and designed points, then adaptive ones until target or budget."""
@@ -95,11 +107,12 @@ class DegreeSession:
                 self.progress(f"tp {self.tp}: coarse points, s", round(done), max(1, round(total)))
         limits, resolution = self.settings.limits, _RESOLUTION[self.settings.device]
         grids = {}
-        for op in LOCAL:
+        for op in self.coarse:
             points = {k: t.time_us or 0.0 for k, t in measured(self.journal, op).items()}
             coarse = {k: v for k, v in points.items() if k in set(self.coarse[op])}
             if not coarse:
-                raise ProfileError(f"tp {self.tp}: no point of {op} fits in memory")
+                why = next(t.note for t in self.journal.points(op).values())
+                raise ProfileError(f"tp {self.tp}: no point of {op} could be measured: {why}")
             grids[op] = make_grid(op, coarse, self.settings.target, limits, resolution)
         self._adapt(grids)
         for line in skipped(self.journal):
@@ -109,26 +122,46 @@ class DegreeSession:
     def _point(self, op: str, key: Key) -> Timing:
         timing = self.journal.get(op, key)
         if timing is None:
+            if time.perf_counter() > self._until:
+                raise ProfileError(
+                    f"tp {self.tp}: --max-seconds are over, {len(self.journal)} points are "
+                    "finished; the same command goes on"
+                )
             timing = self.ops.measure(op, key)
-            self.journal.add(op, key, timing)
+            self._book(op, key, timing)
         return timing
+
+    def _book(self, op: str, key: Key, timing: Timing) -> None:
+        """Write a point down. Raises ProfileError where the GPU was lost with it."""
+        self.journal.add(op, key, timing)
+        if timing.lost:
+            raise ProfileError(
+                f"tp {self.tp}: the GPU does nothing more for this process after {op} {key}: "
+                f"{timing.note}; the same command goes on with the next point"
+            )
 
     def _adapt(self, grids: dict[str, Grid]) -> None:
         # What finished points took counts after a restart too, so that it ends where it would have.
         beforehand = self.coarse | self.designed
-        self.spent_s = sum(
-            self._point(op, key).seconds for op in beforehand for key in beforehand[op]
-        )
-        before, room = self.spent_s, max(0.0, self.budget_s - self.spent_s)
+        before = sum(self._point(op, key).seconds for op in beforehand for key in beforehand[op])
+        self.spent_s, room = before, max(0.0, self.budget_s - before)
         what = f"tp {self.tp}: adaptive points, s"
-        while self.spent_s < self.budget_s:
-            proposals = {op: proposal for op in LOCAL if (proposal := grids[op].propose())}
+        began = time.perf_counter()  # the search takes time, too
+        known_s = 0.0
+        while self.spent_s < self.budget_s and time.perf_counter() < self._until:
+            proposals = {
+                op: proposal
+                for op, grid in grids.items()
+                if not stalled(grid.held_out) and (proposal := grid.propose())
+            }
             if not proposals:
                 break
             op = max(proposals, key=lambda op: proposals[op].score)
             key = proposals[op].key
-            timing = self._point(op, key)
-            self.spent_s += timing.seconds
+            known = self.journal.get(op, key)
+            timing = known or self._point(op, key)
+            known_s += known.seconds if known else 0.0
+            self.spent_s = before + known_s + time.perf_counter() - began
             if timing.time_us is None:
                 grids[op].skip(key)
             else:
@@ -136,17 +169,41 @@ class DegreeSession:
             self.progress(what, round(min(self.spent_s - before, room)), max(1, round(room)))
         self.progress(what, max(1, round(room)), max(1, round(room)))
 
+    def sustained(self) -> None:
+        """Run a layer without a pause for ``sustained_s``: engines run hotter than samples are.
+
+        The journal keeps its time at the start (0) and over the last quarter (1).
+        """
+        seconds = self.settings.sustained_s
+        if self.ops.device.type == "cpu" or not seconds or self.settings.ops:
+            return
+        keys = designed_points("mixed", self.settings.limits)
+        if self.journal.get("sustained", (1,)) is None:
+            for when, timing in enumerate(self.ops.sustained(keys[len(keys) // 2], seconds)):
+                self._book("sustained", (when,), timing)
+
+    def fused(self) -> None:
+        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU."""
+        if self.ops.device.type == "cpu":
+            return
+        for key in self.coarse["others"][::4]:
+            if self.journal.get("others_fused", key) is None:
+                self._book("others_fused", key, self.ops.fused_others(key))
+
     def overhead(self) -> None:
         """Measure the launch overhead of a layer, and print what it means for a simulation."""
-        from profiler.measuring.overhead import advice, time_overhead
+        from profiler.measuring.overhead import advice, overheads
+        from profiler.shard.failures import guarded
 
-        if self.journal.get("overhead", (OVERHEADS.index("layer_launch"),)) is None:
-            for what, timing in time_overhead(self.ops).items():
-                self.journal.add("overhead", (OVERHEADS.index(what),), timing)
+        for what, measure in overheads(self.ops).items():
+            key = (OVERHEADS.index(what),)
+            if self.journal.get("overhead", key) is None:
+                self._book("overhead", key, guarded(measure, self.ops.device))
         times = measured(self.journal, "overhead")
         known = {OVERHEADS[index]: timing.time_us or 0.0 for (index,), timing in times.items()}
         layers = self.settings.model.num_layers
-        self.say(f"tp {self.tp}: {advice(self.settings.device, layers, known)}")
+        if text := advice(self.settings.device, layers, known):
+            self.say(f"tp {self.tp}: {text}")
 
     def collectives(self, ranks: int) -> None:
         """All-reduce over the TP degree, and send/recv between two ranks of this node."""
@@ -187,7 +244,47 @@ class DegreeSession:
         for op in DESIGNED:
             known[f"points_{op}"] = len(measured(self.journal, op))
         known["skipped_points"] = len(skipped(self.journal))
+        eager, fused = (measured(self.journal, op) for op in ("others", "others_fused"))
+        shares = [
+            100 * (fused[key].time_us or 0.0) / (eager[key].time_us or math.inf)
+            for key in fused
+            if key in eager
+        ]
+        if shares:
+            known["others_fused_pct"] = round(median(shares), 1)
+            self.say(f"tp {self.tp}: others takes {median(shares):.0f} % of it in fused kernels")
+        times = measured(self.journal, "sustained")
+        if len(times) == 2:
+            first, last = times[0,], times[1,]
+            slower = 100 * ((last.time_us or 0.0) / (first.time_us or 1.0) - 1)
+            known |= {
+                "sustained_s": self.settings.sustained_s,
+                "sustained_slower_pct": round(slower, 2),
+                "sustained_sm_clock_mhz": last.clock_mhz,
+                "sustained_power_w": last.power_w,
+                "sustained_temperature_c": last.temperature_c,
+                "sustained_slowed_by": last.throttle or "nothing",
+            }
+            self.say(
+                f"tp {self.tp}: a layer run for {self.settings.sustained_s:.0f} s takes "
+                f"{slower:+.1f} %, at {last.clock_mhz:.0f} MHz, {last.power_w:.0f} W, "
+                f"{last.temperature_c:.0f} C; slowed by {last.throttle or 'nothing'}"
+            )
         return known
+
+
+def _asked(settings: Settings, ops: Iterable[str]) -> list[str]:
+    return [op for op in ops if not settings.ops or op in settings.ops]
+
+
+def stalled(errors: Sequence[float], window: int = 16) -> bool:
+    """Whether the held-out errors of the last ``window`` points are no smaller than before.
+
+    Their medians are compared; more points tell nothing then, as the rest is noise or has no shape.
+    """
+    if len(errors) < 2 * window:
+        return False
+    return median(errors[-window:]) >= 0.9 * median(errors[-2 * window : -window])
 
 
 def _work(op: str, key: Sequence[int]) -> float:

@@ -6,8 +6,9 @@ Needs torch only when :func:`profile` runs.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,28 +20,33 @@ from profiler.bundle.schema import (
     load_bundle,
     write_bundle,
 )
+from profiler.facts.ops import LOCAL
 from profiler.measuring.collectives import read_inter_node
 from profiler.measuring.degree import DegreeSession
 from profiler.measuring.to_bundle import (
     Facts,
     borrow_collectives,
     collectives_source,
+    gpu_facts,
     measured_bundle,
     skipped,
     write_device,
 )
+from profiler.planning.designed import DESIGNED
 from profiler.planning.grid import Grid
 from profiler.planning.journal import Journal, settings_hash
 from profiler.planning.profile_error import ProfileError
 from profiler.planning.settings import Settings
 from profiler.storage.manifest import check_files
 from profiler.storage.progress import Progress, Say
+from profiler.storage.strict import did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
     from profiler.measuring.shard_ops import ShardOps
     from profiler.shard.attention import Attention
+    from profiler.shard.nvml import Sampler
 
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
@@ -62,12 +68,14 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
     run = _ProfileRun(settings, say, progress)
     tps = missing_degrees(settings, run.name, run.identities, say)
     written, left_s = [], settings.budget_s
-    for done, tp in enumerate(tps):
-        path, spent_s = run.degree(tp, max(0.0, left_s) / (len(tps) - done))
-        left_s -= spent_s
-        written.append(path)
-        run.machine.release()  # its memory is the next degree's
-    return [*written, run.device_file()]
+    with run.sampler:
+        for done, tp in enumerate(tps):
+            path, spent_s = run.degree(tp, max(0.0, left_s) / (len(tps) - done))
+            left_s -= spent_s
+            if path is not None:
+                written.append(path)
+            run.machine.release()  # its memory is the next degree's
+        return written if settings.ops else [*written, run.device_file()]
 
 
 class _ProfileRun:
@@ -75,11 +83,15 @@ class _ProfileRun:
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
         from profiler.shard import environment as machine
+        from profiler.shard.failures import reason
+        from profiler.shard.nvml import Sampler
         from profiler.shard.timing import Timer
+
+        self.until = time.perf_counter() + settings.max_s
 
         self.settings, self.say, self.progress, self.machine = settings, say, progress, machine
         self.device, self.dtype = machine.open_device(
-            settings.device, settings.dtype, settings.threads
+            settings.device, settings.dtype, settings.threads, settings.weights
         )
         self.per_node = machine.devices_on_node(settings.device, settings.threads)
         _check(settings, self.per_node)
@@ -88,16 +100,27 @@ class _ProfileRun:
         }
         self.inter_node = read_inter_node(settings.inter_node) if settings.inter_node else {}
         self.name = settings.device_name or machine.default_device_name(settings.device)
-        self.timer = Timer(self.device, settings.repeats)
         self.known: Facts = machine.facts(settings.device, settings.threads)
-        self.known |= machine.gpu_state("before")
+        on_gpu = settings.device == "cuda"
+        self.sampler: Sampler | AbstractContextManager[None] = nullcontext()
+        sampler = None
+        if on_gpu:
+            self.sampler = sampler = Sampler()
+            self.known |= sampler.facts
+        try:
+            self.timer = Timer(self.device, settings.repeats, flush=settings.flush, sampler=sampler)
+        except RuntimeError as error:  # another process has its memory, say
+            raise ProfileError(f"device {settings.device}: {reason(error)}") from None
         self.identities = {
             tp: _identity(settings, tp, self.known, attention.name)
             for tp, (attention, _) in self.attentions.items()
         }
 
-    def degree(self, tp: int, budget_s: float) -> tuple[Path, float]:
-        """Measure one TP degree and write its bundle; its folder, and the seconds it took."""
+    def degree(self, tp: int, budget_s: float) -> tuple[Path | None, float]:
+        """Measure one TP degree and write its bundle; its folder, and the seconds it took.
+
+        None where only some ops were asked for: their points stay in the journal.
+        """
         from profiler.shard.timing import no_garbage_collection
 
         settings = self.settings
@@ -106,11 +129,19 @@ class _ProfileRun:
         with closing(Journal(path.with_name(f".{path.name}.work"), self.identities[tp])) as journal:
             free_bytes = 0.9 * self.machine.memory_bytes(settings.device)[1]
             ops = self._ops(tp, free_bytes)
-            run = DegreeSession(settings, tp, journal, ops, self.say, self.progress, budget_s)
+            left_s = self.until - time.perf_counter()
+            run = DegreeSession(
+                settings, tp, journal, ops, self.say, self.progress, budget_s, left_s
+            )
             with no_garbage_collection():
                 run.announce(free_bytes)
                 grids = run.measure()
+                if settings.ops:
+                    self.say(f"tp {tp}: {len(journal)} points are kept; without --ops it goes on")
+                    return None, run.spent_s
                 run.overhead()
+                run.fused()
+                run.sustained()
             _measure_collectives(run, self.per_node)
             write_bundle(self._bundle(run, grids), path, force=settings.force)
             journal.remove()
@@ -124,22 +155,31 @@ class _ProfileRun:
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
         """The shard whose ops are timed. Raises ProfileError where it does not fit."""
         from profiler.measuring.shard_ops import ShardOps
+        from profiler.shard.failures import reason
 
         model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
         try:
             return ShardOps(
-                model, tp, self.device, self.dtype, limits, self.timer, free_bytes, attention
-            )
+                model, tp, self.device, self.dtype, limits, self.timer, free_bytes, attention,
+                fp8=self.settings.weights == "fp8",
+            )  # fmt: skip
         except ValueError as error:
             raise ProfileError(str(error)) from None
+        except RuntimeError as error:  # the device's memory, as another process has some of it
+            raise ProfileError(f"tp {tp}: the shard cannot be made: {reason(error)}") from None
 
     def _bundle(self, run: DegreeSession, grids: Mapping[str, Grid]) -> Bundle:
         """What was measured, with collectives of another bundle where the settings say so."""
         settings, tp, journal = self.settings, run.tp, run.journal
         attention, no_xformers = self.attentions[tp]
         more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+        if settings.weights == "fp8":
+            more["weights"] = "fp8"
         more["settings"] = asked_for(settings, self.identities[tp])
-        more |= self.machine.gpu_state("after") | run.facts(grids)
+        more |= gpu_facts(journal) | run.facts(grids)
+        if settings.device == "cuda":
+            floor = self.timer.event_floor()
+            more |= {"flush": settings.flush, "event_floor_us": round(floor.time_us or 0.0, 3)}
         bundle = measured_bundle(
             journal, settings.model, tp, self.name, settings.dtype, self.known | more,
             _notes(journal), self.inter_node, attention.name,
@@ -219,6 +259,12 @@ def _check(settings: Settings, per_node: int) -> None:
         raise ProfileError(
             f"--device-name {name!r}: must hold only letters, digits, _ . and -: it names a folder"
         )
+    for op in settings.ops:
+        if op not in (*LOCAL, *DESIGNED):
+            raise ProfileError(
+                f"--ops {op}: unknown{did_you_mean(op, (*LOCAL, *DESIGNED))}; "
+                f"allowed: {', '.join((*LOCAL, *DESIGNED))}"
+            )
     for tp in settings.tps:
         try:
             settings.model.check_tp(tp)
@@ -248,6 +294,14 @@ def _attention(
         raise ProfileError(f"tp {tp}: {error}") from None
 
 
+#: Of the environment's facts: the hardware and the libraries that compute. Another machine with
+#: the same ones, whatever its driver, kernel or host CPU, goes on where this one was stopped.
+_IDENTITY = {
+    "cpu": ("processor", "threads", "cpu_capability", "torch"),
+    "cuda": ("gpu", "cuda", "torch"),
+}
+
+
 def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict[str, object]:
     """Everything that a point's time depends on; the grid's limits and the budget are not."""
     return {
@@ -256,12 +310,14 @@ def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict
         "device": settings.device,
         "dtype": settings.dtype,
         "repeats": settings.repeats,
+        "weights": settings.weights,
+        "flush": settings.flush if settings.device == "cuda" else "",
         "attention": attention,
-        "environment": {key: known[key] for key in known if not key.endswith("_before")},
+        "environment": {key: known[key] for key in _IDENTITY[settings.device]},
     }
 
 
 def _notes(journal: Journal) -> str:
     lines = skipped(journal)
     text = "measured on one shard with random weights; send_recv inter_node only where given"
-    return f"{text}; {len(lines)} points skipped: {'; '.join(lines[:8])}" if lines else text
+    return f"{text}; {len(lines)} points without a time: {'; '.join(lines[:8])}" if lines else text

@@ -24,26 +24,34 @@ from profiler.shard.timing import relative_iqr
 _CONTEXT = 16
 
 
-def time_overhead(ops: ShardOps) -> dict[str, Timing]:
-    """Timings by the names of ``OVERHEADS``; on a CPU, or where capturing fails, without a graph.
+def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
+    """What measures each of ``OVERHEADS`` that this device has.
 
-    A layer of one decode with a short cache is launched, and run.
+    A layer of one decode with a short cache is launched, and run: kernel by kernel, and on a GPU as
+    a CUDA graph.
     """
-    layer = fused_layer(ops.layer, ops.attention, ops.cache, 0, 0, 1, _CONTEXT)
-    found = {"layer_run": ops.timer(layer)}
+
+    def layer() -> Callable[[int], object]:
+        return fused_layer(ops.layer, ops.attention, ops.cache, 0, 0, 1, _CONTEXT)
+
     if ops.device.type == "cpu":
-        found["layer_launch"] = ops.timer(_narrow_layer(ops))
-        return found
-    with torch.inference_mode():
-        found["layer_launch"] = _host_time(lambda: layer(0), ops.timer.repeats)
-        try:
-            replay = _captured(lambda: layer(0))
-        except RuntimeError as error:  # an op that waits for the GPU cannot be captured
-            note = f"no CUDA graph: {(str(error).splitlines() or [''])[0][:200]}"
-            found["layer_graph_launch"] = Timing(None, note=note)
-        else:
-            found["layer_graph_launch"] = _host_time(replay, ops.timer.repeats)
-    return found
+        return {
+            "layer_run": lambda: ops.timer(layer()),
+            "layer_launch": lambda: ops.timer(_narrow_layer(ops)),
+        }
+
+    def replay() -> Callable[[int], object]:
+        with torch.inference_mode():
+            call = layer()
+            return _captured(lambda: call(0))
+
+    repeats = ops.timer.repeats
+    return {
+        "layer_run": lambda: ops.timer(layer()),
+        "layer_launch": lambda: _host_time(layer(), repeats),
+        "layer_graph_run": lambda: ops.timer(replay()),
+        "layer_graph_launch": lambda: _host_time(replay(), repeats),
+    }
 
 
 def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
@@ -58,14 +66,15 @@ def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
     return fused_layer(layer, ops.attention, cache, 0, 0, 1, 1)
 
 
-def _host_time(call: Callable[[], object], repeats: int) -> Timing:
+@torch.inference_mode()
+def _host_time(call: Callable[[int], object], repeats: int) -> Timing:
     """What the host takes to enqueue, the device being idle; one call in ten is a warm-up."""
     began = time.perf_counter()
     samples = []
     for number in range(11 * repeats):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        call()
+        call(0)
         if number >= repeats:
             samples.append(time.perf_counter() - start)
     torch.cuda.synchronize()
@@ -73,7 +82,7 @@ def _host_time(call: Callable[[], object], repeats: int) -> Timing:
     return Timing(median(samples) * 1e6, spread, len(samples), seconds=time.perf_counter() - began)
 
 
-def _captured(call: Callable[[], object]) -> Callable[[], object]:
+def _captured(call: Callable[[], object]) -> Callable[[int], object]:
     """Replays ``call`` as one CUDA graph; warm-ups run on another stream, as capturing requires."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call, unused-ignore]
     aside.wait_stream(torch.cuda.current_stream())
@@ -84,12 +93,17 @@ def _captured(call: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return lambda: graph.replay()
+    return lambda index: graph.replay()
 
 
 def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:
-    """A message for the user: the time of a small batch's iteration beyond its op times."""
-    run, launch = time_us["layer_run"], time_us["layer_launch"]
+    """A message for the user: the time of a small batch's iteration beyond its op times.
+
+    Empty where what it takes could not be measured.
+    """
+    run, launch = time_us.get("layer_run"), time_us.get("layer_launch")
+    if run is None or launch is None:
+        return ""
     if device == "cpu":
         return (
             f"a layer of one decode takes {run:.0f} us, of which {launch:.0f} are dispatch; op "
@@ -102,6 +116,7 @@ def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:
         f"graphs: engine.turnaround_s {waits_s:.2g} (an upper bound: larger batches wait less)"
     )
     if "layer_graph_launch" in time_us:
-        graph_s = max(0.0, time_us["layer_graph_launch"] - run) * 1e-6 * layers
-        text += f", with graphs {graph_s:.2g}"
+        graph_run = time_us.get("layer_graph_run", run)
+        graph_s = max(0.0, time_us["layer_graph_launch"] - graph_run) * 1e-6 * layers
+        text += f", with graphs {graph_s:.2g} (a layer runs {graph_run:.0f} us in one)"
     return text

@@ -32,6 +32,9 @@ _WARM_UPS = 5
 #: so often; the steadiest batch counts. On a CPU a neighbour can disturb all samples of a batch.
 _STEADY = 0.2
 _MOST_BATCHES = 4
+#: Calls that a GPU's sample holds. They are enqueued while the GPU waits, so that no launch counts.
+_IN_A_ROW = 20
+_WAIT_CYCLES = 4_000_000
 
 
 def main() -> None:
@@ -86,11 +89,11 @@ def _measure(
 ) -> dict[str, str | int | float]:
     """One size on this rank; what rank 0 returns is the result."""
     kind: torch.dtype = getattr(torch, dtype)
-    tensor = torch.ones(max(1, num_bytes // kind.itemsize), dtype=kind, device=device)
+    # Zeros: sums of anything else would overflow after some repeats.
+    tensor = torch.zeros(max(1, num_bytes // kind.itemsize), dtype=kind, device=device)
     rank = dist.get_rank()
 
     def all_reduce() -> None:
-        tensor.fill_(1)  # sums would overflow after some repeats
         _timed_region(lambda: dist.all_reduce(tensor), device, times)
 
     def there_and_back() -> None:
@@ -142,7 +145,8 @@ def _ping_pong(tensor: torch.Tensor, rank: int) -> None:
 
 
 def _timed_region(call: Callable[[], object], device: torch.device, times: list[float]) -> None:
-    """Append the seconds that ``call`` takes: events on a GPU, the wall on a CPU."""
+    """Append the seconds that ``call`` takes: on a CPU by the wall; on a GPU by events around
+    several in a row."""
     if device.type == "cpu":
         began = time.perf_counter()
         call()
@@ -150,11 +154,13 @@ def _timed_region(call: Callable[[], object], device: torch.device, times: list[
         return
     start, end = cuda_events()
     torch.cuda.synchronize(device)
+    torch.cuda._sleep(_WAIT_CYCLES)  # type: ignore[no-untyped-call, unused-ignore]
     start.record()
-    call()
+    for _ in range(_IN_A_ROW):
+        call()
     end.record()
     torch.cuda.synchronize(device)
-    times.append(float(start.elapsed_time(end)) * 1e-3)
+    times.append(float(start.elapsed_time(end)) * 1e-3 / _IN_A_ROW)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -14,20 +16,24 @@ from profiler.measuring.fused import fused_layer, slots_of
 from profiler.planning.designed import skewed_contexts
 from profiler.planning.grid import Key
 from profiler.planning.journal import Timing
-from profiler.planning.settings import Limits
+from profiler.planning.settings import FlushMode, Limits
 from profiler.shard.attention import (
     Attention,
     KVCache,
     decode_step,
     prefill_step,
 )
+from profiler.shard.failures import guarded
 from profiler.shard.layer import ShardLayer
 from profiler.shard.timing import Timer
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
-#: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2 instead.
-_COLD_BYTES = 96 * 2**20
-_MOST_COPIES = 8
+#: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2; where it does
+#: not, the copies of the smallest matrix are this many bytes.
+_COLD_BYTES = {"cpu": 96 * 2**20, "cuda": 256 * 2**20}
+_MOST_COPIES = {"cpu": 8, "cuda": 64}
+#: The ops that are one call of an attention kernel.
+ATTENTION_POINTS = ("attn_prefill", "attn_decode", "attn_decode_skew")
 
 
 class ShardOps:
@@ -47,20 +53,21 @@ class ShardOps:
         timer: Timer,
         budget_bytes: float,
         attention: Attention,
+        fp8: bool = False,
     ) -> None:
         self.model, self.timer, self.attention = model, timer, attention
         self.size = torch.finfo(dtype).bits // 8
         self.device, self.dtype = device, dtype
-        needs = memory_needs(model, tp, self.size, limits, device.type)
+        copies = weight_copies(model, tp, self.size, device.type, timer.flush)
+        needs = memory_needs(model, tp, self.size, limits, copies)
         fixed = needs["weights"] + needs["tables"]
         if fixed > 0.9 * budget_bytes:
             raise ValueError(
                 f"{model.name} tp {tp}: one layer's weights need {fixed / 1e9:.2f} GB and "
                 f"{budget_bytes / 1e9:.2f} GB are free; use a larger tp"
             )
-        self.layer = ShardLayer(
-            model, tp, device, dtype, weight_copies(model, tp, self.size, device.type)
-        )
+        self.needs = needs
+        self.layer = ShardLayer(model, tp, device, dtype, copies, fp8=fp8)
         head = self.layer.shapes["lm_head"]
         self._head = self.layer.random(head.n, head.k, scale=head.k**-0.5)
         self._table = self.layer.random(model.vocab_size, model.hidden_size)
@@ -79,18 +86,44 @@ class ShardOps:
         self._spare = budget_bytes - fixed - self.cache.tokens * kv_bytes
 
     def measure(self, op: str, key: Key) -> Timing:
-        """Time one point; a Timing without a time, and with a note, where it does not fit."""
+        """Time one point; a Timing without a time, and with a note, where that fails."""
+        self.attention.kernel = None
+        timing = self._guarded(op, key, lambda: self.timer(self.call(op, key)))
+        if op in ATTENTION_POINTS and self.attention.kernel:
+            return replace(timing, kernel=f"{self.attention.library} {self.attention.kernel}")
+        return timing
+
+    def probe(self, op: str, key: Key) -> Timing:
+        """Roughly: the wall-clock time of a second call. Fails as :meth:`measure` does."""
+        return self._guarded(op, key, lambda: self._once(self.call(op, key)))
+
+    def sustained(self, key: Key, seconds: float) -> tuple[Timing, Timing]:
+        """A ``mixed`` layer back to back for so long: its time at the start and at the end.
+
+        The caches are as warm as in that layer's own loop, so only the two compare.
+        """
+        first = guarded(lambda: self.timer.without_pause(self.call("mixed", key), 0.5), self.device)
+        if first.time_us is None:
+            return first, first
+        last = guarded(
+            lambda: self.timer.without_pause(self.call("mixed", key), seconds, seconds / 4),
+            self.device,
+        )
+        return first, last
+
+    def _once(self, call: Callable[[int], object]) -> Timing:
+        with torch.inference_mode():
+            for index in range(2):
+                began = time.perf_counter()
+                call(index)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+        return Timing((time.perf_counter() - began) * 1e6)
+
+    def _guarded(self, op: str, key: Key, measure: Callable[[], Timing]) -> Timing:
         if misfit := self._misfit(op, key):
             return Timing(None, note=misfit)
-        try:
-            return self.timer(self.call(op, key))
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return Timing(None, note="ran out of GPU memory")
-        except RuntimeError as error:
-            if "allocate memory" not in str(error):  # what torch says on a CPU
-                raise
-            return Timing(None, note="ran out of memory")
+        return guarded(measure, self.device)
 
     def _misfit(self, op: str, key: Key) -> str:
         """The reason why a point does not fit in memory; empty if it fits."""
@@ -101,19 +134,6 @@ class ShardOps:
         if size > self._spare:
             return f"needs {size / 1e9:.2f} GB beside the weights, {self._spare / 1e9:.2f} are free"
         return ""
-
-    def probe(self, op: str, key: Key) -> float:
-        """Approximate wall-clock seconds of one call; 0 for a point that does not fit."""
-        if self._misfit(op, key):
-            return 0.0
-        call = self.call(op, key)
-        with torch.inference_mode():
-            for index in range(2):
-                began = time.perf_counter()
-                call(index)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-        return time.perf_counter() - began
 
     def call(self, op: str, key: Key) -> Callable[[int], object]:
         """``call(i)`` runs the op once on the i-th set of buffers."""
@@ -138,10 +158,10 @@ class ShardOps:
             return float(mask + 8 * (key[0] + key[2]) * widest * self.size)
         return float(4 * key[0] * widest * self.size)
 
-    def _linear(self, op: str, tokens: int) -> Callable[[int], object]:
+    def _linear(self, op: str, tokens: int, fused: bool = False) -> Callable[[int], object]:
         layer, model, copies = self.layer, self.model, len(self.layer.sets)
         if op in LAYER_GEMMS:
-            inputs = [layer.random(tokens, layer.shapes[op].k) for _ in range(2)]
+            inputs = [layer.as_input(layer.random(tokens, layer.shapes[op].k)) for _ in range(2)]
             return lambda i: layer.gemm(op, inputs[i % 2], i % copies)
         if op == "lm_head":
             x = layer.random(tokens, model.hidden_size)
@@ -158,7 +178,18 @@ class ShardOps:
         q = layer.random(tokens, layer.heads, model.head_dim)
         k = layer.random(tokens, layer.kv_heads, model.head_dim)
         angles = layer.angles(torch.arange(tokens, device=self.device))
-        return lambda i: layer.others(x, ffn, q, k, angles, i % copies)
+        run = self._compiled_others if fused else layer.others
+        return lambda i: run(x, ffn, q, k, angles, i % copies)
+
+    @cached_property
+    def _compiled_others(self) -> Callable[..., object]:
+        """``others`` fused by torch's compiler, once for all sizes."""
+        compiled: Callable[..., object] = torch.compile(self.layer.others, dynamic=True)
+        return compiled
+
+    def fused_others(self, key: Key) -> Timing:
+        """As :meth:`measure`, of ``others`` in fused kernels, as engines run it."""
+        return guarded(lambda: self.timer(self._linear("others", key[0], fused=True)), self.device)
 
     def _token_ids(self, tokens: int, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -218,26 +249,29 @@ def _slots(op: str, key: Key) -> int:
     return slots_of(*key) if op == "mixed" else 0
 
 
-def weight_copies(model: ModelSpec, tp: int, size: int, device: str) -> int:
+def weight_copies(model: ModelSpec, tp: int, size: int, device: str, flush: FlushMode) -> int:
     """Sets of layer weights to rotate over."""
-    if device == "cuda":
+    if device == "cpu":
+        rotated, fewest = model.layer_weights(tp) * size, 1
+    elif flush == "rotate":
+        gemms = model.gemms(tp)
+        rotated, fewest = min(gemms[op].n * gemms[op].k for op in LAYER_GEMMS) * size, 4
+    else:
         return 1
-    one = model.layer_weights(tp) * size
-    return max(1, min(_MOST_COPIES, -(-_COLD_BYTES // one)))
+    return max(fewest, min(_MOST_COPIES[device], -(-_COLD_BYTES[device] // rotated)))
 
 
 def memory_needs(
-    model: ModelSpec, tp: int, size: int, limits: Limits, device: str
+    model: ModelSpec, tp: int, size: int, limits: Limits, copies: int
 ) -> dict[str, int]:
     """Bytes a profile takes on one device: weights, tables, KV cache, largest input."""
     gemms, kv_heads = model.gemms(tp), model.heads_per_rank(tp)[1]
-    one = model.layer_weights(tp)
     positions = model.max_position_embeddings if model.learned_positions else 0
     tables = (gemms["lm_head"].n + model.vocab_size + positions) * model.hidden_size
     widest = max(shape.n + shape.k for shape in gemms.values())
     slots = max(limits.max_batch, 2) * limits.max_context
     return {
-        "weights": one * size * weight_copies(model, tp, size, device),
+        "weights": model.layer_weights(tp) * size * copies,
         "tables": tables * size,
         "kv_cache": slots * 2 * kv_heads * model.head_dim * size,
         "inputs": max(4 * limits.max_tokens * widest, limits.max_context**2 // 2) * size,

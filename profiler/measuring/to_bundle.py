@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import statistics
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -109,8 +110,11 @@ def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataF
         for key, timing in points.items()
     ]
     frame = pd.DataFrame(rows, columns=[*table.columns, "spread_pct"])
+    if any(timing.clock_mhz for timing in points.values()):
+        frame["power_w"] = [timing.power_w for timing in points.values()]
+        frame["sm_clock_mhz"] = [timing.clock_mhz for timing in points.values()]
     if "backend" in table.extras:
-        frame["backend"] = backend
+        frame["backend"] = [timing.kernel or backend for timing in points.values()]
     return frame.sort_values(list(table.key), ignore_index=True)
 
 
@@ -129,8 +133,27 @@ def spreads(journal: Journal) -> Facts:
     return found
 
 
+def gpu_facts(journal: Journal) -> Facts:
+    """The GPU's state over all points: clocks (MHz), the highest temperature, what slowed it."""
+    points = [t for op in (*LOCAL, *DESIGNED) for t in measured(journal, op).values()]
+    clocks = sorted(timing.clock_mhz for timing in points if timing.clock_mhz)
+    if not clocks:
+        return {}
+    found: Facts = {
+        "sm_clock_mhz_lowest": clocks[0],
+        "sm_clock_mhz_median": clocks[len(clocks) // 2],
+        "sm_clock_mhz_highest": clocks[-1],
+        "temperature_c_highest": max(timing.temperature_c for timing in points),
+    }
+    reasons = Counter(reason for t in points if t.throttle for reason in t.throttle.split(", "))
+    if reasons:
+        share = {reason: f"{reason} {100 * n / len(points):.0f} %" for reason, n in reasons.items()}
+        found["slowed_points"] = ", ".join(share[reason] for reason in sorted(share))
+    return found
+
+
 def skipped(journal: Journal) -> list[str]:
-    """A message for each point that did not fit."""
+    """A message for each point that did not fit or failed."""
     return [
         f"{op} {key if len(key) > 1 else key[0]}: {timing.note}"
         for op in (*LOCAL, *DESIGNED)

@@ -23,8 +23,10 @@ class Timing:
 
     ``time_us`` is the median, ``spread`` the interquartile range over it, ``samples`` how many were
     timed, ``preempted`` in how many of them another process had the core for a while, ``seconds``
-    what measuring took in all. ``time_us`` is None for a point that was skipped, and ``note`` then
-    says why.
+    what measuring took in all. ``time_us`` is None for a point that was skipped or failed, and
+    ``note`` then says why; ``lost`` whether the GPU did no more for this process after it.
+    ``kernel`` is what computed attention, where that is known of the point. The rest is the GPU's
+    state meanwhile (profiler/shard/nvml.py).
     """
 
     time_us: float | None
@@ -33,6 +35,12 @@ class Timing:
     preempted: int = 0
     seconds: float = 0.0
     note: str = ""
+    lost: bool = False
+    kernel: str = ""
+    clock_mhz: float = 0.0
+    power_w: float = 0.0
+    temperature_c: float = 0.0
+    throttle: str = ""
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

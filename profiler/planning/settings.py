@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,8 +14,11 @@ from profiler.facts.ops import OPS
 from profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
 TILE = 128
-#: What computes attention: xformers where it works, else SDPA; or one of the two and nothing else.
-AttentionChoice = Literal["auto", "xformers", "sdpa"]
+#: What computes attention: xformers where it works, else SDPA's flash or efficient kernel; or one
+#: and nothing else: cudnn is SDPA's cuDNN kernel, fa3 FlashAttention 3 in SDPA.
+AttentionChoice = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
+#: How the L2 of a GPU is made cold before each sample; see profiler/shard/timing.py.
+FlushMode = Literal["write", "read", "rotate"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,10 @@ class Settings:
     seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
     measured whole). ``inter_node`` is a file of :mod:`profiler.measuring.ranks`.
     ``collectives`` is a bundle (or the folder of its tp<k>) to take the collectives from.
-    ``force`` replaces bundles that were measured already.
+    ``force`` replaces bundles that were measured already. ``ops`` are all that is measured, if any
+    are named: the journal keeps them, and a run without completes the bundle. ``weights``: the
+    number format of the layer's GEMMs. ``max_s`` are seconds after which nothing more is measured
+    at all. ``sustained_s``: how long a layer is run without a pause, on a GPU.
     """
 
     model: ModelSpec
@@ -56,6 +63,11 @@ class Settings:
     collectives: Path | None = None
     attention: AttentionChoice = "auto"
     force: bool = False
+    weights: Literal["dtype", "fp8"] = "dtype"
+    flush: FlushMode = "read"
+    ops: tuple[str, ...] = ()
+    max_s: float = math.inf
+    sustained_s: float = 20.0
 
 
 def default_limits(device: str, max_position: int) -> Limits:

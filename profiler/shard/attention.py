@@ -39,7 +39,13 @@ class Attention(Protocol):
     not once a layer, so it is not timed.
     """
 
-    name: str
+    library: str
+    kernel: str | None
+    """What computed the last call; None makes the next one find out."""
+
+    @property
+    def name(self) -> str:
+        """The library, and the kernels it took."""
 
     def prefill_bias(self, chunk: int, context: int) -> Any:
         """The bias that masks a chunk's later tokens, after ``context`` cached ones."""
@@ -65,29 +71,35 @@ def choose_attention(
     head_dim: int,
     wanted: AttentionChoice = "auto",
 ) -> tuple[Attention, str]:
-    """The attention to time, and why xformers is not used ("" where it is).
+    """The attention to time, and why it is not xformers ("" where it is).
 
-    Raises ValueError with that reason where ``wanted`` is "xformers" and it does not work.
+    On CUDA each of its calls was tried with these sizes. Raises ValueError with the reason where
+    what is ``wanted`` does not work, or with "auto" neither xformers nor SDPA.
     """
-    if wanted == "sdpa":
-        reason = "torch SDPA was asked for"
-    elif device.type != "cuda":
-        reason = "xformers' attention needs CUDA"
-    else:
+    if device.type != "cuda":
+        if wanted not in ("auto", "sdpa"):
+            raise ValueError(f"--attention {wanted}: needs CUDA")
+        return SdpaAttention(device, dtype), "xformers' attention needs CUDA"
+    why: list[str] = []
+    for choice in ("xformers", "sdpa") if wanted == "auto" else (wanted,):
         try:
-            attention = XformersAttention()
+            attention: Attention = (
+                XformersAttention()
+                if choice == "xformers"
+                else SdpaAttention(device, dtype, choice)
+            )
             _try_all(attention, device, dtype, (heads, kv_heads, head_dim))
         except Exception as error:  # a missing library, an operator that refuses the shape, ...
-            reason = _refusal(error)
+            why.append(f"{choice} failed: {_refusal(error)}")
         else:
-            return attention, ""
-    if wanted == "xformers":
-        raise ValueError(f"--attention xformers: {reason}")
-    return SdpaAttention(device, dtype), reason
+            if choice != "xformers" and not why:
+                why.append(f"{choice} was asked for")
+            return attention, "; ".join(why)
+    raise ValueError(f"--attention {wanted}: {'; '.join(why)}")
 
 
 def _try_all(
-    attention: XformersAttention,
+    attention: Attention,
     device: torch.device,
     dtype: torch.dtype,
     sizes: tuple[int, int, int],
@@ -99,23 +111,27 @@ def _try_all(
     q = torch.zeros(16, heads, dim, device=device, dtype=dtype)
     for context in (0, 16):
         keys, values = cache.k[: context + 16], cache.v[: context + 16]
+        attention.kernel = None
         attention.prefill(q, keys, values, attention.prefill_bias(16, context))
     padded = (2, 32, kv_heads, dim)
     for bias in (attention.decode_bias(2, 8, 32), attention.skewed_bias([8, 3], 32)):
+        attention.kernel = None
         attention.decode(q[:2], cache.k.view(padded), cache.v.view(padded), 9, bias)
-    attention.prefill(q[:2], cache.k, cache.v, attention.gappy_bias([4, 40], [8, 3], 64))
+    if isinstance(attention, XformersAttention):
+        attention.kernel = None
+        attention.prefill(q[:2], cache.k, cache.v, attention.gappy_bias([4, 40], [8, 3], 64))
     torch.cuda.synchronize()
 
 
 def _refusal(error: Exception) -> str:
     """One line: what failed, and the first of the reasons that xformers lists per operator."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    text = f"xformers failed: {type(error).__name__}: {lines[0][:200]}"
+    text = f"{type(error).__name__}: {lines[0][:200]}"
     for before, line in pairwise(lines):
         if before.endswith("because:"):
             text += f" {before} {line[:200]}"
             if "CUDA support" in line:
-                text += " (does its extension find the libcudart of its own CUDA version?)"
+                text += " (its extension needs libcudart.so.12: install nvidia-cuda-runtime-cu12)"
             break
     return text
 

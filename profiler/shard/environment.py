@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from profiler.facts.device import product_folder
+from profiler.planning.journal import Timing
 from profiler.planning.profile_error import ProfileError
+from profiler.shard.failures import guarded
 from profiler.shard.timing import Timer
-from profiler.storage.memory import host_memory
 
 Facts = dict[str, str | int | float]
 
 
-def open_device(device: str, dtype: str, threads: int) -> tuple[torch.device, torch.dtype]:
+def open_device(
+    device: str, dtype: str, threads: int, weights: str = "dtype"
+) -> tuple[torch.device, torch.dtype]:
     """The torch device and dtype, ready to use; on a CPU torch is set to ``threads`` threads.
 
     Raises ProfileError for a device that is not there and a dtype it has no fast kernels for.
@@ -35,9 +36,13 @@ def open_device(device: str, dtype: str, threads: int) -> tuple[torch.device, to
             raise ProfileError(
                 f"dtype bf16: {torch.cuda.get_device_name()} has no bf16 units; use fp16 or fp32"
             )
+        if weights == "fp8" and torch.cuda.get_device_capability() < (8, 9):
+            raise ProfileError(f"weights fp8: {torch.cuda.get_device_name()} has no fp8 units")
         # fp32 means fp32: TensorFloat-32 would time another dtype.
         torch.backends.cuda.matmul.allow_tf32 = False
     else:
+        if weights == "fp8":
+            raise ProfileError("weights fp8: needs a GPU")
         if dtype == "float16":
             raise ProfileError(
                 "dtype fp16: CPUs have no fast fp16 kernels in torch; use fp32 or bf16"
@@ -50,8 +55,7 @@ def default_device_name(device: str) -> str:
     """``cpu``, or the GPU's name as a folder name: "NVIDIA H200" becomes "h200"."""
     if device == "cpu":
         return "cpu"
-    name = torch.cuda.get_device_name().lower().removeprefix("nvidia").strip()
-    return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "gpu"
+    return product_folder(torch.cuda.get_device_name())
 
 
 def devices_on_node(device: str, threads: int) -> int:
@@ -67,6 +71,8 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
+    from profiler.storage.memory import host_memory  # psutil, which a GPU node does not need
+
     return host_memory()
 
 
@@ -107,51 +113,20 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def gpu_state(when: str) -> Facts:
-    """Driver, clocks (MHz), temperature (Celsius) and power (W), as far as NVML tells them."""
-    try:
-        import pynvml
-
-        nvml: Any = pynvml
-        nvml.nvmlInit()
-        gpu = _nvml_handle(nvml)
-    except Exception:  # no NVML, no GPU: a measurement does without
-        return {}
-    asked: dict[str, Callable[[], str | int | float]] = {
-        "driver": lambda: str(nvml.nvmlSystemGetDriverVersion()),
-        f"sm_clock_mhz_{when}": lambda: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
-        f"memory_clock_mhz_{when}": lambda: int(
-            nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)
-        ),
-        f"temperature_c_{when}": lambda: int(
-            nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
-        ),
-        f"power_w_{when}": lambda: round(nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, 1),
-    }
-    known: Facts = {}
-    for name, ask in asked.items():
-        with contextlib.suppress(Exception):  # a part of a GPU, say, knows no power
-            known[name] = ask()
-    with contextlib.suppress(Exception):
-        nvml.nvmlShutdown()
-    return known
-
-
-def _nvml_handle(nvml: Any) -> Any:
-    """The GPU that torch calls 0: NVML counts all, torch those that CUDA_VISIBLE_DEVICES names."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if first.startswith(("GPU-", "MIG-")):
-        return nvml.nvmlDeviceGetHandleByUUID(first)
-    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
-
-
 def copy_bandwidth(device: torch.device, timer: Timer, free_bytes: float) -> float:
-    """Bytes read and written per second by one large copy."""
+    """Bytes read and written per second by one large copy. Raises ProfileError if it fails."""
     size = int(min(512 * 2**20, free_bytes / 8))
-    source = torch.ones(size, dtype=torch.int8, device=device)
-    target = torch.zeros_like(source)
-    timing = timer(lambda _: target.copy_(source))
-    assert timing.time_us is not None
+
+    def copy() -> Timing:
+        source = torch.ones(size, dtype=torch.int8, device=device)
+        target = torch.zeros_like(source)
+        return timer(lambda _: target.copy_(source))
+
+    timing = guarded(copy, device)
+    if timing.time_us is None:
+        raise ProfileError(
+            f"the memory's bandwidth was not measured: {timing.note}; the same command tries again"
+        )
     return 2 * size / (timing.time_us * 1e-6)
 
 

@@ -30,7 +30,9 @@ class ShardLayer:
 
     Activations are (tokens, width). ``copies`` sets of weights allow timings to meet cold ones:
     every op takes the number of the set; ``sets`` are given ones, such as those of a stage's
-    layers. The two all-reduces of tensor parallelism are left out.
+    layers. The two all-reduces of tensor parallelism are left out. ``fp8``: the GEMMs' weights and
+    inputs are float8_e4m3fn with one scale a tensor, as a GPU from compute capability 8.9 on takes
+    them.
     Raises ValueError where ``tp`` does not divide the model.
     """
 
@@ -42,11 +44,13 @@ class ShardLayer:
         dtype: torch.dtype,
         copies: int = 1,
         sets: list[Weights] | None = None,
+        fp8: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.fp8 = model, fp8
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self.shapes = model.gemms(tp)
         self.device, self.dtype = device, dtype
+        self._one = torch.ones((), device=device, dtype=torch.float32)
         self._generator = torch.Generator(device=device).manual_seed(0)
         self.sets = [self._weights() for _ in range(copies)] if sets is None else sets
 
@@ -63,6 +67,8 @@ class ShardLayer:
             op: self.random(self.shapes[op].n, self.shapes[op].k, scale=self.shapes[op].k ** -0.5)
             for op in LAYER_GEMMS
         }
+        if self.fp8:
+            matrix = {op: weights.to(torch.float8_e4m3fn) for op, weights in matrix.items()}
         biased = model.biased_gemms
         bias = {op: self.random(self.shapes[op].n) if op in biased else None for op in LAYER_GEMMS}
         gains = tuple(1 + self.random(model.hidden_size, scale=0.1) for _ in range(2))
@@ -74,7 +80,17 @@ class ShardLayer:
     def gemm(self, op: str, x: Tensor, copy: int = 0) -> Tensor:
         """One of LAYER_GEMMS: (tokens, k) to (tokens, n); q, k and v, or gate and up, are fused."""
         weights = self.sets[copy]
-        return F.linear(x, weights.matrix[op], weights.bias[op])
+        if not self.fp8:
+            return F.linear(x, weights.matrix[op], weights.bias[op])
+        out: Tensor = torch._scaled_mm(
+            self.as_input(x), weights.matrix[op].t(), self._one, self._one,
+            bias=weights.bias[op], out_dtype=self.dtype,
+        )  # fmt: skip
+        return out
+
+    def as_input(self, x: Tensor) -> Tensor:
+        """``x`` in the format that a GEMM of the layer takes."""
+        return x.to(torch.float8_e4m3fn) if self.fp8 else x
 
     def norm(self, which: int, x: Tensor, copy: int = 0) -> Tensor:
         """The norm before attention (0) or before the FFN (1)."""

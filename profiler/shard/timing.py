@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from profiler.planning.journal import Timing
+from profiler.planning.settings import FlushMode
+from profiler.shard.nvml import Sampler
 
-#: Zeroed before each GPU sample: more than any L2. Many times over, it takes longer (0.9 ms at
-#: 5 TB/s) than launching a whole layer's kernels, so the host is ahead and launches do not count.
+#: Written or read before each GPU sample: more than any L2. Many times over, it takes longer (0.9
+#: ms at 5 TB/s) than launching a whole layer's kernels, so the host is ahead and launches do not
+#: count.
 _FLUSH_BYTES = 256 * 2**20
 _FLUSHES = 16
+#: Clock cycles that a GPU waits instead, where nothing is flushed: about a millisecond.
+_WAIT_CYCLES = 1_500_000
+#: Above the copy bandwidth by more than this, what was read came from the L2.
+_FROM_L2 = 1.02
 _MOST_WARM_UPS = 12
 
 
@@ -40,6 +49,10 @@ class Timer:
     A point with a relative interquartile range above ``steady`` gets up to four times as many, for
     as long as ``patience_s`` lasts. On a GPU the times are CUDA events', and exclude the launch;
     on a CPU they are wall-clock times, and include torch's dispatch of the op.
+
+    ``flush`` says how a GPU's L2 is made cold: by writing a large buffer (whose dirty lines go to
+    memory during the timed call), by reading one, or not at all ("rotate": the calls rotate over
+    copies of their weights). ``sampler`` tells the GPU's state of each point.
     """
 
     def __init__(
@@ -48,15 +61,27 @@ class Timer:
         repeats: int = 5,
         steady: float = 0.05,
         patience_s: float = 0.2,
+        flush: FlushMode = "read",
+        sampler: Sampler | None = None,
     ) -> None:
         self.device = device
         self.repeats = repeats
         self._steady = steady
         self._patience_s = patience_s
         self._preempted = 0
-        self._flush: torch.Tensor | None = None
+        self.flush: FlushMode = flush
+        self._sampler = sampler
+        self._buffer: torch.Tensor | None = None
+        self.flush_s = 0.0
+        """Seconds that a sample takes beside the call."""
         if device.type == "cuda":
-            self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device=device)
+            self._buffer = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+            for _ in range(2):
+                torch.cuda.synchronize(device)
+                began = time.perf_counter()
+                self._make_cold(self._buffer)
+                torch.cuda.synchronize(device)
+                self.flush_s = time.perf_counter() - began
 
     def __call__(self, call: Callable[[int], object]) -> Timing:
         """Time ``call(i)``, i counting the calls so that it can rotate its buffers."""
@@ -69,9 +94,12 @@ class Timer:
                 samples.append(self._sample(call, count))
                 count += 1
         seconds = time.perf_counter() - began
-        median = statistics.median(samples)
+        median = max(statistics.median(samples), 1e-9)
         spread = round(relative_iqr(samples), 5)
-        return Timing(median * 1e6, spread, len(samples), self._preempted, seconds)
+        timing = Timing(median * 1e6, spread, len(samples), self._preempted, seconds)
+        if self._sampler is None:
+            return timing
+        return replace(timing, **asdict(self._sampler.since(began)))
 
     def _warm_up(self, call: Callable[[int], object]) -> int:
         """Call until two calls in a row take the same time within a tenth; returns how many."""
@@ -91,16 +119,63 @@ class Timer:
         return relative_iqr(samples) <= self._steady
 
     def _sample(self, call: Callable[[int], object], index: int) -> float:
-        if self._flush is None:
+        if self._buffer is None:
             return self._cpu_sample(call, index)
         start, end = cuda_events()
-        for _ in range(_FLUSHES):
-            self._flush.zero_()
+        self._make_cold(self._buffer)
         start.record()
         call(index)
         end.record()
         torch.cuda.synchronize(self.device)
         return float(start.elapsed_time(end)) * 1e-3
+
+    def _make_cold(self, buffer: torch.Tensor) -> None:
+        if self.flush == "rotate":
+            torch.cuda._sleep(_WAIT_CYCLES)  # type: ignore[no-untyped-call, unused-ignore]
+            return
+        for _ in range(_FLUSHES):
+            if self.flush == "write":
+                buffer.zero_()
+            else:
+                buffer.sum()
+
+    def without_pause(
+        self, call: Callable[[int], object], seconds: float, counted_s: float = math.inf
+    ) -> Timing:
+        """A GPU's time of one call of many in a row, over the last ``counted_s`` of ``seconds``.
+
+        Calls are enqueued in runs that double until they take a twentieth of a second; a sample is
+        a run's time over its calls.
+        """
+        began = time.perf_counter()
+        runs: list[tuple[float, int, float]] = []
+        count, calls = 1, 0
+        with torch.inference_mode():
+            while (now := time.perf_counter()) - began < seconds or len(runs) < 2:
+                start, end = cuda_events()
+                start.record()
+                for _ in range(count):
+                    call(calls)
+                    calls += 1
+                end.record()
+                torch.cuda.synchronize(self.device)
+                runs.append((now, count, max(1e-9, float(start.elapsed_time(end)) * 1e-3 / count)))
+                if time.perf_counter() - now < 0.05:
+                    count *= 2
+        ended = time.perf_counter()
+        from_s = min(max(began, ended - counted_s), runs[-1][0])
+        samples = [one for at, calls, one in runs if at >= from_s and 2 * calls >= runs[-1][1]]
+        spread = round(relative_iqr(samples), 5)
+        timing = Timing(
+            statistics.median(samples) * 1e6, spread, len(samples), seconds=ended - began
+        )
+        if self._sampler is None:
+            return timing
+        return replace(timing, **asdict(self._sampler.since(from_s)))
+
+    def event_floor(self) -> Timing:
+        """What an empty pair of events tells: it is in every time of a GPU, and not taken off."""
+        return self(lambda index: None)
 
     def _cpu_sample(self, call: Callable[[int], object], index: int) -> float:
         """The wall-clock time; the thread's CPU time if another process had the core meanwhile.
@@ -128,3 +203,13 @@ def cuda_events() -> tuple[Any, Any]:
     """Two events to record before and after; ``start.elapsed_time(end)`` gives milliseconds."""
     cuda: Any = torch.cuda
     return cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+
+
+def best_flush(rates: Mapping[FlushMode, float], ceiling: float) -> FlushMode:
+    """The mode to take, from the bytes per second at which each read the same cold weights.
+
+    A rate above ``ceiling``, that of a large copy, was read from the L2; of the others the highest
+    was disturbed least. "read" where none is left.
+    """
+    honest = {mode: rate for mode, rate in rates.items() if rate <= _FROM_L2 * ceiling}
+    return max(honest, key=lambda mode: honest[mode]) if honest else "read"

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from experiments.cli.app import app
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment, load_experiment
 from experiments.results import to_json
 from experiments.validate.cells import Cell, engine_spec, grid_of, make_cells
 from experiments.validate.differences import (
+    _joined,
     errors_by_kind,
     evaluate,
     iteration_errors,
@@ -24,10 +27,12 @@ from experiments.validate.differences import (
 )
 from experiments.validate.disturbance import LostTime
 from experiments.validate.playback import links, lockstep, measured_records, replay
-from experiments.validate.session import CellRuns, Repeat, Session
+from experiments.validate.session import CellRuns, Repeat, Session, isolated_bundle
 from experiments.validate.summary import evaluate_all, report
 from experiments.validate.table import iterations, table, verdict
 from experiments.validate.totals import Whole
+from profiler.bundle.schema import bundle_path, write_bundle
+from profiler.measuring.in_situ import in_situ_bundle
 from simulator.views.metrics import Analysis
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
@@ -191,6 +196,30 @@ def test_an_engine_that_does_what_its_grid_says_is_predicted(experiment: Experim
             whole = outcome.whole[prediction]
             assert whole.makespan_s == pytest.approx(outcome.measured.makespan_s, rel=5e-3)
             assert whole.bubble_s == pytest.approx(outcome.measured.bubble_s, rel=0.03)
+
+
+def test_a_profile_of_single_ops_predicts_beside_the_grid(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    """The grid's own bundle, as if ``profile`` had written it: both say the same."""
+    measured = session(experiment, repeats=1)
+    spec, repeat = measured.spec, measured.repeats[0]
+    grid = _joined(repeat.grids)
+    bundle = in_situ_bundle(spec, 2 * measured.works, grid, SEND_S, "my-cpu")
+    known = {"processor": "a CPU"}
+    bundle = replace(bundle, meta=replace(bundle.meta, environment=known))
+    assert isolated_bundle(tmp_path, spec, known) is None
+    write_bundle(bundle, bundle_path(tmp_path, "my-cpu", spec.model.name, spec.tp))
+    assert isolated_bundle(tmp_path, spec, {"processor": "another"}) is None
+    assert isolated_bundle(tmp_path, replace(spec, dtype="bfloat16"), known) is None
+    found = isolated_bundle(tmp_path, spec, known)
+    measured = replace(measured, isolated=found)
+    outcomes = evaluate_all([measured], lambda *_: None)
+    (entry,) = [report(experiment, [measured], outcomes)["cells"]["sarathi"]]
+    assert entry["isolated"]["makespan_error"]["median"] == pytest.approx(
+        entry["grid"]["makespan_error"]["median"], abs=1e-3
+    )
+    assert "isolated_s" in iterations(outcomes)
 
 
 def test_paged_memory_is_predicted_on_one_stage(tmp_path: Path) -> None:
@@ -431,3 +460,15 @@ def test_cells_that_share_an_engine_have_blocks_of_one_size(tmp_path: Path) -> N
     scenarios = {"vllm": PAGED["scenarios"]["vllm"], "other": other}
     with pytest.raises(ConfigError, match=r"kv_cache.block_size: value 4: must be as in other"):
         engine_spec(make_cells(load(tmp_path, **PAGED | {"scenarios": scenarios})))
+
+
+@pytest.mark.parametrize("config", ["validate_cpu", "validate_gpu"])
+def test_check_takes_the_configuration_of_a_validation(config: str) -> None:
+    """Its device is this machine's, which is no shipped one."""
+    done = CliRunner().invoke(app, ["check", config])
+    assert done.exit_code == 0, done.stderr
+    assert "good, for sarathi-sim validate" in done.stdout
+    assert "sarathi" in done.stdout
+    refused = CliRunner().invoke(app, ["check", config, "--set", "cluster.replicas=2"])
+    assert refused.exit_code == 2
+    assert "must be 1: one engine is run" in refused.stderr

@@ -14,7 +14,7 @@ from experiments.cli.app import app
 from profiler.bundle.check import Finding, bundle_folders, check_bundle, check_folder
 from profiler.bundle.diff import diff_bundles
 from profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
-from profiler.facts.device import load_device
+from profiler.facts.device import load_device, shipped_device
 from profiler.facts.model import load_model
 from profiler.physics.modelled import make_bundle
 from profiler.storage.paths import data_dir
@@ -190,3 +190,36 @@ def test_the_import_command_ends_in_one_message(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "has no mlp_a100_MODEL.csv" in done.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "product", "shipped"),
+    [
+        ("h100-80gb-hbm3", "", "h100-80g-sxm"),
+        ("h100-80gb-hbm3", "NVIDIA H100 80GB HBM3", "h100-80g-sxm"),
+        ("my-h200", "NVIDIA H200", "h200-sxm"),
+        ("h200", "", "h200-sxm"),
+        ("a40", "NVIDIA A40", "a40"),
+        ("my-gpu", "NVIDIA L40S", "l40s"),
+        ("h200-sxm", "", "h200-sxm"),
+    ],
+)
+def test_limits_are_those_of_the_product_it_was_measured_on(
+    bundle: Bundle, tmp_path: Path, device: str, product: str, shipped: str
+) -> None:
+    """A peak of 2.6e16 FLOP/s passed, because h100-80gb-hbm3 was no shipped name."""
+    environment = {"gpu": product} if product else {}
+    meta = dataclasses.replace(bundle.meta, device=device, source="measured",
+                               environment=environment, device_file_sha256=None)  # fmt: skip
+    n, k = (shape := bundle.meta.model_spec.gemms(bundle.meta.tp)["ffn_ln1"]).n, shape.k
+    linear = bundle.linear.copy()
+    rows = linear["op"] == "ffn_ln1"
+    linear.loc[rows, "time_us"] = 1e6 * 2.0 * n * k * linear.loc[rows, "num_tokens"] / 2.6e16
+    write_bundle(dataclasses.replace(bundle, meta=meta, linear=linear), tmp_path / "b")
+    errors = of(check_folder(tmp_path / "b").findings, "error")
+    assert f"TFLOP/s of {shipped} need at least" in errors["ffn_ln1"]
+
+
+def test_a_product_that_is_not_shipped_has_no_limits() -> None:
+    assert shipped_device("h200-nvl", "NVIDIA H200 NVL") is None
+    assert shipped_device("cpu") is None

@@ -58,8 +58,9 @@ def test_the_journal_becomes_the_tables(bundle: Bundle, tmp_path: Path) -> None:
     ]
     assert read.overhead.to_numpy().tolist() == [
         ["layer_graph_launch", 10.0, 0.0],
-        ["layer_launch", 11.0, 0.0],
-        ["layer_run", 12.0, 0.0],
+        ["layer_graph_run", 11.0, 0.0],
+        ["layer_launch", 12.0, 0.0],
+        ["layer_run", 13.0, 0.0],
     ]
     assert read.send_recv.to_numpy().tolist() == [[1024, "inter_node", 20.0, 50.0]]
     assert read.attn_decode.iloc[0].tolist() == [64, 0, 1000.0, 1.0, SDPA]

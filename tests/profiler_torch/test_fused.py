@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from profiler.measuring.fused import fused_layer, slots_of  # noqa: E402
-from profiler.measuring.overhead import advice, time_overhead  # noqa: E402
+from profiler.measuring.overhead import advice, overheads  # noqa: E402
 from profiler.measuring.shard_ops import ShardOps  # noqa: E402
 from profiler.planning.designed import DESIGNED, designed_points, skewed_contexts  # noqa: E402
 from profiler.planning.settings import Limits  # noqa: E402
@@ -91,12 +91,12 @@ def test_points_that_do_not_fit_say_so() -> None:
     ):
         note = f"needs {need} KV slots, and memory holds {room}"
         assert ops.measure(op, key).note == note
-        assert ops.probe(op, key) == 0.0
+        assert ops.probe(op, key).note == note
 
 
 def test_launch_overhead_on_a_cpu_is_dispatch() -> None:
     ops = ShardOps(GQA, 1, CPU, torch.float32, LIMITS, Timer(CPU, 3), 1e9, SDPA)
-    times = time_overhead(ops)
+    times = {what: measure() for what, measure in overheads(ops).items()}
     assert set(times) == {"layer_run", "layer_launch"}
     assert all(timing.time_us is not None and timing.time_us > 0 for timing in times.values())
 
@@ -105,7 +105,7 @@ def test_advice_by_hand() -> None:
     times = {"layer_run": 100.0, "layer_launch": 150.0, "layer_graph_launch": 20.0}
     assert "40 layers wait 0.002 s" in (text := advice("cuda", 40, times))
     assert "engine.turnaround_s 0.002" in text
-    assert text.endswith("with graphs 0")
+    assert text.endswith("with graphs 0 (a layer runs 100 us in one)")
     hidden = advice("cuda", 40, {"layer_run": 100.0, "layer_launch": 90.0})
     assert "wait 0 s" in hidden and "graphs 0" not in hidden
     assert "takes 100 us, of which 150 are dispatch" in advice("cpu", 40, times)

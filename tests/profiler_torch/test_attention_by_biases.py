@@ -1,0 +1,162 @@
+"""What we ask of xformers' biases, by a stand-in that computes with them: it agrees with SDPA."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from profiler.facts.model import load_model  # noqa: E402
+from profiler.shard.attention import KVCache, decode_step, prefill_step  # noqa: E402
+from profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from profiler.shard.layer import ShardLayer  # noqa: E402
+from profiler.shard.ragged import RaggedDecode  # noqa: E402
+
+CPU = torch.device("cpu")
+TINY = replace(load_model("tiny-llama-40m"), hidden_size=32, num_heads=4, num_kv_heads=2,
+               head_dim=8, ffn_hidden_size=32, vocab_size=32)  # fmt: skip
+
+
+class BottomRight:
+    """xformers' causal mask, aligned to the last key."""
+
+    def allowed(self, queries: int, keys: int) -> torch.Tensor:
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+
+
+class PaddedKeys:
+    """xformers' mask over packed sequences whose keys are padded to equal lengths."""
+
+    def __init__(self, q_seqlen: list[int], kv_padding: int, kv_seqlen: list[int]) -> None:
+        self.queries, self.padding, self.keys = q_seqlen, kv_padding, kv_seqlen
+
+    @classmethod
+    def from_seqlens(cls, *, q_seqlen: list[int], kv_padding: int, kv_seqlen: list[int]) -> Any:
+        assert len(q_seqlen) == len(kv_seqlen) and max(kv_seqlen) <= kv_padding
+        return cls(q_seqlen, kv_padding, kv_seqlen)
+
+    def allowed(self, queries: int, keys: int) -> torch.Tensor:
+        assert queries == sum(self.queries) and keys == self.padding * len(self.keys)
+        found = torch.zeros(queries, keys, dtype=torch.bool)
+        row = 0
+        for number, (new, held) in enumerate(zip(self.queries, self.keys, strict=True)):
+            block = torch.ones(new, held, dtype=torch.bool).tril(held - new)
+            start = number * self.padding
+            found[row : row + new, start : start + held] = block
+            row += new
+        return found
+
+
+class GappyKeys:
+    """xformers' mask over sequences whose keys lie anywhere in one cache, in ascending order."""
+
+    def __init__(self, starts: list[int], lengths: list[int]) -> None:
+        self.starts, self.lengths = starts, lengths
+
+    @classmethod
+    def from_seqlens(
+        cls, *, q_seqlen: list[int], kv_seqstarts: list[int], kv_seqlen: list[int]
+    ) -> Any:
+        assert set(q_seqlen) == {1}
+        assert len(kv_seqstarts) == len(kv_seqlen) + 1 == len(q_seqlen) + 1
+        assert kv_seqstarts == sorted(kv_seqstarts)
+        return cls(kv_seqstarts, kv_seqlen)
+
+    def allowed(self, queries: int, keys: int) -> torch.Tensor:
+        assert queries == len(self.lengths) and keys == self.starts[-1]
+        found = torch.zeros(queries, keys, dtype=torch.bool)
+        for row, (start, length) in enumerate(zip(self.starts, self.lengths, strict=False)):
+            found[row, start : start + length] = True
+        return found
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_bias: Any) -> torch.Tensor:
+    """What memory_efficient_attention_forward computes; BMHK, or BMGHK with K and V expanded."""
+    assert q.shape[0] == 1 and q.dim() in (4, 5) and q.dim() == k.dim() == v.dim()
+    if q.dim() == 5:
+        assert k.stride(3) == v.stride(3) == 0, "K and V of a group must not be copied"
+    heads = [part.flatten(2, -2)[0].transpose(0, 1) for part in (q, k, v)]
+    mask = attn_bias.allowed(q.shape[1], k.shape[1])
+    scores = heads[0] @ heads[1].transpose(1, 2) / q.shape[-1] ** 0.5
+    out = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ heads[2]
+    return out.transpose(0, 1).reshape(q.shape)
+
+
+@pytest.fixture
+def xformers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for the parts of xformers that are used."""
+    biases = SimpleNamespace(
+        LowerTriangularFromBottomRightMask=BottomRight,
+        BlockDiagonalCausalWithOffsetPaddedKeysMask=PaddedKeys,
+        BlockDiagonalCausalWithOffsetGappyKeysMask=GappyKeys,
+    )
+    fmha = SimpleNamespace(
+        attn_bias=biases,
+        memory_efficient_attention_forward=attend,
+        Inputs=lambda **inputs: SimpleNamespace(normalize_bmhk=lambda: None),
+        dispatch=SimpleNamespace(_dispatch_fw=lambda inp, grad: SimpleNamespace(NAME="stand-in")),
+    )
+    package, ops = ModuleType("xformers"), ModuleType("xformers.ops")
+    package.__version__, ops.fmha = "0.0", fmha  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "xformers", package)
+    monkeypatch.setitem(sys.modules, "xformers.ops", ops)
+    return fmha
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_xformers_and_sdpa_agree(xformers: Any, kv_heads: int) -> None:
+    layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
+    cache = KVCache(200, kv_heads, 8, CPU, torch.float32)
+
+    def new(tokens: int) -> tuple[torch.Tensor, ...]:
+        return tuple(layer.random(tokens, n, 8) for n in (4, kv_heads, kv_heads))
+
+    ours, theirs = XformersAttention(), SdpaAttention(CPU, torch.float32)
+    chunk, batch, contexts = new(7), new(3), [9, 4, 0]
+    for context in (0, 5):
+        outs = [
+            prefill_step(a, cache, 3, context, chunk, a.prefill_bias(7, context))
+            for a in (ours, theirs)
+        ]
+        assert torch.allclose(*outs, atol=1e-6)
+    outs = [
+        decode_step(a, cache, 20, 12, 6, batch, a.decode_bias(3, 6, 12)) for a in (ours, theirs)
+    ]
+    assert torch.allclose(*outs, atol=1e-6)
+    places = torch.tensor(contexts)
+    outs = [
+        decode_step(a, cache, 60, 10, places, batch, a.skewed_bias(contexts, 10))
+        for a in (ours, theirs)
+    ]
+    assert torch.allclose(*outs, atol=1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize(
+    ("block_size", "tables", "first"),
+    [(12, [(2,), (0,), (3,)], 2 * 12 + 9), (4, [(2, 9, 4), (0, 7), (3,)], 4 * 4 + 1)],
+    ids=["a block each", "tables"],
+)
+def test_decodes_in_any_blocks_agree(
+    xformers: Any, kv_heads: int, block_size: int, tables: list[tuple[int, ...]], first: int
+) -> None:
+    """The engine's decodes: blocks out of order, lengths so different that SDPA needs two calls."""
+    layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
+    new = [layer.random(3, n, 8) for n in (4, kv_heads, kv_heads)]
+    decodes = list(zip(tables, (9, 4, 0), strict=True))
+    outs, caches = [], []
+    for attention in (XformersAttention(), SdpaAttention(CPU, torch.float32)):
+        torch.manual_seed(0)
+        caches.append(KVCache(4 * 12, kv_heads, 8, CPU, torch.float32))
+        ragged = RaggedDecode(attention, 48 // block_size, block_size, CPU)
+        plan = ragged.plan(decodes)
+        ragged.write(caches[-1], new[1], new[2], plan)
+        outs.append(ragged.attend(caches[-1], new[0], plan))
+    assert torch.allclose(*outs, atol=1e-6)
+    assert torch.equal(caches[0].k, caches[1].k)
+    assert torch.equal(caches[0].k[first], new[1][0])

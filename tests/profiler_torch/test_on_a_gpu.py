@@ -1,0 +1,167 @@
+"""What only a GPU can tell: ``python -m pytest -m gpu``. Skipped without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from profiler.bundle.check import check_folder  # noqa: E402
+from profiler.bundle.schema import load_bundle  # noqa: E402
+from profiler.facts.device import shipped_device  # noqa: E402
+from profiler.facts.model import load_model  # noqa: E402
+from profiler.measuring.measure import profile  # noqa: E402
+from profiler.measuring.overhead import overheads  # noqa: E402
+from profiler.measuring.shard_ops import ShardOps  # noqa: E402
+from profiler.planning.settings import Limits, Settings  # noqa: E402
+from profiler.shard.attention import KVCache, choose_attention, decode_step, prefill_step  # noqa: E402
+from profiler.shard.failures import guarded  # noqa: E402
+from profiler.shard.layer import ShardLayer  # noqa: E402
+from profiler.shard.nvml import Sampler  # noqa: E402
+from profiler.shard.timing import Timer  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+MODEL = replace(load_model("tiny-llama-40m"), hidden_size=1024, num_heads=8, num_kv_heads=2,
+                head_dim=128, ffn_hidden_size=2048, vocab_size=2048, num_layers=2)  # fmt: skip
+LIMITS = Limits(64, 96, 4)
+CHOICES = ("xformers", "sdpa", "cudnn", "fa3")
+
+
+def chosen(choice: Any, heads: int = 8, kv_heads: int = 2, dim: int = 128) -> Any:
+    try:
+        return choose_attention(CUDA, torch.bfloat16, heads, kv_heads, dim, choice)[0]
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def exact(q: Any, keys: Any, values: Any, context: int) -> Any:
+    """Attention in float64: q (chunk, heads, dim) after ``context`` tokens."""
+    share = q.shape[1] // keys.shape[1]
+    q, keys, values = (part.double().cpu() for part in (q, keys, values))
+    keys, values = (part.repeat_interleave(share, 1) for part in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q, keys) * q.shape[-1] ** -0.5
+    mask = torch.ones(q.shape[0], keys.shape[0], dtype=torch.bool).tril(context)
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_attention_is_that_of_float64(choice: str, kv_heads: int) -> None:
+    attention = chosen(choice, kv_heads=kv_heads)
+    layer = ShardLayer(replace(MODEL, num_kv_heads=kv_heads), 1, CUDA, torch.bfloat16)
+    cache = KVCache(512, kv_heads, 128, CUDA, torch.bfloat16)
+    for chunk, context in ((64, 0), (17, 33)):
+        new = tuple(layer.random(chunk, n, 128) for n in (8, kv_heads, kv_heads))
+        bias = attention.prefill_bias(chunk, context)
+        out = prefill_step(attention, cache, 5, context, new, bias)
+        held = slice(5, 5 + context + chunk)
+        expected = exact(new[0], cache.k[held], cache.v[held], context)
+        assert torch.allclose(out.double().cpu(), expected, atol=2e-2)
+    new = tuple(layer.random(3, n, 128) for n in (8, kv_heads, kv_heads))
+    contexts = [40, 7, 0]
+    bias = attention.skewed_bias(contexts, 41)
+    places = torch.tensor(contexts, device=CUDA)
+    out = decode_step(attention, cache, 100, 41, places, new, bias)
+    for row, context in enumerate(contexts):
+        held = slice(100 + 41 * row, 101 + 41 * row + context)
+        expected = exact(new[0][row : row + 1], cache.k[held], cache.v[held], context)
+        assert torch.allclose(out[row].double().cpu(), expected[0], atol=2e-2)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_chunked_prompt_is_a_whole_one(choice: str) -> None:
+    attention = chosen(choice)
+    layer = ShardLayer(MODEL, 1, CUDA, torch.bfloat16)
+    cache = KVCache(256, 2, 128, CUDA, torch.bfloat16)
+    q, k, v = (layer.random(96, n, 128) for n in (8, 2, 2))
+    whole = prefill_step(attention, cache, 0, 0, (q, k, v), attention.prefill_bias(96, 0))
+    parts = []
+    for first, end in ((0, 32), (32, 50), (50, 96)):
+        new = tuple(part[first:end] for part in (q, k, v))
+        bias = attention.prefill_bias(end - first, first)
+        parts.append(prefill_step(attention, cache, 128, first, new, bias))
+    assert torch.allclose(torch.cat(parts).float(), whole.float(), atol=2e-2)
+
+
+def test_fp8_gemms_are_those_of_their_rounded_numbers() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no fp8 units")
+    layer = ShardLayer(MODEL, 1, CUDA, torch.bfloat16, fp8=True)
+    x = layer.as_input(layer.random(48, 1024))
+    out = layer.gemm("preproj", x)
+    expected = x.float() @ layer.sets[0].matrix["preproj"].float().t()
+    assert torch.allclose(out.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def ops(flush: Any = "read") -> ShardOps:
+    timer = Timer(CUDA, 5, flush=flush)
+    attention = chosen("auto")
+    return ShardOps(MODEL, 1, CUDA, torch.bfloat16, LIMITS, timer, 4e9, attention)
+
+
+def test_a_layer_is_captured_into_a_graph() -> None:
+    found = {what: guarded(measure, CUDA) for what, measure in overheads(ops()).items()}
+    assert {what: timing.note for what, timing in found.items()} == dict.fromkeys(found, "")
+
+
+@pytest.mark.parametrize("flush", ["write", "read", "rotate"])
+def test_cold_weights_are_read_no_faster_than_memory(flush: Any) -> None:
+    """One row times 256 MiB of weights, against the data sheet's bandwidth."""
+    device = shipped_device("", torch.cuda.get_device_name())
+    if device is None:
+        pytest.skip("no data sheet of this GPU is shipped")
+    timer = Timer(CUDA, 5, flush=flush)
+    weights = [torch.randn(16384, 8192, device=CUDA, dtype=torch.bfloat16) for _ in range(4)]
+    x = torch.randn(1, 8192, device=CUDA, dtype=torch.bfloat16)
+    timing = timer(lambda index: torch.nn.functional.linear(x, weights[index % 4]))
+    assert timing.time_us is not None
+    assert 0.3 < 16384 * 8192 * 2e6 / timing.time_us / device.memory_bandwidth < 1.02
+
+
+def test_an_empty_pair_of_events_takes_microseconds() -> None:
+    floor = Timer(CUDA, 20).event_floor()
+    assert floor.time_us is not None and 0 < floor.time_us < 50
+
+
+def test_nvml_tells_the_clock_under_load() -> None:
+    with Sampler() as sampler:
+        timer = Timer(CUDA, 5, sampler=sampler)
+        x = torch.randn(8192, 8192, device=CUDA, dtype=torch.bfloat16)
+        timing = timer.without_pause(lambda index: x @ x, 1.0)
+    if not sampler.facts:
+        pytest.skip("NVML does not answer")
+    assert timing.clock_mhz > 500
+    assert timing.power_w > 0
+
+
+def test_a_point_out_of_memory_leaves_the_next_one_whole() -> None:
+    timer = Timer(CUDA, 1)
+    free = torch.cuda.mem_get_info()[1]
+    failed = guarded(
+        lambda: timer(lambda _: torch.empty(2 * free, dtype=torch.int8, device=CUDA)), CUDA
+    )
+    assert failed.note.startswith("OutOfMemoryError") and not failed.lost
+    assert timer(lambda _: torch.ones(8, device=CUDA)).time_us is not None
+
+
+@pytest.mark.parametrize("choice", ["xformers", "sdpa"])
+def test_a_small_profile_passes_its_check(tmp_path: Path, choice: Any) -> None:
+    chosen(choice)
+    settings = Settings(
+        MODEL, (1,), "cuda", "bfloat16", tmp_path, LIMITS, budget_s=5, repeats=3,
+        attention=choice, sustained_s=1.0,
+    )  # fmt: skip
+    folder, device = profile(settings, lambda _: None, lambda *_: None)
+    bundle = load_bundle(folder)
+    assert bundle.meta.environment["skipped_points"] == 0
+    assert not check_folder(folder).failed
+    assert device.is_file()
