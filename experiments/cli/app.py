@@ -35,6 +35,7 @@ from experiments.cli.common import (
     print_written,
 )
 from experiments.cli.data import calibrate, devices, make_bundle, models, policies
+from experiments.cli.first_light import first_light
 from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
 from experiments.cli.profile import profile
@@ -242,6 +243,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Profile": {
         "make-bundle": make_bundle,
         "import": import_profile,
+        "first-light": first_light,
         "profile": profile,
         "profile-check": profile_check,
         "profile-diff": profile_diff,

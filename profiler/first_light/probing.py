@@ -1,0 +1,90 @@
+"""The first step: what this machine is, and which attention kernels run on it. Imports torch."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from profiler.first_light.steps import Found, Task
+from profiler.planning.settings import AttentionChoice
+from profiler.shard import environment as machine
+from profiler.shard.attention import Attention, choose_attention
+
+#: Query heads, KV heads and head dimension of Llama 13B and Llama 3 8B.
+SHAPES = {"MHA": (40, 40, 128), "GQA": (32, 8, 128)}
+
+
+def open_machine(task: Task) -> tuple[torch.device, torch.dtype]:
+    """The GPU in bf16; in a rehearsal without one the CPU in fp32. Raises ProfileError."""
+    if task.rehearsal and not torch.cuda.is_available():
+        return machine.open_device("cpu", "float32", 1)
+    return machine.open_device("cuda", "bfloat16", 1)
+
+
+def usable_attention(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> tuple[list[Attention], dict[str, str]]:
+    """Every attention that runs here, and why each of the others does not."""
+    found: list[Attention] = []
+    refused: dict[str, str] = {}
+    for wanted in get_args(AttentionChoice):
+        if wanted == "auto":
+            continue
+        try:
+            found.append(choose_attention(device, dtype, *shape, wanted)[0])
+        except ValueError as error:
+            refused[wanted] = str(error)
+    return found, refused
+
+
+def probe(task: Task) -> Found:
+    """Versions, memory, clocks; the kernels of SDPA and the attentions that run.
+
+    Raises ProfileError where torch sees no GPU.
+    """
+    device, dtype = open_machine(task)
+    kind = device.type
+    known: dict[str, Any] = dict(machine.facts(kind, 1)) | machine.gpu_state("before")
+    known["gpu"] = known.get("gpu", known["processor"])
+    known["memory_bytes"], known["free_bytes"] = machine.memory_bytes(kind)
+    known["num_sms"] = machine.num_sms(kind, 1)
+    known["sdpa_kernels"] = {
+        backend.name.lower(): _sdpa_refusal(backend, device, dtype)
+        for backend in (
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.CUDNN_ATTENTION,
+            SDPBackend.MATH,
+        )
+    }
+    refused: dict[str, str] = {}
+    names: set[str] = set()
+    for what, shape in SHAPES.items():
+        usable, why_not = usable_attention(device, dtype, shape)
+        names |= {attention.name for attention in usable}
+        refused |= {f"{wanted}, {what}": why for wanted, why in why_not.items()}
+    known["attention"], known["no_attention"] = sorted(names), refused
+    headline = f"{known['gpu']}, torch {known['torch']}; {'; '.join(known['attention'])}"
+    for why in refused.values():
+        print(f"not usable: {why}")  # noqa: T201
+    if refused:
+        headline += f"; NOT usable: {', '.join(refused)} (results/probe.json says why)"
+    return Found(headline, known)
+
+
+def _sdpa_refusal(backend: SDPBackend, device: torch.device, dtype: torch.dtype) -> str:
+    """Why SDPA does not take this kernel for a causal prompt with GQA; empty where it does."""
+    heads, kv_heads, dim = SHAPES["GQA"]
+    q = torch.zeros(1, heads, 64, dim, device=device, dtype=dtype)
+    k = torch.zeros(1, kv_heads, 64, dim, device=device, dtype=dtype)
+    try:
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    except (RuntimeError, NotImplementedError) as error:
+        return " ".join(str(error).split())[:200]
+    return ""

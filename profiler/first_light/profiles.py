@@ -1,0 +1,75 @@
+"""The steps that profile a model's shard: ``sarathi-sim profile`` with settings of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from profiler.facts.model import ModelSpec, load_model
+from profiler.first_light.devices import published_collectives
+from profiler.first_light.probing import open_machine
+from profiler.first_light.steps import Found, Task
+from profiler.measuring.measure import profile
+from profiler.planning.settings import AttentionChoice, Limits, Settings, default_limits
+from profiler.shard import environment as machine
+from profiler.storage.progress import silent
+
+#: Of a step's limit: what the points may take. The rest is for the start and for writing.
+_FOR_POINTS = 0.6
+_TINY = Limits(max_tokens=16, max_context=32, max_batch=2)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one step profiles. Bundles of an attention other than xformers are of a device of their
+    own, named after it. The collectives of ``tp`` above 1 are published ones."""
+
+    model: str
+    attention: AttentionChoice = "xformers"
+    tp: int = 1
+
+
+PROFILES = {
+    "llama-13b": Shard("llama-13b"),
+    "llama-13b-sdpa": Shard("llama-13b", "sdpa"),
+    "llama-13b-cudnn": Shard("llama-13b", "cudnn"),
+    "llama-3-8b": Shard("llama-3-8b"),
+    "llama-3-8b-tp2": Shard("llama-3-8b", tp=2),
+    "llama-3-8b-tp4": Shard("llama-3-8b", tp=4),
+}
+
+
+def _tiny(name: str) -> ModelSpec:
+    """A small model with the name of another, and as many KV heads as query heads if that has."""
+    tiny, model = load_model("tiny-llama-40m"), load_model(name)
+    share = model.num_heads // model.num_kv_heads
+    return replace(tiny, name=f"tiny-{name}", num_kv_heads=max(4, tiny.num_heads // share))
+
+
+def profile_one(step: str, task: Task) -> Found:
+    """Profile the shard of a step into the folder's ``profiles``. Raises ProfileError."""
+    shard = PROFILES[step]
+    device, dtype = open_machine(task)
+    kind = "cuda" if device.type == "cuda" else "cpu"
+    model = _tiny(shard.model) if task.rehearsal else load_model(shard.model)
+    attention = shard.attention if kind == "cuda" else "sdpa"
+    name = machine.default_device_name(kind)
+    name += "" if shard.attention == "xformers" else f"-{shard.attention}"
+    collectives: Path | None = None
+    if shard.tp > 1:
+        collectives = published_collectives(task, kind, model, shard.tp)
+    settings = Settings(
+        model=model,
+        tps=(shard.tp,),
+        device=kind,
+        dtype="bfloat16" if str(dtype) == "torch.bfloat16" else "float32",
+        out=task.profiles,
+        limits=_TINY if task.rehearsal else default_limits(kind, model.max_position_embeddings),
+        device_name=name,
+        budget_s=0.0 if task.rehearsal else _FOR_POINTS * task.seconds,
+        repeats=1 if task.rehearsal else 5,
+        collectives=collectives,
+        attention=attention,
+    )
+    written = profile(settings, print, silent)
+    return Found(f"{written[0].relative_to(task.folder)}, {attention}", {"written": written})
