@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from profiler.facts.device import DeviceSpec, load_device
+from profiler.facts.device import DeviceSpec
 from profiler.facts.roofline import HBM_SHARE
-from profiler.first_light.devices import shipped_device
+from profiler.first_light.devices import data_sheet
 from profiler.first_light.probing import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
@@ -35,13 +35,12 @@ def ceilings(task: Task) -> Found:
         flops = 2 * side**3 / _product_s(timer, side, device, dtype)
     facts: dict[str, object] = {"copy_bytes_per_s": copied, "product_flops": flops, "side": side}
     headline = f"copy {copied / 1e12:.3g} TB/s, product {flops / 1e12:.3g} TFLOP/s"
-    name = shipped_device(device.type)
-    if name is None:
+    spec = data_sheet(device.type)
+    if spec is None:
         return Found(f"{headline}; no data sheet of this GPU here, so nothing to hold it to", facts)
-    spec = load_device(name)
     usual = {"copy": HBM_SHARE * spec.memory_bandwidth, "product": usual_product(spec)}
     shares = {"copy": copied / spec.memory_bandwidth, "product": flops / spec.peak_flops}
-    facts |= {"device": name, "usual": usual, "share_of_data_sheet": shares}
+    facts |= {"device": spec.name, "usual": usual, "share_of_data_sheet": shares}
     headline += f": {shares['copy']:.0%} and {shares['product']:.0%} of the data sheet"
     found = {"copy": copied, "product": flops}
     if not task.rehearsal:

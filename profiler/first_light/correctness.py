@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from profiler.first_light.probing import SHAPES, open_machine, usable_attention
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
+from profiler.shard.failures import reason
 
 _PROMPT, _CHUNK = 192, 64
 _CONTEXTS = (77, 5, 30, 0)
@@ -30,13 +32,13 @@ def reference(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
 
 
-def tolerance(dtype: torch.dtype, terms: int, largest: float) -> float:
-    """How far a right result may be off: ``largest`` is the largest absolute value in V.
+def rounding(dtype: torch.dtype, terms: int) -> float:
+    """How far a right result may be off, over the largest absolute value in V.
 
     The probabilities, and the output, are each rounded to ``dtype``, twice at most; sums of
     ``terms`` are in float32.
     """
-    return float((4 * torch.finfo(dtype).eps + terms * torch.finfo(torch.float32).eps) * largest)
+    return 4 * torch.finfo(dtype).eps + terms * torch.finfo(torch.float32).eps
 
 
 class _Checks:
@@ -59,10 +61,10 @@ class _Checks:
         return tuple(torch.empty(s, device=self._device, dtype=self.dtype).normal_() for s in sizes)
 
     def differ(self, what: str, out: Tensor, expected: Tensor, terms: int) -> None:
-        """Note the largest difference over the tolerance; not a number counts as infinite."""
-        allowed = tolerance(self.dtype, terms, float(self.cache.v.abs().max().item()))
-        off = float((out.double() - expected.double()).abs().max().item()) / allowed
-        self.found[what] = round(off, 4) if off == off else float("inf")
+        """Note the largest difference over what rounding allows; NaN counts as infinite."""
+        allowed = rounding(self.dtype, terms) * self.cache.v.abs().max().double()
+        off = float(((out.double() - expected).abs().max() / allowed).item())
+        self.found[what] = round(off, 4) if isfinite(off) else inf
 
     def run(self) -> None:
         """A prompt whole, in chunks, decodes of equal and of unequal lengths, and in a graph."""
@@ -119,18 +121,18 @@ def correctness(task: Task) -> Found:
     torch.manual_seed(0)
     found: dict[str, dict[str, float]] = {}
     failed: dict[str, str] = {}
-    for what, shape in SHAPES.items():
-        for attention in usable_attention(device, dtype, shape)[0]:
-            checks = _Checks(attention, shape, device, dtype)
-            name = f"{attention.name}, {what}"
-            with torch.inference_mode():
-                try:
-                    checks.run()
-                except (RuntimeError, NotImplementedError, ValueError) as error:
-                    failed[name] = " ".join(str(error).split())[:300]
-            found[name] = checks.found
+    for wanted, what, attention in usable_attention(device, dtype):
+        if isinstance(attention, str):
+            continue
+        checks = _Checks(attention, SHAPES[what], device, dtype)
+        with torch.inference_mode():
+            try:
+                checks.run()
+            except (RuntimeError, NotImplementedError, ValueError) as error:
+                failed[f"{wanted}, {what}"] = reason(error)
+        found[f"{wanted}, {what}"] = checks.found
     print(found, failed)  # noqa: T201
-    worst = max((off for each in found.values() for off in each.values()), default=float("inf"))
+    worst = max((off for each in found.values() for off in each.values()), default=inf)
     wrong = [
         f"{name}: {what} is {off:.3g} times as far from float64 as rounding allows"
         for name, each in found.items()
@@ -138,7 +140,9 @@ def correctness(task: Task) -> Found:
         if not off <= 1
     ]
     if wrong or len(failed) == len(found):
-        raise ProfileError("; ".join([*wrong, *(f"{n}: {why}" for n, why in failed.items())]))
+        problems = [*wrong, *(f"{name}: {why}" for name, why in failed.items())]
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ProfileError("; ".join(problems[:3]) + more)
     headline = f"{len(found)} kernels within {worst:.2f} of what rounding allows"
     if failed:
         headline += f"; FAILED: {', '.join(failed)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from profiler.bundle.schema import Bundle, write_bundle
-from profiler.facts.device import list_devices, load_device
+from profiler.facts.device import DeviceSpec, load_device, shipped_device
 from profiler.facts.formats import Kernels
 from profiler.facts.model import ModelSpec
 from profiler.first_light.steps import Task
@@ -17,21 +17,13 @@ from profiler.planning.profile_error import ProfileError
 _STAND_IN = "h100-80g-sxm"
 
 
-def shipped_device(kind: str) -> str | None:
-    """The shipped device with this GPU's product name and memory; None where there is none.
-
-    On a CPU, where only rehearsals run, a stand-in.
-    """
-    if kind != "cuda":
-        return _STAND_IN
-    words = set(torch.cuda.get_device_name().lower().replace("-", " ").split())
-    memory = torch.cuda.get_device_properties(0).total_memory
-    found = [
-        (abs(load_device(name).memory_bytes - memory), name)
-        for name in list_devices()
-        if name.split("-")[0] in words
-    ]
-    return min(found)[1] if found else None
+def data_sheet(kind: str) -> DeviceSpec | None:
+    """The shipped device that this GPU is, or None; on a CPU, where it is a rehearsal, another."""
+    return (
+        shipped_device("", torch.cuda.get_device_name())
+        if kind == "cuda"
+        else load_device(_STAND_IN)
+    )
 
 
 def published_bundles(kind: str, model: ModelSpec, tp: int) -> dict[str, Bundle]:
@@ -42,12 +34,12 @@ def published_bundles(kind: str, model: ModelSpec, tp: int) -> dict[str, Bundle]
     from profiler.kernels.stack_bundle import make_stack_bundle
     from profiler.kernels.stack_file import stacks_on
 
-    name = shipped_device(kind)
-    if name is None or not stacks_on(name):
+    device = data_sheet(kind)
+    if device is None or not stacks_on(device.name):
         raise ProfileError("no kernels of this GPU ship, so there is nothing published to take")
     return {
-        stack: make_stack_bundle(name, model, tp, Kernels(stack), max_tokens=8192)
-        for stack in stacks_on(name)
+        stack: make_stack_bundle(device.name, model, tp, Kernels(stack), max_tokens=8192)
+        for stack in stacks_on(device.name)
     }
 
 

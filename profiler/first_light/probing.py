@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import torch
@@ -25,19 +26,16 @@ def open_machine(task: Task) -> tuple[torch.device, torch.dtype]:
 
 
 def usable_attention(
-    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
-) -> tuple[list[Attention], dict[str, str]]:
-    """Every attention that runs here, and why each of the others does not."""
-    found: list[Attention] = []
-    refused: dict[str, str] = {}
-    for wanted in get_args(AttentionChoice):
-        if wanted == "auto":
-            continue
-        try:
-            found.append(choose_attention(device, dtype, *shape, wanted)[0])
-        except ValueError as error:
-            refused[wanted] = str(error)
-    return found, refused
+    device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, str, Attention | str]]:
+    """Each attention on each of SHAPES: its choice, the shape, and the attention or why it does not
+    run. FlashAttention 3 comes last: it stays in SDPA once it is loaded."""
+    for wanted in get_args(AttentionChoice)[1:]:
+        for what, shape in SHAPES.items():
+            try:
+                yield wanted, what, choose_attention(device, dtype, *shape, wanted)[0]
+            except ValueError as error:
+                yield wanted, what, str(error)
 
 
 def probe(task: Task) -> Found:
@@ -62,16 +60,16 @@ def probe(task: Task) -> Found:
     }
     refused: dict[str, str] = {}
     names: set[str] = set()
-    for what, shape in SHAPES.items():
-        usable, why_not = usable_attention(device, dtype, shape)
-        names |= {attention.name for attention in usable}
-        refused |= {f"{wanted}, {what}": why for wanted, why in why_not.items()}
+    for wanted, what, attention in usable_attention(device, dtype):
+        if isinstance(attention, str):
+            refused[f"{wanted}, {what}"] = attention
+        else:
+            names.add(f"{attention.name}, {what}")
     known["attention"], known["no_attention"] = sorted(names), refused
-    headline = f"{known['gpu']}, torch {known['torch']}; {'; '.join(known['attention'])}"
     for why in refused.values():
         print(f"not usable: {why}")  # noqa: T201
-    if refused:
-        headline += f"; NOT usable: {', '.join(refused)} (results/probe.json says why)"
+    headline = f"{known['gpu']}, torch {known['torch']}"
+    headline += f"; no {', no '.join(refused)}" if refused else ""
     return Found(headline, known)
 
 

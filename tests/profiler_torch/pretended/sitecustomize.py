@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from unittest import mock
 
 if any(word.startswith("profiler.") for word in sys.orig_argv):
+    import numpy as np
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -13,7 +14,11 @@ if any(word.startswith("profiler.") for word in sys.orig_argv):
 
     stack = ExitStack()  # never closed: for as long as the process lives
     stack.enter_context(fake_cuda.pretend())
-    # No number is computed: no difference is found, and a mask is only a shape.
-    stack.enter_context(mock.patch.object(FakeTensor, "item", lambda self: 0.0))
+    # No number is computed: a difference is next to none, a token is 1, a mask is only a shape.
+    for name in ("item", "__float__"):
+        stack.enter_context(mock.patch.object(FakeTensor, name, lambda self: 1e-9))
+    stack.enter_context(
+        mock.patch.object(FakeTensor, "tolist", lambda self: np.ones(self.shape, int).tolist())
+    )
     stack.enter_context(mock.patch.object(FakeTensor, "triu", lambda self, *_: self))
     stack.enter_context(mock.patch.object(torch.cuda, "_sleep", lambda cycles: None))
