@@ -35,10 +35,9 @@ from experiments.cli.common import (
     print_written,
 )
 from experiments.cli.data import calibrate, devices, make_bundle, models, policies
-from experiments.cli.first_light import first_light
 from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
-from experiments.cli.profile import profile
+from experiments.cli.profile import first_light, profile
 from experiments.cli.results import compare, plot, report
 from experiments.cli.score import score
 from experiments.cli.support import support

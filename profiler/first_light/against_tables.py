@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.bundle.diff import OpDiff, diff_bundles
 from profiler.bundle.schema import bundle_path, list_bundles, load_bundle
 from profiler.first_light.devices import published_bundles
-from profiler.first_light.probing import open_machine
+from profiler.first_light.probe_machine import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
 

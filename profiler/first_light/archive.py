@@ -9,7 +9,7 @@ import shutil
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from profiler.first_light.ledger import LEDGER, parse_ledger
+from profiler.first_light.hour_ledger import LEDGER, parse_ledger
 from profiler.planning.profile_error import ProfileError
 from profiler.storage.files import write_whole
 

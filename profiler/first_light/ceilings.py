@@ -9,7 +9,7 @@ import torch
 from profiler.facts.device import DeviceSpec
 from profiler.facts.roofline import HBM_SHARE
 from profiler.first_light.devices import data_sheet
-from profiler.first_light.probing import open_machine
+from profiler.first_light.probe_machine import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
 from profiler.shard import environment as machine

@@ -8,7 +8,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from profiler.first_light.probing import SHAPES, open_machine, usable_attention
+from profiler.first_light.probe_machine import SHAPES, open_machine, usable_attention
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
 from profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
@@ -29,7 +29,8 @@ def reference(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     scores = q @ k.transpose(1, 2) / dim**0.5
     hidden = torch.ones(new, k.shape[1], dtype=torch.bool, device=q.device)
     hidden = hidden.triu(k.shape[1] - new + 1)
-    return (scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v).transpose(0, 1)
+    out: Tensor = scores.masked_fill(hidden, -inf).softmax(-1) @ v
+    return out.transpose(0, 1)
 
 
 def rounding(dtype: torch.dtype, terms: int) -> float:

@@ -6,7 +6,7 @@ import runpy
 import sys
 from unittest import mock
 
-from profiler.first_light.probing import open_machine
+from profiler.first_light.probe_machine import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
 from profiler.storage.files import write_whole

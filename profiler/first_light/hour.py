@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.first_light.archive import check_archive, pack, unpack
-from profiler.first_light.ledger import (
+from profiler.first_light.hour_ledger import (
     DONE,
     FAILED,
     INTERRUPTED,
@@ -26,8 +26,8 @@ from profiler.first_light.ledger import (
     Entry,
     Ledger,
 )
-from profiler.first_light.steps import PROBE, STEPS, Step, Task
-from profiler.first_light.summary import write_summary
+from profiler.first_light.steps import PROBE, STEPS, HourStep, Task
+from profiler.first_light.twenty_lines import write_summary
 from profiler.planning.profile_error import ProfileError
 from profiler.storage.child import environment_of_child
 from profiler.storage.folder_lock import FolderBusyError, FolderLock
@@ -52,7 +52,7 @@ class Options:
     keep_going: bool = False
 
 
-def first_light(options: Options, say: Say, steps: Sequence[Step] = STEPS) -> bool:
+def first_light(options: Options, say: Say, steps: Sequence[HourStep] = STEPS) -> bool:
     """Run every step that is not done; whether all are done then. ``say`` gets lines for the user.
 
     Results, logs, bundles and the ledger are in the folder ``out``, and after every step in the
@@ -93,7 +93,7 @@ class _Hour:
         for name in ("logs", "results"):
             (options.out / name).mkdir(exist_ok=True)
 
-    def run(self, steps: Sequence[Step]) -> bool:
+    def run(self, steps: Sequence[HourStep]) -> bool:
         """All steps that are not done, and the probe in any case: the machine may be another."""
         for step in steps:
             if step.name != PROBE and self.ledger.is_done(step.name):
@@ -116,7 +116,7 @@ class _Hour:
         self.say(f"everything so far: {self.options.archive}")
         return all(self.ledger.is_done(step.name) for step in steps)
 
-    def _step(self, step: Step, seconds: float) -> Entry:
+    def _step(self, step: HourStep, seconds: float) -> Entry:
         """Try a step, again as long as it fails but gets further; its last entry in the ledger."""
         until = time.monotonic() + seconds
         while True:
@@ -133,7 +133,7 @@ class _Hour:
         journals = (self.options.out / "profiles").glob("*/*/.tp*.work/*.jsonl")
         return sum(path.stat().st_size for path in journals)
 
-    def _attempt(self, step: Step, seconds: float) -> Entry:
+    def _attempt(self, step: HourStep, seconds: float) -> Entry:
         """One process: run, ended with all of its group, booked, collected."""
         task = Task(self.options.out, seconds, self.options.rehearsal)
         task.result(step.name).unlink(missing_ok=True)

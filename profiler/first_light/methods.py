@@ -9,11 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from profiler.first_light.probing import open_machine
+from profiler.first_light.probe_machine import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.shard.timing import cuda_events, no_garbage_collection, relative_iqr
 
@@ -82,7 +83,8 @@ def _sample(device: torch.device, before: Call, call: Call, index: int) -> float
         call(index)
         return max(1e-3, (time.perf_counter() - began) * 1e6)
     start, end = cuda_events()
-    torch.cuda._sleep(200_000)  # cycles, about 0.1 ms
+    cuda: Any = torch.cuda
+    cuda._sleep(200_000)  # cycles, about 0.1 ms
     for _ in range(_AHEAD):
         before(index)
     start.record()

@@ -17,7 +17,7 @@ from typing import Any
 from profiler.first_light.ceilings import ceilings, fp8
 from profiler.first_light.correctness import correctness
 from profiler.first_light.methods import methods
-from profiler.first_light.probing import probe
+from profiler.first_light.probe_machine import probe
 from profiler.first_light.profiles import PROFILES, profile_one
 from profiler.first_light.steps import PROBE, Found, Task
 from profiler.planning.profile_error import ProfileError

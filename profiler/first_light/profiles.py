@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from profiler.facts.model import ModelSpec, load_model
 from profiler.first_light.devices import published_collectives
-from profiler.first_light.probing import open_machine
+from profiler.first_light.probe_machine import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.measuring.measure import profile
 from profiler.planning.settings import AttentionChoice, Limits, Settings, default_limits
@@ -20,7 +21,7 @@ _TINY = Limits(max_tokens=16, max_context=32, max_batch=2)
 
 
 @dataclass(frozen=True)
-class Shard:
+class ProfiledShard:
     """What one step profiles. Bundles of an attention other than xformers are of a device of their
     own, named after it. The collectives of ``tp`` above 1 are published ones."""
 
@@ -30,12 +31,12 @@ class Shard:
 
 
 PROFILES = {
-    "llama-13b": Shard("llama-13b"),
-    "llama-13b-sdpa": Shard("llama-13b", "sdpa"),
-    "llama-13b-cudnn": Shard("llama-13b", "cudnn"),
-    "llama-3-8b": Shard("llama-3-8b"),
-    "llama-3-8b-tp2": Shard("llama-3-8b", tp=2),
-    "llama-3-8b-tp4": Shard("llama-3-8b", tp=4),
+    "llama-13b": ProfiledShard("llama-13b"),
+    "llama-13b-sdpa": ProfiledShard("llama-13b", "sdpa"),
+    "llama-13b-cudnn": ProfiledShard("llama-13b", "cudnn"),
+    "llama-3-8b": ProfiledShard("llama-3-8b"),
+    "llama-3-8b-tp2": ProfiledShard("llama-3-8b", tp=2),
+    "llama-3-8b-tp4": ProfiledShard("llama-3-8b", tp=4),
 }
 
 
@@ -50,7 +51,7 @@ def profile_one(step: str, task: Task) -> Found:
     """Profile the shard of a step into the folder's ``profiles``. Raises ProfileError."""
     shard = PROFILES[step]
     device, dtype = open_machine(task)
-    kind = "cuda" if device.type == "cuda" else "cpu"
+    kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     model = _tiny(shard.model) if task.rehearsal else load_model(shard.model)
     attention = shard.attention if kind == "cuda" else "sdpa"
     name = machine.default_device_name(kind)

@@ -12,7 +12,7 @@ _LEAST_S = 60.0
 
 
 @dataclass(frozen=True)
-class Step:
+class HourStep:
     """One step: a process that is killed after ``limit_s`` seconds.
 
     The hour ends where a ``gate`` fails. A step that ``resumes`` keeps each finished point: killed
@@ -35,19 +35,19 @@ PROBE = "probe"
 #: The limits of the first five sum up to ten minutes less the start. Importing torch for the first
 #: time takes long on a machine that was just started, hence no limit is under a minute.
 STEPS = (
-    Step(PROBE, "torch, xformers, SDPA's kernels, NVML", 60, gate=True),
-    Step("correctness", "attention against float64, chunks, CUDA graphs", 60, gate=True),
-    Step("ceilings", "copy bandwidth, a matrix product of 8192", 60, gate=True),
-    Step("methods", "ways to time an op, compared", 60),
-    Step("llama-13b", "profile, xformers", 300, resumes=True),
-    Step("llama-13b-sdpa", "profile, torch SDPA", 240, resumes=True),
-    Step("llama-13b-cudnn", "profile, cuDNN", 240, resumes=True),
-    Step("llama-3-8b", "profile, xformers, GQA", 240, resumes=True),
-    Step("llama-3-8b-tp2", "profile of a shard of TP 2", 180, resumes=True),
-    Step("llama-3-8b-tp4", "profile of a shard of TP 4", 180, resumes=True),
-    Step("tables", "beside the shipped kernels of this GPU", 60),
-    Step("validate", "the engine beside the simulator", 420),
-    Step("fp8", "matrix products in fp8", 60),
+    HourStep(PROBE, "torch, xformers, SDPA's kernels, NVML", 60, gate=True),
+    HourStep("correctness", "attention against float64, chunks, CUDA graphs", 60, gate=True),
+    HourStep("ceilings", "copy bandwidth, a matrix product of 8192", 60, gate=True),
+    HourStep("methods", "ways to time an op, compared", 60),
+    HourStep("llama-13b", "profile, xformers", 300, resumes=True),
+    HourStep("llama-13b-sdpa", "profile, torch SDPA", 240, resumes=True),
+    HourStep("llama-13b-cudnn", "profile, cuDNN", 240, resumes=True),
+    HourStep("llama-3-8b", "profile, xformers, GQA", 240, resumes=True),
+    HourStep("llama-3-8b-tp2", "profile of a shard of TP 2", 180, resumes=True),
+    HourStep("llama-3-8b-tp4", "profile of a shard of TP 4", 180, resumes=True),
+    HourStep("tables", "beside the shipped kernels of this GPU", 60),
+    HourStep("validate", "the engine beside the simulator", 420),
+    HourStep("fp8", "matrix products in fp8", 60),
 )
 
 

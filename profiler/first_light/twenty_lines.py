@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiler.first_light.ledger import DONE, Ledger
-from profiler.first_light.steps import Step
+from profiler.first_light.hour_ledger import DONE, Ledger
+from profiler.first_light.steps import HourStep
 from profiler.storage.files import write_whole
 
 _MOST_LINES = 20
 _WIDEST = 150
 
 
-def write_summary(folder: Path, ledger: Ledger, steps: Sequence[Step]) -> list[str]:
+def write_summary(folder: Path, ledger: Ledger, steps: Sequence[HourStep]) -> list[str]:
     """The lines, which are in ``summary.txt`` then, too."""
     done = sum(ledger.is_done(step.name) for step in steps)
     gpu = next((entry.gpu for entry in reversed(ledger.entries) if entry.gpu), "no GPU yet")
