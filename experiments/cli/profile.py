@@ -241,9 +241,16 @@ def first_light(
       sarathi-sim first-light --resume first-light.zip --out more
       sarathi-sim first-light --dry-run --out rehearsal
     """
+    from importlib.util import find_spec
+
     from profiler.first_light.hour import Options
     from profiler.first_light.hour import first_light as run
+    from profiler.planning.profile_error import ProfileError
 
+    if find_spec("torch") is None:
+        raise ProfileError(
+            "first-light needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
+        )
     options = Options(
         out=out,
         archive=archive or out.with_name(f"{out.name}.zip"),

@@ -22,8 +22,8 @@ QUICK = {
 }
 
 
-def test_there_are_ten() -> None:
-    assert len(RECIPES) == 10
+def test_there_are_eleven() -> None:
+    assert len(RECIPES) == 11
 
 
 @pytest.mark.parametrize("title", RECIPES)
