@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import math
 import os
 import signal
@@ -175,7 +174,7 @@ class _Hour:
         """State and reason, for the ledger."""
         if code is None:
             return LATE, f"ended after {task.seconds:.0f} s"
-        result = read_result(task, name)
+        result = task.read(name)
         if code == 0 and "headline" in result:
             return self._same_machine(result) if name == PROBE else (DONE, "")
         if code < 0:
@@ -195,12 +194,3 @@ class _Hour:
         if left_out and left_out != self._left_out:
             self.say(f"left out of the archive for want of room: {', '.join(left_out)}")
         self._left_out = left_out
-
-
-def read_result(task: Task, step: str) -> dict[str, Any]:
-    """What a step has written; empty where it has not, or not whole."""
-    try:
-        found: dict[str, Any] = json.loads(task.result(step).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found

@@ -13,6 +13,7 @@ from profiler.first_light.steps import Found, Task
 from profiler.planning.settings import AttentionChoice
 from profiler.shard import environment as machine
 from profiler.shard.attention import Attention, choose_attention
+from profiler.shard.nvml import Sampler
 
 #: Query heads, KV heads and head dimension of Llama 13B and Llama 3 8B.
 SHAPES = {"MHA": (40, 40, 128), "GQA": (32, 8, 128)}
@@ -45,7 +46,7 @@ def probe(task: Task) -> Found:
     """
     device, dtype = open_machine(task)
     kind = device.type
-    known: dict[str, Any] = dict(machine.facts(kind, 1)) | machine.gpu_state("before")
+    known: dict[str, Any] = dict(machine.facts(kind, 1)) | Sampler().facts
     known["gpu"] = known.get("gpu", known["processor"])
     known["memory_bytes"], known["free_bytes"] = machine.memory_bytes(kind)
     known["num_sms"] = machine.num_sms(kind, 1)

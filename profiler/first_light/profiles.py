@@ -15,8 +15,9 @@ from profiler.planning.settings import AttentionChoice, Limits, Settings, defaul
 from profiler.shard import environment as machine
 from profiler.storage.progress import silent
 
-#: Of a step's limit: what the points may take. The rest is for the start and for writing.
-_FOR_POINTS = 0.6
+#: Of a step's limit: when points that refine are no longer added, and when nothing more is
+#: measured. The rest is for the start and for writing.
+_FOR_POINTS, _AT_MOST = 0.5, 0.8
 _TINY = Limits(max_tokens=16, max_context=32, max_batch=2)
 
 
@@ -69,6 +70,9 @@ def profile_one(step: str, task: Task) -> Found:
         device_name=name,
         budget_s=0.0 if task.rehearsal else _FOR_POINTS * task.seconds,
         repeats=1 if task.rehearsal else 5,
+        flush=task.facts("methods").get("flush", "read"),
+        max_s=_AT_MOST * task.seconds,
+        sustained_s=0.01 if task.rehearsal else 20.0,
         collectives=collectives,
         attention=attention,
     )

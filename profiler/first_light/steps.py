@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,19 @@ class Task:
     def result(self, step: str) -> Path:
         """The file that a step writes at its end."""
         return self.folder / "results" / f"{step}.json"
+
+    def read(self, step: str) -> dict[str, Any]:
+        """What a step has written; empty where it has not."""
+        try:
+            found: dict[str, Any] = json.loads(self.result(step).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def facts(self, step: str) -> dict[str, Any]:
+        """The facts that a step has found; empty where it has not."""
+        found: dict[str, Any] = self.read(step).get("facts", {})
+        return found
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from profiler.first_light.hour_ledger import DONE, Ledger
-from profiler.first_light.steps import HourStep
+from profiler.first_light.steps import HourStep, Task
 from profiler.storage.files import write_whole
 
 _MOST_LINES = 20
@@ -26,10 +25,9 @@ def write_summary(folder: Path, ledger: Ledger, steps: Sequence[HourStep]) -> li
         entry = ledger.last(step.name)
         text = "not begun"
         if entry is not None:
-            result = folder / "results" / f"{step.name}.json"
             text = f"{entry.state}, {entry.seconds:.0f} s: {entry.why}"
             if entry.state == DONE:
-                found = json.loads(result.read_bytes()) if result.is_file() else {}
+                found = Task(folder, 0.0, ledger.rehearsal).read(step.name)
                 text = f"{entry.state}, {entry.seconds:.0f} s: {found.get('headline', '')}"
                 compared += found.get("facts", {}).get("lines", [])
         lines.append(f"{step.name:{width}}  {text.rstrip(' :')}"[:_WIDEST])
