@@ -34,6 +34,8 @@ from profiler.storage.progress import Say
 
 #: While a step runs the archive is made anew this often: whoever kills everything leaves it behind.
 _COLLECT_S = 30.0
+#: With less time than this a step is not tried again.
+_AGAIN_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class _Hour:
             entry = self._attempt(step, until - time.monotonic())
             self.say(f"{step.name}: {entry.state} in {entry.seconds:.0f} s. {entry.why}".rstrip())
             further = step.resumes and entry.state == FAILED and self._points() != before
-            if not further or until - time.monotonic() < 1:
+            if not further or until - time.monotonic() < _AGAIN_S:
                 return entry
 
     def _points(self) -> int:

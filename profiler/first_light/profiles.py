@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from profiler.bundle.schema import bundle_path
 from profiler.facts.model import ModelSpec, load_model
 from profiler.first_light.devices import published_collectives
 from profiler.first_light.probe_machine import open_machine
-from profiler.first_light.steps import Found, Task
+from profiler.first_light.steps import STEPS, Found, Task
 from profiler.measuring.measure import profile
 from profiler.planning.settings import AttentionChoice, Limits, Settings, default_limits
 from profiler.shard import environment as machine
 from profiler.storage.progress import silent
 
-#: Of a step's limit: when points that refine are no longer added, and when nothing more is
-#: measured. The rest is for the start and for writing.
+#: Of a step's limit: when points that refine are no longer added. Of what is left of it: when
+#: nothing more is measured. The rest is for the start and for writing.
 _FOR_POINTS, _AT_MOST = 0.5, 0.8
 _TINY = Limits(max_tokens=16, max_context=32, max_batch=2)
 
@@ -57,6 +58,11 @@ def profile_one(step: str, task: Task) -> Found:
     attention = shard.attention if kind == "cuda" else "sdpa"
     name = machine.default_device_name(kind)
     name += "" if shard.attention == "xformers" else f"-{shard.attention}"
+    path = bundle_path(task.profiles, name, model.name, shard.tp)
+    found = Found(f"{path.relative_to(task.folder)}, {attention}")
+    if (path / "meta.yaml").is_file() and (task.profiles / f"{name}.yaml").is_file():
+        return found  # this step was killed between its last file and its entry in the ledger
+    limit_s = next(each.limit_s for each in STEPS if each.name == step)
     collectives: Path | None = None
     if shard.tp > 1:
         collectives = published_collectives(task, kind, model, shard.tp)
@@ -68,7 +74,7 @@ def profile_one(step: str, task: Task) -> Found:
         out=task.profiles,
         limits=_TINY if task.rehearsal else default_limits(kind, model.max_position_embeddings),
         device_name=name,
-        budget_s=0.0 if task.rehearsal else _FOR_POINTS * task.seconds,
+        budget_s=0.0 if task.rehearsal else _FOR_POINTS * limit_s,
         repeats=1 if task.rehearsal else 5,
         flush=task.facts("methods").get("flush", "read"),
         max_s=_AT_MOST * task.seconds,
@@ -76,5 +82,5 @@ def profile_one(step: str, task: Task) -> Found:
         collectives=collectives,
         attention=attention,
     )
-    written = profile(settings, print, silent)
-    return Found(f"{written[0].relative_to(task.folder)}, {attention}", {"written": written})
+    profile(settings, print, silent)
+    return found
