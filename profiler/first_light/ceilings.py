@@ -1,8 +1,6 @@
-"""What this GPU gives at most: copies, a large matrix product, fp8. Imports torch."""
+"""What this GPU gives at most: copies, and a large matrix product. Imports torch."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
@@ -83,44 +81,6 @@ def usual_product(spec: DeviceSpec) -> float:
 
 def _product_s(timer: Timer, side: int, device: torch.device, dtype: torch.dtype) -> float:
     a, b = (torch.empty(side, side, device=device, dtype=dtype).normal_() for _ in range(2))
-    return _seconds(timer, lambda _: a @ b)
-
-
-def _seconds(timer: Timer, call: Callable[[int], object]) -> float:
-    timing = timer(call)
+    timing = timer(lambda _: a @ b)
     assert timing.time_us is not None
     return timing.time_us * 1e-6
-
-
-def fp8(task: Task) -> Found:
-    """FLOP/s of products in fp8 (E4M3, one scale a matrix) of the layers' shapes, beside bf16's.
-
-    Raises ProfileError where torch or this GPU has no such product.
-    """
-    device, dtype = open_machine(task)
-    side = _TINY_SIDE if task.rehearsal else _SIDE
-    timer = Timer(device)
-    facts: dict[str, object] = {}
-    ratios = []
-    one = torch.ones((), device=device)
-    for tokens in (16, 512, side):
-        x = torch.empty(tokens, side, device=device, dtype=dtype).normal_()
-        w = torch.empty(side, side, device=device, dtype=dtype).normal_()
-        x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
-        with no_garbage_collection():
-            plain = _seconds(timer, lambda _, x=x, w=w: x @ w.t())  # type: ignore[misc]
-            try:
-                eight = _seconds(timer, _scaled(x8, w8, one, dtype))
-            except (RuntimeError, NotImplementedError) as error:
-                raise ProfileError(f"torch._scaled_mm: {' '.join(str(error).split())}") from None
-        flop = 2 * tokens * side * side
-        facts[f"m{tokens}"] = {"fp8_flops": flop / eight, "flops": flop / plain}
-        ratios.append(plain / eight)
-    text = ", ".join(f"{ratio:.2g}" for ratio in ratios)
-    return Found(f"{text} times as fast as bf16 with 16, 512 and {side} tokens", facts)
-
-
-def _scaled(
-    x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
-) -> Callable[[int], object]:
-    return lambda _: torch._scaled_mm(x, w.t(), scale, scale, out_dtype=dtype)

@@ -27,17 +27,21 @@ validation: {repeats: 1, calibration_requests: 1}
 def validate(task: Task) -> Found:
     """Run ``validate_gpu`` with three repeats (a rehearsal: something small) into ``validation``.
 
+    It is in bf16, as the profiles are, so that their times predict its runs, too.
+
     Raises ProfileError where batches differ. The command line is a room above this one, hence it
     is run by its name, in this process: then it ends with the step.
     """
     kind = open_machine(task)[0].type
-    config, settings = "validate_gpu", ["--set", "validation.repeats=3"]
+    config, settings = "validate_gpu", ["validation.repeats=3", "validation.dtype=bfloat16"]
     if task.rehearsal:
         small, settings = task.folder / "rehearsal.yaml", []
         write_whole(small, f"{_SMALL}device: {kind}\n")
         config = str(small)
     arguments = ["validate", config, "--out", str(task.folder / "validation"), "--no-figures"]
-    with mock.patch.object(sys, "argv", ["sarathi-sim", *arguments, *settings]):
+    arguments += ["--profiles", str(task.profiles)]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    with mock.patch.object(sys, "argv", ["sarathi-sim", *arguments]):
         try:
             runpy.run_module("experiments", run_name="__main__")
         except SystemExit as end:

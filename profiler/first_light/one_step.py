@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from profiler.first_light.ceilings import ceilings, fp8
+from profiler.first_light.ceilings import ceilings
 from profiler.first_light.correctness import correctness
 from profiler.first_light.methods import methods
 from profiler.first_light.probe_machine import probe
@@ -40,7 +40,6 @@ def work_of(step: str) -> Callable[[Task], Found]:
         "correctness": correctness,
         "ceilings": ceilings,
         "methods": methods,
-        "fp8": fp8,
     }[step]
 
 

@@ -24,12 +24,20 @@ _TINY = Limits(max_tokens=16, max_context=32, max_batch=2)
 
 @dataclass(frozen=True)
 class ProfiledShard:
-    """What one step profiles. Bundles of an attention other than xformers are of a device of their
-    own, named after it. The collectives of ``tp`` above 1 are published ones."""
+    """What one step profiles. Bundles of an attention other than xformers, and of other weights,
+    are of a device of their own, named after it. The collectives of ``tp`` above 1 are published
+    ones."""
 
     model: str
     attention: AttentionChoice = "xformers"
     tp: int = 1
+    weights: Literal["dtype", "fp8"] = "dtype"
+
+    @property
+    def suffix(self) -> str:
+        """Behind the device's name."""
+        attention = "" if self.attention == "xformers" else f"-{self.attention}"
+        return attention + ("" if self.weights == "dtype" else f"-{self.weights}")
 
 
 PROFILES = {
@@ -39,6 +47,7 @@ PROFILES = {
     "llama-3-8b": ProfiledShard("llama-3-8b"),
     "llama-3-8b-tp2": ProfiledShard("llama-3-8b", tp=2),
     "llama-3-8b-tp4": ProfiledShard("llama-3-8b", tp=4),
+    "fp8": ProfiledShard("llama-3-8b", weights="fp8"),
 }
 
 
@@ -56,8 +65,7 @@ def profile_one(step: str, task: Task) -> Found:
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     model = _tiny(shard.model) if task.rehearsal else load_model(shard.model)
     attention = shard.attention if kind == "cuda" else "sdpa"
-    name = machine.default_device_name(kind)
-    name += "" if shard.attention == "xformers" else f"-{shard.attention}"
+    name = machine.default_device_name(kind) + shard.suffix
     path = bundle_path(task.profiles, name, model.name, shard.tp)
     found = Found(f"{path.relative_to(task.folder)}, {attention}")
     if (path / "meta.yaml").is_file() and (task.profiles / f"{name}.yaml").is_file():
@@ -81,6 +89,7 @@ def profile_one(step: str, task: Task) -> Found:
         sustained_s=0.01 if task.rehearsal else 20.0,
         collectives=collectives,
         attention=attention,
+        weights=shard.weights if kind == "cuda" else "dtype",
     )
     profile(settings, print, silent)
     return found

@@ -48,7 +48,7 @@ STEPS = (
     HourStep("llama-3-8b-tp4", "profile of a shard of TP 4", 180, resumes=True),
     HourStep("tables", "beside the shipped kernels of this GPU", 60),
     HourStep("validate", "the engine beside the simulator", 420),
-    HourStep("fp8", "matrix products in fp8", 60),
+    HourStep("fp8", "profile with the layers' weights in fp8", 240, resumes=True),
 )
 
 
