@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from profiler.first_light import one_step  # noqa: E402
 from profiler.first_light.against_tables import tables  # noqa: E402
 from profiler.first_light.ceilings import off_ceiling, usual_product  # noqa: E402
 from profiler.first_light.correctness import correctness  # noqa: E402
-from profiler.first_light.hour import Options, first_light  # noqa: E402
+from profiler.first_light.hour import Options, _Hour, first_light  # noqa: E402
 from profiler.first_light.hour_ledger import LATE, Ledger  # noqa: E402
 from profiler.first_light.steps import STEPS, HourStep, Task  # noqa: E402
 from profiler.kernels.stack_bundle import make_stack_bundle  # noqa: E402
@@ -34,9 +35,16 @@ from profiler.planning.profile_error import ProfileError  # noqa: E402
 from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.processes import children, gone  # noqa: E402
+from tests.profiler_torch import fake_cuda  # noqa: E402
+from tests.profiler_torch.pretended_gpu import pretend_for_good  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-PRETENDED = Path(__file__).parent / "pretended"
+SEES_A_GPU = os.pathsep.join(map(str, (Path(__file__).parent / "pretended", ROOT)))
+#: It is imported on the pretended GPU alone: its operators look for one when they are.
+needs_xformers = pytest.mark.skipif(
+    find_spec("xformers") is None,
+    reason="xformers is not installed: pip install --no-deps xformers",
+)
 NAMES = [step.name for step in STEPS]
 
 
@@ -44,18 +52,33 @@ def command(out: Path) -> list[str]:
     return [sys.executable, "-m", "experiments", "first-light", "--dry-run", "--out", str(out)]
 
 
-def test_the_whole_command_on_a_pretended_gpu(tmp_path: Path) -> None:
-    """Every step ends well: xformers' own Python code checks what it is asked, torch the shapes."""
-    pytest.importorskip("xformers", reason="xformers is not installed: pip install --no-deps")
-    path = os.pathsep.join(map(str, (PRETENDED, ROOT)))
-    out = tmp_path / "hour"
-    done = subprocess.run(
-        command(out), cwd=ROOT, env=os.environ | {"PYTHONPATH": path},
-        capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    logs = {log.name: log.read_text()[-500:] for log in (out / "logs").iterdir()}
-    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+def forked(_: Any, name: str, task: Task) -> int:
+    """A step's process on the pretended GPU, forked from this one: it imports nothing again."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 99
+    try:
+        log = os.open(task.folder / "logs" / f"{name}.log", os.O_CREAT | os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        os.environ["PYTHONPATH"] = SEES_A_GPU
+        pretend_for_good()
+        sys.argv = ["one_step", str(os.getppid()), name, str(task.folder), str(task.seconds), "1"]
+        code = one_step.main()
+    finally:
+        os._exit(code)
+
+
+def check_rehearsal(out: Path) -> None:
+    """Every step ended well, and the archive holds it."""
     ledger = Ledger(out, rehearsal=True)
+    logs = {log.name: log.read_text()[-500:] for log in (out / "logs").iterdir()}
+    assert [entry.state for entry in ledger.entries] == ["done"] * len(NAMES), (
+        ledger.entries,
+        logs,
+    )
     assert [entry.step for entry in ledger.entries] == NAMES
     assert {entry.gpu for entry in ledger.entries} == {"NVIDIA H100 80GB HBM3"}
     summary = (out / "summary.txt").read_text().splitlines()
@@ -70,6 +93,31 @@ def test_the_whole_command_on_a_pretended_gpu(tmp_path: Path) -> None:
     assert meta["dtype"] == "bfloat16"
     assert {f"logs/{name}.log" for name in NAMES} | {f"{base}/linear.csv"} <= set(names)
     assert "validation/validation.json" in names
+
+
+@needs_xformers
+def test_the_whole_command_on_a_pretended_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """xformers' own Python code checks what it is asked, torch the shapes."""
+    with fake_cuda.pretend():
+        pass  # what it imports, the steps need not import again
+    monkeypatch.setattr(_Hour, "_run_process", forked)
+    options = Options(tmp_path / "hour", tmp_path / "hour.zip", rehearsal=True)
+    first_light(options, lambda _: None)
+    check_rehearsal(options.out)
+
+
+@pytest.mark.slow
+@needs_xformers
+def test_the_whole_command_in_processes_of_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "hour"
+    done = subprocess.run(
+        command(out), cwd=ROOT, env=os.environ | {"PYTHONPATH": SEES_A_GPU},
+        capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    check_rehearsal(out)
 
 
 @pytest.mark.slow
