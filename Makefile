@@ -1,4 +1,4 @@
-# make demo | test | lint | docs | paper | clean. Each makes its own virtual environment in .venv; python3 (3.11
+# make demo | test | lint | docs | paper | gpu-wheels | clean. Each makes its own virtual environment in .venv; python3 (3.11
 # or later, with its venv module) and make are all they need.
 
 PYTHON ?= python3
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml constraints.txt
 
-.PHONY: demo test lint docs paper clean
+.PHONY: demo test lint docs paper gpu-wheels clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -34,6 +34,24 @@ paper: $(VENV)/.installed
 	$(BIN)/python -m experiments.paper.scrutiny
 	$(BIN)/sarathi-sim reproduce --out runs/paper
 	$(BIN)/python -m experiments.paper.page runs/paper docs
+
+# Wheels for a GPU node that has torch, NumPy, pandas, pyarrow, SciPy, scikit-learn, PyYAML, typer and rich,
+# and no network: what first-light needs beside those, for Python 3.11 and 3.12 on Linux x86-64.
+GPU_WHEELS := build/gpu-wheels
+GPU_NEEDS := pydantic pydantic-core annotated-types typing-inspection typing-extensions simpy joblib \
+  threadpoolctl psutil nvidia-ml-py nvidia-cuda-runtime-cu12 xformers
+
+gpu-wheels: $(VENV)/.created
+	rm -rf $(GPU_WHEELS) build/lib
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(GPU_WHEELS) .
+	for version in 3.11 3.12; do \
+	  $(BIN)/python -m pip download --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+	    --only-binary=:all: --implementation cp --python-version $$version \
+	    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	    --dest $(GPU_WHEELS)/$$version $(GPU_NEEDS) || exit 1; \
+	  cp $(GPU_WHEELS)/*.whl $(GPU_WHEELS)/$$version || exit 1; \
+	done
+	@rm $(GPU_WHEELS)/*.whl && du -sh $(GPU_WHEELS)/*
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

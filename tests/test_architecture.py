@@ -41,6 +41,10 @@ ROOMS: dict[str, str] = {
         "profiler.engine profiler.shard profiler.planning profiler.bundle profiler.facts "
         "profiler.storage"
     ),
+    "profiler.first_light": (
+        "profiler.measuring profiler.shard profiler.planning profiler.kernels profiler.bundle "
+        "profiler.facts profiler.storage"
+    ),
     "simulator.loop": "policies",
     "simulator.op_times": (
         "policies simulator.loop profiler.physics profiler.bundle profiler.facts profiler.storage"
@@ -99,7 +103,7 @@ ROOMS: dict[str, str] = {
     "experiments.__main__": "experiments.cli",
 }
 # Of the profiler the simulator imports what reads bundles, and nothing that measures.
-TORCH = ("profiler.shard", "profiler.engine", "profiler.measuring")
+TORCH = ("profiler.shard", "profiler.engine", "profiler.measuring", "profiler.first_light")
 
 
 def modules(package: str) -> list[Path]:

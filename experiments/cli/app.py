@@ -38,7 +38,7 @@ from experiments.cli.common import (
 from experiments.cli.data import calibrate, devices, make_bundle, models, policies
 from experiments.cli.lockstep import lockstep, replay
 from experiments.cli.paper import advise, reproduce
-from experiments.cli.profile import profile
+from experiments.cli.profile import first_light, profile
 from experiments.cli.results import compare, plot, report
 from experiments.cli.score import score
 from experiments.cli.support import support
@@ -246,6 +246,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Profile": {
         "make-bundle": make_bundle,
         "import": import_profile,
+        "first-light": first_light,
         "profile": profile,
         "profile-check": profile_check,
         "profile-diff": profile_diff,

@@ -32,9 +32,7 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
     Raises OSError.
     """
     channel, theirs = Pipe()
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    environment = _ALLOCATOR | os.environ | {"PYTHONPATH": path}
-    default_to_one_thread(environment)
+    environment = _ALLOCATOR | environment_of_child()
     with theirs, _ctrl_c_blocked():
         process = subprocess.Popen(
             # -P: a user's folder may hold a module with the name of one of ours.
@@ -46,15 +44,25 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
     return process, channel
 
 
-def channel_to_parent() -> Connection:
-    """The child's end of the channel.
+def environment_of_child() -> dict[str, str]:
+    """The environment of a Python process that finds our modules where this process did."""
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    environment = dict(os.environ, PYTHONPATH=path)
+    default_to_one_thread(environment)
+    return environment
 
-    From then on Linux ends this process at once when its parent ends.
-    """
+
+def end_with(parent: int) -> None:
+    """From now on Linux ends this process at once when its parent, that process, ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # it was gone before that
+    if os.getppid() != parent:  # it was gone before that
         os._exit(0)
+
+
+def channel_to_parent() -> Connection:
+    """The child's end of the channel. The child ends with its parent (:func:`end_with`)."""
+    end_with(int(sys.argv[1]))
     return Connection(os.dup(0))
 
 

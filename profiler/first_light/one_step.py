@@ -1,0 +1,66 @@
+"""The process of one step: ``python -m profiler.first_light.one_step``. Imports torch.
+
+Its arguments are the parent's process id, the step, and the three fields of a Task. It writes the
+step's result, and exits with 1 where there is an ``error`` in it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from profiler.first_light.ceilings import ceilings
+from profiler.first_light.correctness import correctness
+from profiler.first_light.methods import methods
+from profiler.first_light.probe_machine import probe
+from profiler.first_light.profiles import PROFILES, profile_one
+from profiler.first_light.steps import PROBE, Found, Task
+from profiler.planning.profile_error import ProfileError
+from profiler.storage.child import end_with
+from profiler.storage.files import write_whole
+from profiler.storage.strict import UserError
+
+
+def work_of(step: str) -> Callable[[Task], Found]:
+    """The function of a step."""
+    if step in PROFILES:
+        return lambda task: profile_one(step, task)
+    if step in ("tables", "validate"):  # they import more
+        from profiler.first_light.against_tables import tables
+        from profiler.first_light.engine_run import validate
+
+        return {"tables": tables, "validate": validate}[step]
+    return {
+        PROBE: probe,
+        "correctness": correctness,
+        "ceilings": ceilings,
+        "methods": methods,
+    }[step]
+
+
+def main() -> int:
+    """Do the step; 0 where it is done."""
+    parent, step, folder, seconds, rehearsal = sys.argv[1:]
+    end_with(int(parent))
+    task = Task(Path(folder), float(seconds), rehearsal == "1")
+    content: dict[str, Any]
+    try:
+        content = asdict(work_of(step)(task))
+    except (ProfileError, UserError) as error:
+        content = {"error": " ".join(str(error).split())}
+    except Exception as error:
+        traceback.print_exc()
+        said = " ".join(str(error).split())[:300]
+        content = {"error": f"{type(error).__name__}: {said}"}
+    print(content.get("headline") or content["error"])  # noqa: T201
+    write_whole(task.result(step), json.dumps(content, indent=1, default=str) + "\n")
+    return int("error" in content)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
