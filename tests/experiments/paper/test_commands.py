@@ -139,7 +139,7 @@ def test_advice_on_the_papers_settings() -> None:
     assert code == 0 and len(lines) == 5
     assert read == (
         "workload: requests of 1,024 tokens in all, P:D 14: prompts of 956 tokens in the mean "
-        "(P99 956), outputs of 68 (P99 68)"
+        "(P50 956, P99 956), outputs of 68 (P50 68, P99 68)"
     )
     assert lines[0].startswith("best: chunk 256, batch 18")
     assert [line.partition(" ")[0] for line in lines[1:]] == ["why:", "limited", "next:", "regret:"]
