@@ -40,15 +40,15 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
     "feature": (
         Limit(
             "speculative decoding, MTP, EAGLE",
-            "a decode gives one token: simulate the engine with it switched off, and take what it "
-            "gains from a measurement of your own",
+            "a decode gives one token: simulate the engine with it switched off, and measure what "
+            "it gains",
             "speculat* *-speculative-* spec spec-* draft* *-draft-* mtp mtp-* *-mtp-* eagle* "
             "medusa* ngram* lookahead* num-nextn*",
         ),
         Limit(
             "LoRA adapters",
-            "simulate the base model: a merged adapter costs what it costs; take the memory of "
-            "adapters of their own off by `kv_cache.non_torch_bytes`",
+            "simulate the base model: a merged adapter costs nothing more; of separate adapters "
+            "add the memory to `kv_cache.non_torch_bytes`",
             "lora* *-lora* qlora* adapter adapters *-adapters",
         ),
         Limit(
@@ -62,14 +62,14 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         ),
         Limit(
             "offload of KV cache or weights to the host or a disk",
-            "for a bound that leaves the transfers out, give `kv_cache.num_blocks` what GPU and "
-            "host hold together; a model that the GPUs do not hold is refused",
+            "for a bound without the transfers, set `kv_cache.num_blocks` to what GPU and host "
+            "hold together; a model that does not fit on the GPUs is refused",
             "*offload* hicache* enable-hierarchical-cache swap-space lmcache* *host-cache* "
             "cpu-cache* disk-cache*",
         ),
         Limit(
             "autoscaling",
-            "search the servers for each load of the day: `sarathi-sim recommend --rate`, or "
+            "find how many servers each load of the day needs: `sarathi-sim recommend --rate`, or "
             "`cluster.replicas` in the space of a `capacity` section",
             "autoscal* auto-scal* *-autoscal* min-replicas max-replicas min-workers "
             "max-workers hpa keda scale-to-zero cold-start*",
@@ -108,7 +108,7 @@ LIMITS: dict[Kind, tuple[Limit, ...]] = {
         Limit(
             "KV-aware and cache-aware routing",
             "`cluster.router` is round_robin or least_tokens, and neither follows sessions; for "
-            "the best that it can do, simulate one replica with the sessions that it would get",
+            "the best case, simulate one replica with the sessions that it would get",
             "kv-aware* *-kv-aware cache-aware* prefix-aware* prefix-cache-aware* session-aware* "
             "*affinity* sticky* kv-router* kv-routing",
         ),
@@ -298,10 +298,10 @@ def page() -> str:
         "`python -m experiments.reference docs` makes this page from",
         "`profiler/storage/not_modelled.py`.",
         "",
-        "What is not modelled is refused by name, be it a key or value of a configuration, an",
-        "option, a model or a device. The message is a row of this page. Names are patterns: `*`",
-        "is anything, small and capital letters are alike, `_` and `-` too, and a model goes",
-        "without its owner.",
+        "What is not modelled is refused by its name: as a key or a value of a configuration, an",
+        "option, a model or a device. The message says what its row on this page says. Names are",
+        "patterns: `*` stands for anything. Capitals do not matter, `_` is the same as `-`, and",
+        "the owner of a model is left out.",
         "",
     ]
     for kind, limits in LIMITS.items():
