@@ -26,9 +26,9 @@ from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
 from simulator.loop.simulation import Router, SimulationError, simulate
 from simulator.loop.switches import Switches
-from simulator.loop.textbook import simulate_textbook
-from simulator.loop.textbook_replicas import TextbookPoolReplica
 from tests.simulator.oracle import closed_loop, predict
+from tests.textbook.replicas import TextbookPoolReplica
+from tests.textbook.simulation import simulate_textbook
 
 MAX_LENGTH = 160
 Who = tuple[list[tuple[int, int, int]], list[int]]

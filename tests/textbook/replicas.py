@@ -14,9 +14,9 @@ from policies.scheduler import LivelockError
 from simulator.loop.jitter import Jitter
 from simulator.loop.replica import Predictor
 from simulator.loop.switches import DEFAULT, Switches
-from simulator.loop.textbook_blocks import TextbookBlocks
-from simulator.loop.textbook_pipeline import Member, Micro, TextbookPipeline
-from simulator.loop.textbook_pool import PoolMember, Row, TextbookPool
+from tests.textbook.blocks import TextbookBlocks
+from tests.textbook.pipeline import Member, Micro, TextbookPipeline
+from tests.textbook.pool import PoolMember, Row, TextbookPool
 
 MANY_ITERATIONS = 2000
 """In so many iterations of a pool somebody must have got a token."""
