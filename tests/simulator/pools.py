@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from policies.batch import Batch
 from policies.kv import Blocks, CachedBlocks
-from policies.policy import PoolPolicy
-from policies.pool import Pool
+from policies.log import LivelockError
+from policies.pool import Pool, PoolPolicy
 from policies.request import Prefix, Request
 from policies.sarathi_serve import SarathiServe
-from policies.scheduler import LivelockError
 from policies.sglang import Sglang
 from policies.trtllm import Trtllm
 from policies.vllm import Vllm

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.batch import Batch
+from policies.log import PADDING
 from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
-from policies.scheduler import PADDING, Scheduler
+from policies.scheduler import Scheduler
 from simulator.loop.pipeline import stage_times
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from simulator.views.metrics import Analysis

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from policies.log import LivelockError
 from policies.request import Request
-from policies.scheduler import LivelockError
 from policies.vllm import Vllm
 from simulator.loop.pipeline import stage_times
 from simulator.loop.quantum import quantize

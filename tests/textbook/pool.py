@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from policies.batch import Batch
-from policies.policy import PoolPolicy
-from policies.pool_books import HIT, HIT_AGAIN, LOST
+from policies.log import HIT, HIT_AGAIN, LOST
+from policies.pool import PoolPolicy
 from policies.request import Sequence
 from tests.textbook.blocks import TextbookBlock, TextbookBlocks
 from tests.textbook.pipeline import Member

@@ -8,9 +8,10 @@ from functools import partial
 import simpy
 
 from policies.batch import Batch
-from policies.policy import Policy, PoolPolicy, View
+from policies.log import LivelockError
+from policies.policy import Policy, View
+from policies.pool import PoolPolicy
 from policies.request import Request, Sequence
-from policies.scheduler import LivelockError
 from simulator.loop.jitter import Jitter
 from simulator.loop.replica import Predictor
 from simulator.loop.switches import DEFAULT, Switches

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from policies.policy import Policy, PoolPolicy, is_pooled, of_micro_batches
+from policies.policy import Policy, is_pooled, of_micro_batches
+from policies.pool import PoolPolicy
 from policies.request import Request
 from simulator.loop.closed_loop import Arrival, Clients
 from simulator.loop.jitter import Jitter
