@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import policies
-from policies.policy import Builder, Policy, PoolPolicy
+from policies.policy import Builder, Policy
+from policies.pool import PoolPolicy
 
 
 class PolicyFileError(ValueError):

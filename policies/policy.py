@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, KeysView
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
+from policies.pool import PoolPolicy
 from policies.request import Sequence
-
-if TYPE_CHECKING:
-    from policies.pool import Pool
 
 
 @dataclass(slots=True, eq=False)
@@ -108,32 +106,6 @@ class Policy(Protocol):
     def plan(self, view: View) -> Plan | None:
         """The plan, or None when there is nothing this micro-batch could do now."""
         ...
-
-
-class PoolPolicy(Protocol):
-    """Decides what an iteration does by acting on the pool. It keeps its state in ``Pool.state``.
-
-    ``pooled`` marks it. ``max_num_seqs`` is the largest number of running sequences. With ``ahead``
-    a sequence's next iteration may be formed before the token of its last one is known, as many
-    steps later as there are stages. ``order`` is the key that sorts the waiting requests, smallest
-    first, or None for first come, first served. A policy that bounds the tokens of an iteration has
-    the attribute ``chunking``, as a :class:`Policy` has. ``memory_share`` is the engine's name for
-    its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
-    leave requests unserved has the method ``refusal`` (:func:`refusal_of`).
-    """
-
-    pooled: bool
-    max_num_seqs: int
-    ahead: bool
-    order: Callable[[Sequence], Any] | None
-
-    def plan(self, pool: Pool) -> bool | None:
-        """Put together the next iteration; it may stay empty.
-
-        Returns True if those who wait have to, whatever the iteration, until somebody arrives, ends
-        or is preempted, or can be admitted again. Up to then, while no prompt is under way and the
-        blocks suffice, whoever can decode does, and the policy is not asked.
-        """
 
 
 def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:

@@ -7,24 +7,81 @@ a request fits.
 
 Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are
 scheduled, as in vLLM. Only the driver knows which sequence ends, and with which token
-(:class:`~policies.decodes.Endings`).
+(:class:`Endings`).
 """
 
 from __future__ import annotations
 
-from policies.batch import Batch
-from policies.cohort import Cohort
-from policies.decodes import by_admission
-from policies.kv import Block
-from policies.pool_books import HIT, HIT_AGAIN, LOST, Books
-from policies.request import Request, Sequence, too_long
-from policies.scheduler import LivelockError
+from array import array
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from policies.batch import Batch, Chunk
+from policies.kv import Block, Blocks
+from policies.log import (
+    DECODE,
+    HIT,
+    HIT_AGAIN,
+    LOST,
+    PART,
+    PREFILL,
+    RECOMPUTE,
+    LivelockError,
+    PolicyError,
+    span,
+)
+from policies.request import Cohort, Request, Sequence, too_long
 
 MANY_PREEMPTIONS = 1000
 """After so many, and ten for each running sequence, somebody must have got a token."""
 
 
-class Pool(Books):
+class PoolPolicy(Protocol):
+    """Decides what an iteration does by acting on the pool. It keeps its state in ``Pool.state``.
+
+    ``pooled`` marks it. ``max_num_seqs`` is the largest number of running sequences. With ``ahead``
+    a sequence's next iteration may be formed before the token of its last one is known, as many
+    steps later as there are stages. ``order`` is the key that sorts the waiting requests, smallest
+    first, or None for first come, first served. A policy that bounds the tokens of an iteration has
+    the attribute ``chunking``, as a ``Policy`` has. ``memory_share`` is the engine's name for
+    its share of the memory, if this is not ``gpu_memory_utilization``. A policy whose settings may
+    leave requests unserved has the method ``refusal`` (``refusal_of``).
+    """
+
+    pooled: bool
+    max_num_seqs: int
+    ahead: bool
+    order: Callable[[Sequence], Any] | None
+
+    def plan(self, pool: Pool) -> bool | None:
+        """Put together the next iteration; it may stay empty.
+
+        Returns True if those who wait have to, whatever the iteration, until somebody arrives, ends
+        or is preempted, or can be admitted again. Up to then, while no prompt is under way and the
+        blocks suffice, whoever can decode does, and the policy is not asked.
+        """
+
+
+class Endings(Protocol):
+    """The ends of sequences, from the driver: only it knows the output lengths or sees the
+    tokens."""
+
+    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes from the cohort's next iteration on."""
+
+    def left(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence that has not ended stops decoding, from the next iteration to be formed on."""
+
+    def ended(self, batch: Batch) -> list[Sequence]:
+        """The sequences whose last token came with this batch."""
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
     """Queues requests, lets the policy act, and does the bookkeeping of a replica with paged
     memory.
 
@@ -38,9 +95,65 @@ class Pool(Books):
     ``idle``     whether there may be one more iteration in flight
     ``state``    what the policy remembers of this replica from one call to the next
     ``emptied``  how often everybody had been served
+    ``spans``    the log of who took part in what
     """
 
-    __slots__ = ()
+    policy: PoolPolicy
+    blocks: Blocks
+    _: KW_ONLY
+    max_in_flight: int = 1
+    max_length: int
+    stages: int = 1
+    endings: Endings
+    step: int = field(init=False, default=0)
+    cohorts: list[Cohort] = field(init=False, default_factory=list)
+    spans: array[int] = field(init=False, default_factory=lambda: array("q"))
+    # Of those that decode, the ones all of whose tokens are scheduled (they run until the last
+    # one is back): the first iteration they decoded in, and the one they would have been next in.
+    _draining: dict[Sequence, tuple[int, int]] = field(init=False, default_factory=dict)
+    # Iterations in which a sequence decoded before it moved to another slot, while in flight.
+    _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
+    # With iterations formed ahead: the number of each one that is out, by slot and iteration;
+    # and those that returned last, with the number of iterations formed by then.
+    _num_formed: int = field(init=False, default=0)
+    _formed_as: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
+    _returns: deque[tuple[int, Batch]] = field(init=False)
+    running: dict[Sequence, None] = field(init=False, default_factory=dict)
+    partials: dict[Sequence, None] = field(init=False, default_factory=dict)
+    state: dict[str, Any] = field(init=False, default_factory=dict)
+    emptied: int = field(init=False, default=0)
+    # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
+    events: array[int] = field(init=False, default_factory=lambda: array("q"))
+    # Blocks in use, after each iteration was formed.
+    kv_log: array[int] = field(init=False, default_factory=lambda: array("i"))
+    _orders: int = field(init=False, default=0)
+    _in_flight: int = field(init=False, default=0)
+    idle: bool = field(init=False, default=True)
+    _empty: int = field(init=False, default=0)  # those of them in which nobody takes part
+    _unfinished: int = field(init=False, default=0)
+    _finished: int = field(init=False, default=0)
+    # Preemptions since progress was looked at, and what it was then: finished, and tokens.
+    _preempted: int = field(init=False, default=0)
+    _progress: tuple[int, int] = field(init=False, default=(-1, -1))
+    # Preempted while decoding in iterations that are out, by slot and iteration.
+    _stale: dict[tuple[int, int], list[Sequence]] = field(init=False, default_factory=dict)
+    # What the policy said last, if nothing has happened since: nobody could be admitted.
+    _settled: bool = field(init=False, default=False)
+    # The iteration that is being put together.
+    _ready: Cohort = field(init=False, default_factory=lambda: Cohort(0, 1))
+    num_decodes: int = field(init=False, default=0)
+    decode_blocks: int = field(init=False, default=0)
+    _chunks: dict[Sequence, int] = field(init=False, default_factory=dict)
+    _decodes: dict[Sequence, None] | None = field(init=False, default_factory=dict)
+    max_batch: int = field(init=False)
+    kv_capacity: int = field(init=False)
+    waiting: deque[Sequence] | list[Sequence] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._returns = deque(maxlen=self.max_in_flight)
+        self.max_batch = self.policy.max_num_seqs
+        self.kv_capacity = self.blocks.capacity * self.blocks.block_size
+        self.waiting = deque() if self.policy.order is None else []
 
     # What drivers use --------------------------------------------------------------------------
 
@@ -320,3 +433,259 @@ class Pool(Books):
         self.running[sequence] = None
         self.partials[sequence] = None
         self._chunks[sequence] = tokens
+
+    # The bookkeeping of requests ---------------------------------------------------------------
+
+    def _queue(self, sequence: Sequence, *, last: bool) -> None:
+        """Let a sequence wait: behind all others, before them, or in the order of its key."""
+        if isinstance(self.waiting, list):
+            assert self.policy.order is not None
+            insort(self.waiting, sequence, key=self.policy.order)
+        elif last:
+            self.waiting.append(sequence)
+        else:
+            self.waiting.appendleft(sequence)
+
+    def _take_back(self, sequence: Sequence) -> int:
+        """Undo :meth:`_decode_one` where it was done; returns the tokens."""
+        if self._decodes is None:
+            raise PolicyError(f"{sequence} is preempted although its decode was scheduled")
+        if sequence in self._decodes:
+            del self._decodes[sequence]
+            return 1
+        return 0
+
+    def _formed(
+        self,
+        home: Cohort,
+        chunks: tuple[Chunk, ...] = (),
+        prefill_tokens: int = 0,
+        yields: tuple[Sequence, ...] = (),
+    ) -> Batch:
+        """A cohort's next iteration, in which all its members decode."""
+        iteration, decodes, context = home.iteration, len(home.members), home.context
+        longest = home.offsets[-1] + iteration if decodes else 0
+        if not (decodes or chunks):
+            self._empty += 1
+        home.iteration = iteration + 1
+        home.outstanding += 1
+        home.context = context + decodes
+        self._in_flight += 1
+        self.idle = self._in_flight < self.max_in_flight
+        self.kv_log.append(self.blocks.capacity - self.blocks.free)
+        members: Callable[[], Iterable[Sequence]] = home.keys
+        if self.policy.ahead:
+            self._num_formed += 1
+            self._formed_as[home.index, iteration] = self._num_formed
+            home.opens = self.step + self.stages
+            for sequence in yields:
+                self._join(sequence, home, sequence.target)
+            members = partial(home.members_at, iteration)
+        return Batch(
+            home.index, chunks, prefill_tokens, decodes, context, longest, 0, (), members, yields,
+            iteration,
+        )  # fmt: skip
+
+    def _close_chunks(self, home: Cohort) -> Batch:
+        """A cohort's next iteration, with the chunks that the policy chose."""
+        chunks: list[Chunk] = []
+        yields: list[Sequence] = []
+        prefill_tokens, slot, iteration = 0, home.index, home.iteration
+        for sequence, tokens in self._chunks.items():
+            done = sequence.prefilled
+            chunks.append((sequence, tokens, done))
+            prefill_tokens += tokens
+            if sequence._group != slot or sequence._next_iteration != iteration:
+                if sequence._group >= 0:
+                    self._log_part(sequence)
+                sequence._group, sequence._span_first = slot, iteration
+            sequence._next_iteration = iteration + 1
+            sequence.prefilled = done + tokens
+            sequence.awaited += tokens
+            if done + tokens == sequence.target:
+                del self.partials[sequence]
+                sequence.yielding = True
+                yields.append(sequence)
+                role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
+                first, sequence._group = sequence._span_first, -1
+                self.spans.frombytes(span(sequence.id, role, slot, first, iteration))
+        return self._formed(home, tuple(chunks), prefill_tokens, tuple(yields))
+
+    def _split(self) -> Cohort:
+        """Keep decoding sequences together: the ones left out move to another slot, or the others
+        do."""
+        ready, chosen = self._ready, self._decodes
+        assert chosen is not None
+        if len(chosen) == len(ready.members):
+            return ready
+        if not chosen:
+            return self._free_cohort(ready)
+        rest = self._free_cohort(ready)
+        rest.opens = self.step
+        for sequence in list(ready):
+            if sequence not in chosen:
+                self._move(sequence, rest)
+        return ready
+
+    def _log_part(self, sequence: Sequence) -> None:
+        """Log a span of chunks that ended with no token."""
+        first, last = sequence._span_first, sequence._next_iteration - 1
+        self.spans.frombytes(span(sequence.id, PART, sequence._group, first, last))
+        sequence._group = -1
+
+    def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
+        """A sequence has its last token."""
+        self._unfinished -= 1
+        self._finished += 1
+        self.emptied += not self._unfinished
+        if sequence not in self.running:  # preempted, with this token on its way
+            self.waiting.remove(sequence)
+            return
+        del self.running[sequence]
+        # Iterations that were formed after the one that ended it were in vain.
+        here = sequence.cohort is cohort
+        known = sequence.offset + iteration + 1 if here else self._returned(sequence)
+        context = self._leave(sequence, iteration if here else -1)
+        self.blocks.release(sequence, context, known, again=False)
+
+    # Who decodes where, what of it is out, and what is known. An iteration is *out* from when it
+    # is formed until it returns. Where iterations are formed ahead, a sequence may decode in
+    # several that are out, and may have moved to another slot meanwhile.
+
+    def _free_cohort(self, taken: Cohort | None = None) -> Cohort:
+        """A slot with no members and nothing in flight."""
+        for cohort in self.cohorts:
+            if not cohort.members and not cohort.outstanding and cohort is not taken:
+                return cohort
+        self.cohorts.append(Cohort(len(self.cohorts), self.blocks.block_size))
+        return self.cohorts[-1]
+
+    def _gather(self) -> Cohort:
+        """Merge all sequences that could decode now into the largest cohort; returns it."""
+        ahead, step = self.policy.ahead, self.step
+        largest, ready = None, []
+        for cohort in self.cohorts:
+            if cohort.members and (cohort.opens <= step if ahead else not cohort.outstanding):
+                ready.append(cohort)
+                if largest is None or len(cohort.members) > len(largest.members):
+                    largest = cohort
+        if largest is None:
+            return self._free_cohort()
+        for cohort in ready:
+            if cohort is not largest:
+                for sequence in list(cohort):
+                    self._move(sequence, largest)
+        if largest.stops:
+            self._drain(largest)
+        return largest
+
+    def _drain(self, cohort: Cohort) -> None:
+        """Take out those all of whose tokens are scheduled."""
+        for sequence in cohort.stops.pop(cohort.iteration, ()):
+            # (It may have been preempted, and have come again with a later stop, meanwhile.)
+            first = cohort.members.get(sequence)
+            if first is not None and self._stop(sequence) <= cohort.iteration:
+                self._draining[sequence] = (first, cohort.iteration)
+                cohort.leave(sequence)
+
+    def _join(self, sequence: Sequence, cohort: Cohort, context: int) -> None:
+        cohort.join(sequence, context)
+        sequence.cohort = cohort
+        self.endings.joined(sequence, cohort)
+        if self.policy.ahead:
+            stop = max(self._stop(sequence), cohort.iteration)
+            cohort.stops.setdefault(stop, []).append(sequence)
+
+    def _stop(self, sequence: Sequence) -> int:
+        """The iteration before which all tokens that a decoding sequence may have are scheduled."""
+        most = min(sequence.prompt_tokens + sequence.max_tokens, self.max_length)
+        return most - 1 - sequence.offset
+
+    def _leave(self, sequence: Sequence, last: int | None = None) -> int:
+        """Take a sequence from where it decodes; returns its context.
+
+        If it has ended, ``last`` is the iteration that its span ends with, if it took part in that.
+        """
+        cohort, sequence.cohort = sequence.cohort, None
+        assert cohort is not None
+        if last is None:
+            self.endings.left(sequence, cohort)
+        if self._abroad:
+            self._abroad.pop(sequence, None)
+        if self._draining and sequence in self._draining:
+            first, stop = self._draining.pop(sequence)
+            context = sequence.offset + stop
+        else:
+            first, stop = cohort.members[sequence], cohort.iteration
+            context = cohort.leave(sequence)
+        if last is None or last >= stop:
+            last = stop - 1
+        if last >= first:
+            self.spans.frombytes(span(sequence.id, DECODE, cohort.index, first, last))
+        return context
+
+    def _move(self, sequence: Sequence, to: Cohort) -> None:
+        out = self._out(sequence)
+        self._join(sequence, to, self._leave(sequence))
+        if out:
+            self._abroad[sequence] = out
+
+    def _out(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """Slot and iteration of every decode of a sequence that has not returned."""
+        cohort = sequence.cohort
+        assert cohort is not None
+        stop = cohort.iteration
+        if sequence in self._draining:
+            first, stop = self._draining[sequence]
+        else:
+            first = cohort.members[sequence]
+        oldest = cohort.iteration - cohort.outstanding
+        out = [
+            (slot, iteration)
+            for slot, iteration in self._abroad.get(sequence, ())
+            if iteration >= self.cohorts[slot].iteration - self.cohorts[slot].outstanding
+        ]
+        return out + [(cohort.index, i) for i in range(max(first, oldest), stop)]
+
+    def _returned(self, sequence: Sequence) -> int:
+        """Tokens of a decoding sequence that are processed and known: what is out is left out."""
+        cohort = sequence.cohort
+        assert cohort is not None
+        _, stop = self._draining.get(sequence, (0, cohort.iteration))
+        return sequence.offset + stop - len(self._out(sequence)) - sequence.yielding
+
+    def _scheduled_last(self, sequence: Sequence) -> bool:
+        """Whether a decode of a sequence was scheduled after its last token returned."""
+        cohort = sequence.cohort
+        assert cohort is not None
+        first, stop = self._draining.get(sequence, (cohort.members.get(sequence, 0), 0))
+        stop = stop or cohort.iteration
+        abroad = self._abroad.get(sequence, [])
+        last = (cohort.index, stop - 1) if stop > first else ((-1, -1), *abroad)[-1]
+        number = self._formed_as.get(last)
+        if number is None:
+            return False
+
+        def took_part(batch: Batch) -> bool:
+            here = batch.slot == cohort.index and first <= batch.iteration < stop
+            return here or (batch.slot, batch.iteration) in abroad or sequence in batch.yields
+
+        later = (batch for formed, batch in self._returns if formed >= number)
+        return not any(map(took_part, later))
+
+    def _enter_returned(self, cohort: Cohort, more: int = 0) -> None:
+        """Note which blocks of generated tokens are known now, in the order of admission.
+
+        With ``more`` 1 the cohort's members decode now, and the token that came last counts too.
+        """
+        sharing = self.blocks.sharing
+        filled = cohort.at_block_end(more - cohort.outstanding)
+        found = {each for each in (*filled, *self._abroad, *self._draining) if each in sharing}
+        for sequence in sorted(found, key=by_admission):
+            if not more or sequence in cohort.members:
+                self.blocks.enter(sequence, self._returned(sequence) + more)
+
+
+def by_admission(sequence: Sequence) -> int:
+    """The key that sorts sequences by admission."""
+    return sequence.order

@@ -16,26 +16,12 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from struct import Struct
 
 from policies.batch import Batch, Chunk
 from policies.group import Group
+from policies.log import DECODE, PADDING, PREFILL, PolicyError, span
 from policies.policy import Plan, Policy
 from policies.request import Request, Sequence, check_at_least_1, too_long
-
-PREFILL, DECODE, PADDING = 0, 1, 2
-"""What a request does in a span."""
-
-span = Struct("5q").pack
-"""A row of the log ``spans``: request, what it does, slot, first and last iteration."""
-
-
-class PolicyError(Exception):
-    """A policy returned an invalid plan."""
-
-
-class LivelockError(Exception):
-    """Nobody will ever get a token: sequences preempt each other for ever, say."""
 
 
 def _is_empty(group: Group) -> bool:

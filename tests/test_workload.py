@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Scenario
 from experiments.run.traffic import is_trace

@@ -25,7 +25,7 @@ from experiments.capacity.search import (
     crossing,
 )
 from experiments.config.deployment import deploy
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.content import assumed
 from experiments.run.uncertainty import QUANTILES, uncertainty
 from simulator.views.metrics import Analysis

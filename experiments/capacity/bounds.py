@@ -61,7 +61,7 @@ class Bounds:
         self.own_context = float((self.prompt + self.output / 2).mean())
         self.linear = _layer(self.cost, self.sizes)
         scale = self.cost.layer.scale
-        self.decode = scale * _decodes(self.cost.ops, self.context)
+        self.decode = scale * _decodes(self.deployment.ops, self.context)
 
     @property
     def token_s(self) -> float:
@@ -85,7 +85,7 @@ class Bounds:
         # No iteration has more decodes than sequences, nor takes less than that of one row.
         least = (self.output - 1) / most * self.linear[0]
         rows_s = np.maximum((self.prompt + self.output - 1) * per_row, least)
-        alone_s = _prompts(self.cost.ops, tuple(self.prompt))  # a batch may hold many
+        alone_s = _prompts(self.deployment.ops, tuple(self.prompt))  # a batch may hold many
         prompts_s = self.cost.layer.scale * self.cost.ops.together.least_s(self.prompt, alone_s)
         of_layer = rows_s + prompts_s + (self.output - 1) * decode
         # Each stage must do its part of every request; the last one the LM head, too.
@@ -199,7 +199,7 @@ def _layer(cost: IterationCost, tokens: npt.ArrayLike) -> Floats:
 def _prompt_s(bounds: Bounds, tokens: float) -> float:
     """A prompt in the chunks that the budget allows, on all stages; those that go through a
     pipeline behind each other overlap."""
-    attention = bounds.cost.layer.scale * float(_prompts(bounds.cost.ops, (tokens,))[0])
+    attention = bounds.cost.layer.scale * float(_prompts(bounds.deployment.ops, (tokens,))[0])
     chunk = int(min(tokens, bounds.chunk))
     passes, layers = tokens / max(chunk, 1), bounds.layers
     piped = sum(layers) + max(layers) * (max(passes, 1.0) - 1.0)

@@ -16,7 +16,8 @@ from experiments.capacity.capacity_section import CapacitySection, parse_slo
 from experiments.capacity.options import Option
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from experiments.run.traffic import parse_workload
 from experiments.sweeps.plan import SharedRequests
 from experiments.sweeps.points import Point

@@ -185,49 +185,6 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     consoles()[0].print(deployments_table(deployments))
 
 
-def bench(
-    json: JsonOption = False,
-    out: Annotated[Path | None, typer.Option(help="Also write the numbers to this folder.")] = None,
-    config: Annotated[
-        list[str],
-        typer.Option(
-            help="A configuration to time: its orca_pp and sarathi_pp, or all. May be repeated."
-        ),
-    ] = ["gpt3_pp", "bench_paged"],  # noqa: B006
-    assignments: SetOption = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Number of timed repeats. Their medians count.")
-    ] = 3,
-) -> None:
-    """Time the event loop against a textbook simulation.
-
-    Both run in the same process. The textbook uses SimPy. Times are of the processor.
-    Paged memory is compared with reserved memory, too.
-
-    \b
-    Examples:
-      sarathi-sim bench
-      sarathi-sim bench --json | jq .speedup_vs_oracle
-      sarathi-sim bench --config bench_paged --json | jq .over_reserved
-    """
-    from experiments.cli.common import ProgressBar
-    from experiments.config.loading import load_experiment
-    from experiments.results import BENCH_FORMAT, maybe_result
-    from experiments.run.bench import benchmark
-    from experiments.run.report import bench_table
-
-    stdout, stderr = consoles()
-    experiments = [load_experiment(each, assignments or []) for each in config]
-    with ProgressBar(stderr, enabled=True) as progress, maybe_result(out, BENCH_FORMAT) as write:
-        numbers = benchmark(experiments, repeats, progress)
-        write(numbers)
-    if json:
-        print_json(numbers)
-    else:
-        stdout.print(bench_table(numbers))
-    print_written(out, err=json)
-
-
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Simulate": {
         "check": check,
@@ -239,7 +196,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "lockstep": lockstep,
         "replay": replay,
         "score": score,
-        "bench": bench,
     },
     "Sweep": {"plan": plan, "sweep": sweep},
     "Decide": {"capacity": capacity, "recommend": recommend, "sensitivity": sensitivity},

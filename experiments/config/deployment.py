@@ -20,21 +20,14 @@ from experiments.config.inputs import (
     provenance,
     with_formats,
 )
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.memory import Need, check_memory, run_needs, workload_needs
 from experiments.config.paged import paged_cache, pool_settings, pools_of, with_own_prompts
 from experiments.config.policy_file import policy_errors
 from experiments.config.requests import Traffic, build_clients, build_requests
 from experiments.config.scenario import KvCache, Scenario
-from policies.policy import (
-    Longest,
-    PoolPolicy,
-    chunking_of,
-    is_pooled,
-    of_micro_batches,
-    refusal_of,
-)
-from policies.pool import Pool
+from policies.policy import Longest, chunking_of, is_pooled, of_micro_batches, refusal_of
+from policies.pool import Pool, PoolPolicy
 from policies.request import Request
 from policies.scheduler import Scheduler
 from profiler.facts.device import DeviceSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.scenario import Scenario
 from profiler.bundle.check import load_plausible
 from profiler.bundle.schema import Bundle, bundle_path

@@ -13,12 +13,12 @@ from experiments.config.base import Name
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import (
     KeyPath,
+    Source,
     assign,
     get,
     has,
     key_path,
     merge,
-    overlap,
     without,
 )
 from experiments.config.metric_paths import SHAPE, metric
@@ -35,47 +35,6 @@ _RESERVED = ("figures", "config.yaml", "summary.json")
 TRACE_PATH = ("workload", "lengths", "path")
 _OF_YAML = (Mapping, list, str, int, float, type(None))
 _FILE_KEYS = (*Header.model_fields, "scenarios", "sweep")
-
-
-@dataclass(frozen=True)
-class Source:
-    """The origin of a scenario's values, for messages.
-
-    ``override`` is what the scenario itself sets, ``assigned`` the key paths of ``--set``.
-    """
-
-    file: str
-    scenario: str
-    override: Mapping[str, Any]
-    assigned: tuple[KeyPath, ...]
-
-    def name(self, key: KeyPath) -> str:
-        """``FILE: key``, as the user wrote it."""
-        assigned = self._assigned(key)
-        if assigned is not None:
-            return f"--set {'.'.join(assigned)}"
-        if has(self.override, key):
-            key = ("scenarios", self.scenario, *key)
-        return f"{self.file}: {'.'.join(key)}" if key else self.file
-
-    def folder(self, key: KeyPath) -> Path:
-        """The folder that a relative path at ``key`` starts from: the file's folder, or for
-        ``--set`` the current folder."""
-        return Path(self.file).parent if self._assigned(key) is None else Path()
-
-    def _assigned(self, key: KeyPath) -> KeyPath | None:
-        """The ``--set`` that ``key`` comes from."""
-        own = ("scenarios", self.scenario, *key)
-        given = has(self.override, key)
-        if any(overlap(path, own) and (given or len(path) > 2) for path in self.assigned):
-            return own
-        if not given and any(overlap(path, key) for path in self.assigned):
-            return key
-        return None
-
-    def error(self, key: str, value: object, problem: str) -> ConfigError:
-        """The error for a value of the right type that is not allowed."""
-        return ConfigError(f"{self.name(tuple(key.split('.')))}: value {show(value)}: {problem}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.scenario import Scenario
 from experiments.config.workload import ZipfLengths
 from profiler.storage.memory import available_bytes, size_text

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.scenario import Batching, KvCache, Scenario
 from policies.kv import Blocks, CachedBlocks
-from policies.policy import PoolPolicy, chunking_of, is_pooled, memory_share_of
-from policies.pool import Pool
+from policies.policy import chunking_of, is_pooled, memory_share_of
+from policies.pool import Pool, PoolPolicy
 from policies.request import Request, Sequence
 from profiler.facts.device import DeviceSpec
 from profiler.facts.formats import NumberBytes

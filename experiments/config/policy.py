@@ -26,7 +26,8 @@ from pydantic.errors import PydanticUserError
 
 from experiments.config.base import Strict, Text, Tokens
 from policies.catalogue import PolicyFileError, build, builders, builders_in, foreign_code
-from policies.policy import Builder, Policy, PoolPolicy, is_pooled, of_micro_batches
+from policies.policy import Builder, Policy, is_pooled, of_micro_batches
+from policies.pool import PoolPolicy
 
 
 class NamedPolicy(Strict):

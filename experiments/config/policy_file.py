@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from experiments.config.errors import ConfigError
+from experiments.config.key_paths import Source
 from experiments.config.policy import (
     FilePolicy,
     NamedPolicy,
@@ -24,9 +25,6 @@ from profiler.storage.files import read_bounded
 from profiler.storage.paths import user_path
 from profiler.storage.strict import did_you_mean, mistakes
 from simulator.loop.simulation import SimulationError
-
-if TYPE_CHECKING:
-    from experiments.config.loading import Source
 
 _MOST_BYTES = 1_000_000
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.scenario import Scenario
 from experiments.config.workload import (
     AtOnce,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.figures.style import BLUE, GREY, VERMILION
+from policies.request import Request
 from simulator.load.describe import without_times
 from simulator.loop.records import Floats
-
-if TYPE_CHECKING:
-    from policies.request import Request
 
 _BINS = 60
 _MOST_POINTS = 5000

@@ -28,7 +28,8 @@ from profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from profiler.storage.files import write_whole
 from profiler.storage.paths import data_dir
 from simulator.loop.records import Floats
-from simulator.op_times.regression import OpTimes, TimeBySize
+from simulator.op_times.iteration import TimeBySize
+from simulator.op_times.regression import OpTimes
 
 _FACTOR = 4.0
 _UNMOVED = 0.01

@@ -23,7 +23,8 @@ from profiler.storage.paths import data_dir
 from profiler.storage.plain_yaml import read_mapping
 from profiler.storage.strict import parse, strict_dataclass
 from simulator.loop.records import Floats
-from simulator.op_times.regression import OpTimes, TimeBySize
+from simulator.op_times.iteration import TimeBySize
+from simulator.op_times.regression import OpTimes
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")

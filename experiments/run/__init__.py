@@ -1,4 +1,4 @@
-"""One experiment: run, print, plot, compare, advise, bench. Imports ``figures``.
+"""One experiment: run, print, plot, compare, advise. Imports ``figures``.
 
 Read ``experiment.py`` first: what ``sarathi-sim run`` does.
 """

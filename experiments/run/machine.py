@@ -17,9 +17,9 @@ from simulator.load.workload import at_once, make_requests
 from simulator.loop.records import Ints, Records
 from simulator.loop.simulation import simulate
 from simulator.op_times.breakdown import breakdown, mixing_s
-from simulator.op_times.iteration import MIXING, IterationCost
+from simulator.op_times.iteration import MIXING, IterationCost, TimeByPair
 from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes, TimeByPair
+from simulator.op_times.regression import OpTimes
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 

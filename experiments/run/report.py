@@ -1,9 +1,8 @@
-"""The output of commands: tables of deployments and of times."""
+"""The output of commands: the table of deployments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rich.table import Table
 
@@ -27,31 +26,3 @@ def deployments_table(deployments: Mapping[str, Deployment]) -> Table:
     }
     cells = [[label, *map(cell, deployments.values())] for label, cell in rows.items()]
     return rich_table([""], list(deployments), cells)
-
-
-def bench_table(numbers: Mapping[str, Any]) -> Table:
-    """The benchmark's numbers."""
-    policies = list(numbers["loop_s"])
-    simple = {
-        "event loop (s)": ("loop_s", "{:.3f}"),
-        "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
-        "times faster": ("speedup_vs_oracle", "{:.1f}"),
-        "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
-        "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
-        "us an iteration": ("loop_iteration_us", "{:.2f}"),
-        "that, times reserved memory": ("over_reserved", "{:.2f}"),
-    }
-    rows = [
-        [
-            label,
-            *(form.format(numbers[key][p]) if p in numbers[key] else "-" for p in policies),
-        ]
-        for label, (key, form) in simple.items()
-    ]
-    by_batch = numbers["iteration_us"]
-    for batch in max(by_batch.values(), key=len):
-        times = (by_batch[policy].get(batch) for policy in policies)
-        cells = ("-" if time_us is None else f"{time_us:.2f}" for time_us in times)
-        rows.append([f"us an iteration at batch {batch}", *cells])
-    memory = f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB"
-    return rich_table([""], policies, rows, caption=memory)

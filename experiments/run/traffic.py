@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Draft, Source, check_scenario, read_draft
+from experiments.config.key_paths import Source
+from experiments.config.loading import Draft, check_scenario, read_draft
 from experiments.config.requests import Traffic, build_requests
 from experiments.config.workload import RandomLengths
 from profiler.storage.paths import user_path

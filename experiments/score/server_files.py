@@ -22,7 +22,7 @@ import pandas as pd
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.scenario import Scenario
 from policies.request import Request
 from profiler.bundle.csv_cells import numbers, read_cells

@@ -10,7 +10,8 @@ from typing import Any
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from experiments.score.errors import ServerTimes
 from experiments.score.measured import Measured
 from experiments.score.row_cache import RowCache, RowOutcome, outcome_key

@@ -36,10 +36,10 @@ from experiments.capacity.search import (
 from experiments.capacity.written import UNITS
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Assignments, Config, Draft, load_experiment, read_draft
+from experiments.config.loading import Assignments, Config, load_experiment, read_draft
 from experiments.config.metric_paths import SHAPE, metric
 from experiments.config.policy_file import refuse_of_session
-from experiments.sensitivity.factors import Factor, chosen, factors_of
+from experiments.sensitivity.factors import Factor, Question, chosen, factors_of
 from experiments.sensitivity.tornado import sensitivity_answer
 from experiments.sweeps.execute import execute
 from experiments.sweeps.identity import run_key
@@ -58,19 +58,6 @@ ONE_RUN = (
     "--replications 3 shows which effects are more than that"
 )
 _ANY_SLO = CapacitySection(slo="mean latency 1s")
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked: ``options`` and the ``factors`` of each, ``by`` which part they are changed,
-    and how often. ``measures`` are metrics; none: the capacity under the section's SLO."""
-
-    draft: Draft
-    section: CapacitySection
-    options: dict[Option, list[Factor]]
-    by: float
-    replications: int
-    measures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What a sensitivity changes, one at a time: each op's time, links, the host, the workload."""
+"""What a sensitivity is asked, and what it changes, one at a time: each op's time, links, the host,
+the workload."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.capacity.capacity_section import CapacitySection
 from experiments.capacity.options import Option
 from experiments.config.deployment import Deployment
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
+from experiments.config.loading import Draft
 from experiments.config.requests import build_requests
 from experiments.config.scenario import Scenario
 from experiments.config.workload import AtOnce, Closed
@@ -56,6 +59,19 @@ class Factor:
             for one in (scenario, self.changed(scenario, times))
         )
         return float(np.mean(after) / np.mean(before))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: ``options`` and the ``factors`` of each, ``by`` which part they are changed,
+    and how often. ``measures`` are metrics; none: the capacity under the section's SLO."""
+
+    draft: Draft
+    section: CapacitySection
+    options: dict[Option, list[Factor]]
+    by: float
+    replications: int
+    measures: tuple[str, ...] = ()
 
 
 def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,11 +13,9 @@ from experiments.capacity.curves import figure_files
 from experiments.content import Section, SortableTable, assumed_of, doubts_of, enumerated
 from experiments.figures.style import BLACK, BLUE, VERMILION, styled
 from experiments.results import SUMMARY, json_bytes
+from experiments.sensitivity.factors import Question
 from profiler.storage.plain_yaml import dump_yaml
 from simulator.views.metric_registry import number_text
-
-if TYPE_CHECKING:
-    from experiments.sensitivity.elasticities import Question
 
 MOST_PANELS, MOST_BARS = 12, 14
 HEADINGS = ("elasticity", "95 % interval")

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from experiments.config.deployment import deploy
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.results import parquet_bytes
 from experiments.sweeps.plan import SweepPlan
 from simulator.views.metrics import Analysis

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.deployment import deploy
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.scenario import Scenario
 from experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from experiments.sweeps.identity import run_key

@@ -12,15 +12,8 @@ from pydantic import ValidationError
 
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.key_paths import KeyPath, assign, merge, overlap
-from experiments.config.loading import (
-    Assignments,
-    Config,
-    Draft,
-    Source,
-    check_scenario,
-    read_draft,
-)
+from experiments.config.key_paths import KeyPath, Source, assign, merge, overlap
+from experiments.config.loading import Assignments, Config, Draft, check_scenario, read_draft
 from experiments.config.policy_file import refuse_of_session
 from experiments.config.requests import build_requests, trace_path
 from experiments.config.scenario import Scenario

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from experiments.config.deployment import layers_of
 from experiments.config.errors import ConfigError
 from experiments.config.inputs import model_of
-from experiments.config.loading import Experiment, Source
+from experiments.config.key_paths import Source
+from experiments.config.loading import Experiment
 from experiments.config.paged import check_left_out, pool_settings, pools_of
 from experiments.config.requests import build_requests
 from experiments.config.scenario import KvCache, Scenario

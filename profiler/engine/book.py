@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from policies.batch import Batch
-from policies.cohort import Cohort
-from policies.policy import Policy, PoolPolicy, is_pooled, of_micro_batches
-from policies.pool import Pool
-from policies.request import Request, Sequence
+from policies.policy import Policy, is_pooled, of_micro_batches
+from policies.pool import Pool, PoolPolicy
+from policies.request import Cohort, Request, Sequence
 from policies.scheduler import Scheduler
 from profiler.engine.blocks import BlockTables
 from profiler.engine.prompts import Prompts
@@ -24,7 +23,7 @@ from profiler.engine.work import EngineError, Work
 
 
 class Book:
-    """Tokens and KV blocks of every sequence (and the :class:`~policies.decodes.Endings`).
+    """Tokens and KV blocks of every sequence (and the :class:`~policies.pool.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
     generated, or with its ``max_tokens``-th. A :class:`~policies.pool.Pool` gives blocks out as it

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.catalogue import build
-from policies.policy import Policy, PoolPolicy, is_pooled
+from policies.policy import Policy, is_pooled
+from policies.pool import PoolPolicy
 from policies.request import Request
 from profiler.engine.driver import Decision, Served
 from profiler.engine.spec import EngineSpec, write_spec

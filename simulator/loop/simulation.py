@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 import simpy
 
+from policies.log import LivelockError
 from policies.pool import Pool
 from policies.request import Request, Sequence
-from policies.scheduler import LivelockError, Scheduler
+from policies.scheduler import Scheduler
 from simulator.loop.closed_loop import Arrival, Clients
 from simulator.loop.jitter import JitteredService
 from simulator.loop.moment import ARRIVAL, Moment

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,22 +25,25 @@ import pandas as pd
 from profiler.bundle.schema import Bundle
 from profiler.physics.hold_out import Bools, Rows, leave_one_group_out
 from simulator.loop.records import Floats
-from simulator.op_times.iteration import SUM, IterationCost, WholeLayer, counted_context
-
-if TYPE_CHECKING:
-    from simulator.op_times.regression import OpTimes
+from simulator.op_times.iteration import (
+    SUM,
+    IterationCost,
+    OpFunctions,
+    WholeLayer,
+    counted_context,
+)
 
 #: Weight of "there is no such effect" in units of measured points.
 _PRIOR = 0.05
 _MICRO = 1e-6
 
 
-def fit_whole_layer(ops: OpTimes, mixed: pd.DataFrame) -> WholeLayer:
+def fit_whole_layer(ops: OpFunctions, mixed: pd.DataFrame) -> WholeLayer:
     """The terms fitted to a bundle's ``mixed`` table; SUM if it is empty."""
     return _fit_layer(_Layers.of(ops, mixed)) if len(mixed) else SUM
 
 
-def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
+def interaction_errors(bundle: Bundle, ops: OpFunctions) -> pd.DataFrame:
     """Absolute held-out errors in percent, a row per measured layer.
 
     Columns: kind (``mixed``, ``prefill`` or ``decode``), ``sum`` (of the ops, as measured one by
@@ -74,7 +76,7 @@ class _Layers:
     both: Bools
 
     @classmethod
-    def of(cls, ops: OpTimes, mixed: pd.DataFrame) -> _Layers:
+    def of(cls, ops: OpFunctions, mixed: pd.DataFrame) -> _Layers:
         names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
         chunk, context, batch, held = (mixed[name].to_numpy(np.int64) for name in names)
         cost = IterationCost(ops)
@@ -145,7 +147,7 @@ def fit_skew(decode: Callable[[Floats, Floats], Floats], skewed: pd.DataFrame) -
     return _skew(mean, longest, time)
 
 
-def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
+def skew_errors(bundle: Bundle, ops: OpFunctions) -> pd.DataFrame:
     """Absolute errors in percent, a row per point of ``attn_decode_skew``.
 
     Columns: ``mean`` (the mean context alone), ``longest`` (all padded to the longest) and

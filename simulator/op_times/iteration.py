@@ -7,17 +7,17 @@ are fitted to it (``interaction.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from profiler.facts.model import ModelSpec
 from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
 from simulator.loop.records import Floats
-
-if TYPE_CHECKING:
-    from simulator.op_times.regression import OpTimes
+from simulator.op_times.together import Together
 
 MIXING = "mixing"
 """Of a layer's parts, the one that is no op: what a chunk and decodes in one batch add."""
@@ -25,6 +25,37 @@ FIRST = names(lambda op: op.part == "first")
 LAST = names(lambda op: op.part == "last")
 
 Seconds = TypeVar("Seconds", float, Floats)
+TimeBySize = Callable[[npt.ArrayLike], Floats]
+TimeByPair = Callable[[npt.ArrayLike, npt.ArrayLike], Floats]
+"""Seconds by one size, and by two (chunk and context, batch and mean context)."""
+
+
+class OpFunctions(Protocol):
+    """Every op's seconds as a function of its sizes, for one layer on one tensor-parallel rank: as
+    much of :class:`~simulator.op_times.regression.OpTimes` as the cost of an iteration needs."""
+
+    model: ModelSpec
+    tp: int
+    dtype_bytes: int
+    by_rows: dict[str, TimeBySize]
+    together: Together
+    all_reduce: TimeBySize | None
+    send: dict[str, TimeBySize]
+
+    @property
+    def linear(self) -> dict[str, TimeBySize]: ...
+
+    @property
+    def reduces(self) -> float: ...
+
+    @property
+    def prefill(self) -> TimeByPair: ...
+
+    @property
+    def decode(self) -> TimeByPair: ...
+
+    def decode_table(self, batch: Floats, context: Floats) -> Floats:
+        """:attr:`decode` of every batch with every context."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +118,7 @@ class IterationCost:
     and the last stage do their layers only. ``host`` comes on top on the first stage.
     """
 
-    ops: OpTimes
+    ops: OpFunctions
     layer: WholeLayer = SUM
     scope: str | None = None
     include_head: bool = True

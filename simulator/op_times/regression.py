@@ -34,7 +34,7 @@ from profiler.facts.ops import (
 from simulator.loop.records import Floats
 from simulator.op_times.cache import cached
 from simulator.op_times.interaction import fit_skew, fit_whole_layer
-from simulator.op_times.iteration import WholeLayer
+from simulator.op_times.iteration import TimeByPair, TimeBySize, WholeLayer
 from simulator.op_times.linear import PiecewiseLinear, PooledRoofline
 from simulator.op_times.surface import (
     LEAVES,
@@ -46,10 +46,6 @@ from simulator.op_times.together import Together
 
 FITS = 2
 """Of the regressions: to be raised with every change of what they give."""
-
-TimeBySize = Callable[[ArrayLike], Floats]
-TimeByPair = Callable[[ArrayLike, ArrayLike], Floats]
-"""Seconds by one size, and by two (chunk and context, batch and mean context)."""
 
 
 @dataclass(frozen=True)

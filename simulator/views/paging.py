@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.pool_books import HIT, HIT_AGAIN, LOST
-from policies.scheduler import DECODE
+from policies.log import DECODE, HIT, HIT_AGAIN, LOST
 from simulator.loop.records import Ints, Records, ReplicaLog
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from policies.pool_books import PART, RECOMPUTE
-from policies.scheduler import DECODE, PREFILL
+from policies.log import DECODE, PART, PREFILL, RECOMPUTE
 from simulator.loop.records import Floats, Ints, ReplicaLog
 
 Counts = npt.NDArray[np.int32]

@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from simulator.views.metrics import Analysis
 
 Floats = npt.NDArray[np.float64]

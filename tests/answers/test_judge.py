@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from experiments.config.deployment import deploy
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from simulator.views.metrics import Analysis
 from tests.answers import judge
 from tests.answers.questions import Trace, questions

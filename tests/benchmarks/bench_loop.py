@@ -15,10 +15,10 @@ import pytest
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.loading import load_experiment
-from experiments.run.bench import _fast, _textbook
 from simulator.loop.pipeline import stage_times
 from simulator.loop.records import Records
 from simulator.views.metrics import Analysis
+from tests.benchmarks.timing import _fast, _textbook
 
 REQUESTS = 2000
 # Requests finished and tokens processed follow from the workload alone; iterations from the system.

@@ -60,8 +60,6 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "simulator.confidence.held_out.FOLDS": 2,
         "simulator.confidence.bands.FOLDS": 2,
         "simulator.confidence.held_out.FOREST": 5,
-        "experiments.run.bench.BATCHES": (8,),
-        "experiments.run.bench.OUTPUT": 40,
         "experiments.capacity.capacity_section.BEYOND": 1,
         "experiments.capacity.options.LEAST_REQUESTS": 100,
         "experiments.capacity.options.PILOT_REQUESTS": 100,

@@ -1,13 +1,16 @@
-"""`bench` times two simulations of one and the same system."""
+"""`python -m tests.bench` times two simulations of one and the same system."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import load_experiment
-from experiments.run.bench import _fast, _textbook, benchmark
+from tests.bench import main
+from tests.benchmarks.timing import _fast, _textbook, benchmark
 from tests.simulator import test_textbook_pool
 from tests.simulator.test_textbook import assert_bitwise_equal
 
@@ -27,8 +30,8 @@ SWITCHES = (
 @pytest.fixture(autouse=True)
 def few_sizes(few_trees: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of 512, or 4,096 tokens a sequence, take seconds."""
-    monkeypatch.setattr("experiments.run.bench.BATCHES", (8, 128))
-    monkeypatch.setattr("experiments.run.bench.OUTPUT", 40)
+    monkeypatch.setattr("tests.benchmarks.timing.BATCHES", (8, 128))
+    monkeypatch.setattr("tests.benchmarks.timing.OUTPUT", 40)
 
 
 def test_both_sides_heed_every_switch() -> None:
@@ -64,8 +67,8 @@ def test_what_serves_nobody_cannot_be_timed() -> None:
 
 def test_what_no_clock_sees_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some clocks count whole ticks."""
-    monkeypatch.setattr("experiments.run.bench.BATCHES", ())
-    monkeypatch.setattr("experiments.run.bench.time.process_time", lambda: 0.25)
+    monkeypatch.setattr("tests.benchmarks.timing.BATCHES", ())
+    monkeypatch.setattr("tests.benchmarks.timing.time.process_time", lambda: 0.25)
     with pytest.raises(ConfigError, match="larger workload"):
         benchmark([load_experiment("gpt3_pp", ("workload.requests=2",))], 1, lambda *_: None)
 
@@ -85,3 +88,33 @@ def test_paged_memory_is_compared_with_reserved_memory() -> None:
         least, most = numbers["over_reserved_range"][name]
         assert 0 < least <= numbers["over_reserved"][name] <= most
         assert list(numbers["iteration_us"][name]) == ["8", "128"]
+
+
+def test_the_printed_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the demo's two scenarios."""
+    options = ["--config", "gpt3_pp", "--set", "workload.requests=60", "--repeats", "1"]
+    assert main([*options, "--json"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    for key in ("loop_s", "oracle_s", "speedup_vs_oracle", "stage_executions_per_s"):
+        assert set(numbers[key]) == {"orca", "sarathi"}
+        assert all(value > 0 for value in numbers[key].values())
+    assert numbers["peak_rss_mb"] > 0
+    for policy, costs in numbers["iteration_us"].items():
+        assert list(costs) == ["8", "128"], policy
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--set", "cluster.pp=0"], "--set cluster.pp: value 0: must be at least"),
+        (["--config", "absent.yaml"], "absent.yaml: no such file"),
+        (["--repeats", "0"], "--repeats: must be at least 1"),
+    ],
+)
+def test_what_the_user_can_correct(
+    capsys: pytest.CaptureFixture[str], options: list[str], expected: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(options)
+    assert end.value.code == 2
+    assert expected in capsys.readouterr().err

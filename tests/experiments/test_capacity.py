@@ -46,7 +46,8 @@ from experiments.capacity.written import breaking, breaks, capacity_text, doubts
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source, load_experiment
+from experiments.config.key_paths import Source
+from experiments.config.loading import load_experiment
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
 from simulator.confidence.quantile import quantile

@@ -69,7 +69,7 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
         (["make-bundle", "--device", "a6000", "--model", "llama-13b", "--tp", "8"], "at most 4"),
         (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
-        (["bench", "--out", "small.yaml"], "--out small.yaml: exists and is not a folder"),
+        (["reproduce", "--out", "small.yaml"], "--out small.yaml: exists and is not a folder"),
         (["calibrate", "--report", "--write"], "--write: does not go with --report"),
         (["run", "CONFIG", "--sett", "seed=1"], "No such option"),
     ],
@@ -188,26 +188,6 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
-
-
-def test_the_numbers_of_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the demo's two scenarios; those with paged memory are in test_bench.py."""
-    monkeypatch.setattr("experiments.run.bench.BATCHES", (8, 32))
-    monkeypatch.setattr("experiments.run.bench.OUTPUT", 40)
-    out = tmp_path / "bench"
-    options = ["--config", "gpt3_pp", "--set", "workload.requests=60", "--repeats", "1"]
-    options += ["--json", "--out", str(out)]
-    done = CliRunner().invoke(app, ["bench", *options])
-    assert done.exit_code == 0, done.output
-    numbers = json.loads(done.stdout)
-    written = json.loads((out / "summary.json").read_text())
-    assert written == {"format": "sarathi-sim bench 1", **numbers}
-    for key in ("loop_s", "oracle_s", "speedup_vs_oracle", "stage_executions_per_s"):
-        assert set(numbers[key]) == {"orca", "sarathi"}
-        assert all(value > 0 for value in numbers[key].values())
-    assert numbers["peak_rss_mb"] > 0
-    for policy, costs in numbers["iteration_us"].items():
-        assert list(costs) == ["8", "32"], policy
 
 
 def test_module_runs_like_the_command() -> None:

@@ -277,7 +277,7 @@ def test_an_error_of_ours_is_one_line_and_70(
 def test_a_value_of_an_option_is_not_repeated_whole() -> None:
     for arguments in (
         ["run", "gpt3_pp", f"--{'x' * 5000}"],
-        ["bench", "--repeats", "9" * 5000],
+        ["sweep", "pd_sweep", "--workers", "9" * 5000],
         [f"--{'x' * 5000}"],
         ["x" * 5000],
     ):

@@ -10,7 +10,8 @@ import pytest
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.host_time import host_of, host_times
-from experiments.config.loading import Source, load_experiment
+from experiments.config.key_paths import Source
+from experiments.config.loading import load_experiment
 from experiments.run.experiment import deploy_all
 from simulator.op_times.iteration import NO_HOST
 from simulator.views.metrics import Analysis

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from experiments.capacity.launch import launch
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from experiments.config.scenario import Scenario
 from profiler.facts.hub import checkpoints
 from profiler.facts.model import list_models, load_model

@@ -287,8 +287,6 @@ def test_json_and_out_mean_the_same_in_every_command() -> None:
     [
         ("reproduce", "--json", "FILE"),
         ("reproduce", "tp_batch", "--out", "FILE"),
-        ("bench", "--out", "FILE"),
-        ("bench", "--json", "FILE"),
         ("accuracy", "--json", "FILE"),
         ("accuracy", "--datasets", ".", "--out", "FILE"),
         ("run", "first_experiment", "--out", "FILE"),

@@ -26,7 +26,8 @@ from experiments.capacity.search import AT_ONCE, Probe
 from experiments.cli.app import app
 from experiments.config.deployment import deploy
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from experiments.sweeps.backends import InProcess
 from experiments.sweeps.store import Store
 from profiler.storage.progress import silent

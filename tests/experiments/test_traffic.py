@@ -16,7 +16,8 @@ from experiments.capacity import asked
 from experiments.capacity.layouts import deployable, wanted_of
 from experiments.cli.app import app
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source, check_scenario, read_draft
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario, read_draft
 from experiments.config.requests import build_requests
 from experiments.run.traffic import FORMS, demand_of, parse_workload, requests_of, with_workload
 from policies.request import Request

@@ -268,7 +268,7 @@ KNOWN: dict[str, Known] = {
     "a mapping as a request of a log": _edited(
         "decisions.jsonl", '["add",0]', '["add",{"a":1}]', Command(["lockstep", "decisions.jsonl"])
     ),
-    "an option of 5,000 characters": lambda box: Command(["bench", "--repeats", "x" * 5000]),
+    "an option of 5,000 characters": lambda box: Command(["sweep", "--workers", "x" * 5000]),
     "a deep sweep file": _file(
         "sweep.yaml", SWEEP + "x: " + _DEEP, Command(["plan", "sweep.yaml"])
     ),

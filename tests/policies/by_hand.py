@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from policies.batch import Batch
 from policies.kv import Blocks, CachedBlocks
-from policies.policy import PoolPolicy
-from policies.pool import Pool
-from policies.pool_books import LOST
+from policies.log import LOST
+from policies.pool import Pool, PoolPolicy
 from policies.request import Prefix, Request
 from simulator.loop.endings import OutputLengths
 

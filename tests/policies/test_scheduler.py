@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from policies.batch import Batch
+from policies.log import DECODE, PADDING, PREFILL, PolicyError
 from policies.orca import Orca
 from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
-from policies.scheduler import DECODE, PADDING, PREFILL, PolicyError, Scheduler
+from policies.scheduler import Scheduler
 
 
 def scheduler(policy: Policy, **options: object) -> Scheduler:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.scheduler import LivelockError
+from policies.log import LivelockError
 from policies.trtllm import Trtllm
 from tests.policies.by_hand import chunks, decodes, request, schedule
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from policies.policy import Policy, PoolPolicy
+from policies.policy import Policy
+from policies.pool import PoolPolicy
 from policies.request import Request
 from profiler.engine.book import Book
 from profiler.engine.driver import Returned, Served, serve

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from experiments.validate.playback import lockstep, measured_records  # noqa: E402
 from policies.catalogue import build  # noqa: E402
 from policies.kv import Blocks, CachedBlocks  # noqa: E402
+from policies.log import HIT, LOST  # noqa: E402
 from policies.policy import is_pooled  # noqa: E402
 from policies.pool import Pool  # noqa: E402
-from policies.pool_books import HIT, LOST  # noqa: E402
 from policies.request import Request  # noqa: E402
 from profiler.engine.driver import Served  # noqa: E402
 from profiler.engine.processes import EngineProcesses  # noqa: E402

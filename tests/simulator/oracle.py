@@ -20,9 +20,9 @@ from simulator.loop.quantum import quantize
 from simulator.loop.records import Records
 from simulator.loop.simulation import Router, simulate
 from simulator.loop.switches import Switches
-from simulator.loop.textbook import simulate_textbook
-from simulator.loop.textbook_pipeline import Micro
-from simulator.loop.textbook_replicas import TextbookReplica
+from tests.textbook.pipeline import Micro
+from tests.textbook.replicas import TextbookReplica
+from tests.textbook.simulation import simulate_textbook
 
 POLICIES: dict[str, Policy] = {
     "request_level": RequestLevel(),

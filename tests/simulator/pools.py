@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from policies.batch import Batch
 from policies.kv import Blocks, CachedBlocks
-from policies.policy import PoolPolicy
-from policies.pool import Pool
+from policies.log import LivelockError
+from policies.pool import Pool, PoolPolicy
 from policies.request import Prefix, Request
 from policies.sarathi_serve import SarathiServe
-from policies.scheduler import LivelockError
 from policies.sglang import Sglang
 from policies.trtllm import Trtllm
 from policies.vllm import Vllm
@@ -26,9 +25,9 @@ from simulator.loop.endings import OutputLengths
 from simulator.loop.records import Records
 from simulator.loop.simulation import Router, SimulationError, simulate
 from simulator.loop.switches import Switches
-from simulator.loop.textbook import simulate_textbook
-from simulator.loop.textbook_replicas import TextbookPoolReplica
 from tests.simulator.oracle import closed_loop, predict
+from tests.textbook.replicas import TextbookPoolReplica
+from tests.textbook.simulation import simulate_textbook
 
 MAX_LENGTH = 160
 Who = tuple[list[tuple[int, int, int]], list[int]]

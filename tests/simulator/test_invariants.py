@@ -10,16 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.batch import Batch
+from policies.log import PADDING
 from policies.policy import Plan, Policy, View
 from policies.request import Request, Sequence
-from policies.scheduler import PADDING, Scheduler
+from policies.scheduler import Scheduler
 from simulator.loop.pipeline import stage_times
-from simulator.loop.textbook_pipeline import Micro
-from simulator.loop.textbook_replicas import TextbookReplica
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from simulator.views.metrics import Analysis
 from simulator.views.spans import Spans
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
+from tests.textbook.pipeline import Micro
+from tests.textbook.replicas import TextbookReplica
 
 any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -6,10 +6,9 @@ import pytest
 
 from policies.batch import Batch
 from policies.kv import Blocks, CachedBlocks
+from policies.log import DECODE, HIT, HIT_AGAIN, LOST, PART, PREFILL, RECOMPUTE
 from policies.pool import Pool
-from policies.pool_books import HIT, HIT_AGAIN, LOST, PART, RECOMPUTE
 from policies.request import Request
-from policies.scheduler import DECODE, PREFILL
 from policies.vllm import Vllm
 from profiler.facts.device import load_device
 from profiler.facts.model import load_model

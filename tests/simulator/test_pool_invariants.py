@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from policies.batch import Batch
 from policies.fair import Fair
 from policies.kv import CachedBlocks
+from policies.log import LOST
 from policies.pool import Pool
-from policies.pool_books import LOST
 from policies.request import Sequence
 from simulator.loop.pipeline import stage_times
 from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles

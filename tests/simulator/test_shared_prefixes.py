@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.config.errors import ConfigError
-from experiments.config.loading import Source
+from experiments.config.key_paths import Source
 from experiments.config.requests import build_clients, build_requests
 from experiments.config.scenario import Scenario
 from policies.request import Request, Sequence

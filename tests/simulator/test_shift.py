@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.config.loading import Source, check_scenario
+from experiments.config.key_paths import Source
+from experiments.config.loading import check_scenario
 from experiments.config.requests import build_requests
 from policies.request import Request
 from simulator.load.shift import burstier, longer_prefixes, longer_requests

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 
 from simulator.loop.pipeline import stage_times
 from simulator.loop.records import Records
-from simulator.loop.textbook_replicas import TextbookReplica
 from simulator.views.metrics import Analysis
 from tests.simulator.oracle import POLICIES, System, make_requests, start_finish, systems
+from tests.textbook.replicas import TextbookReplica
 
 
 def assert_bitwise_equal(records: Records, oracle: list[TextbookReplica]) -> None:

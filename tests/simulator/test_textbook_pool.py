@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from policies.log import LivelockError
 from policies.request import Request
-from policies.scheduler import LivelockError
 from policies.vllm import Vllm
 from simulator.loop.pipeline import stage_times
 from simulator.loop.quantum import quantize
 from simulator.loop.records import Records
 from simulator.loop.simulation import SimulationError, simulate
-from simulator.loop.textbook_replicas import TextbookPoolReplica
 from simulator.views.metrics import Analysis
 from tests.simulator.oracle import predict, start_finish
 from tests.simulator.pools import OTHERS, PoolSystem, Who, pool_requests, pool_systems
+from tests.textbook.replicas import TextbookPoolReplica
 
 
 def assert_bitwise_equal(records: Records, oracle: list[TextbookPoolReplica]) -> None:

@@ -15,11 +15,12 @@ from experiments.paper.figures.costs import SMALL, WIDTH, Labs
 from experiments.paper.readings import Change
 from experiments.paper.scenarios import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
 from experiments.paper.variants import Lab
+from policies.log import PREFILL
 from policies.orca import Orca
 from policies.policy import Policy
 from policies.request import Request
 from policies.sarathi import Sarathi
-from policies.scheduler import PREFILL, Scheduler
+from policies.scheduler import Scheduler
 from simulator.loop.records import Floats
 from simulator.loop.simulation import simulate
 from simulator.op_times.predictor import BundlePredictor

@@ -8,15 +8,16 @@ from functools import partial
 import simpy
 
 from policies.batch import Batch
-from policies.policy import Policy, PoolPolicy, View
+from policies.log import LivelockError
+from policies.policy import Policy, View
+from policies.pool import PoolPolicy
 from policies.request import Request, Sequence
-from policies.scheduler import LivelockError
 from simulator.loop.jitter import Jitter
 from simulator.loop.replica import Predictor
 from simulator.loop.switches import DEFAULT, Switches
-from simulator.loop.textbook_blocks import TextbookBlocks
-from simulator.loop.textbook_pipeline import Member, Micro, TextbookPipeline
-from simulator.loop.textbook_pool import PoolMember, Row, TextbookPool
+from tests.textbook.blocks import TextbookBlocks
+from tests.textbook.pipeline import Member, Micro, TextbookPipeline
+from tests.textbook.pool import PoolMember, Row, TextbookPool
 
 MANY_ITERATIONS = 2000
 """In so many iterations of a pool somebody must have got a token."""

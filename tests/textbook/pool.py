@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from policies.batch import Batch
-from policies.policy import PoolPolicy
-from policies.pool_books import HIT, HIT_AGAIN, LOST
+from policies.log import HIT, HIT_AGAIN, LOST
+from policies.pool import PoolPolicy
 from policies.request import Sequence
-from simulator.loop.textbook_blocks import TextbookBlock, TextbookBlocks
-from simulator.loop.textbook_pipeline import Member
+from tests.textbook.blocks import TextbookBlock, TextbookBlocks
+from tests.textbook.pipeline import Member
 
 
 @dataclass(eq=False, slots=True)

@@ -1,7 +1,7 @@
 """The speed of the event loop, as a multiple of a textbook SimPy simulation in one process.
 
 Absolute times depend on the machine and its other work; the ratio of two loops timed in turn hardly
-does.
+does. ``python -m tests.bench`` prints it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
 from experiments.config.deployment import Deployment, deploy
 from experiments.config.errors import ConfigError
 from experiments.config.loading import Experiment
 from experiments.config.requests import build_clients
+from experiments.run.rich_table import rich_table
 from policies.policy import is_pooled
 from profiler.storage.progress import Progress
 from simulator.load.workload import at_once, make_requests
 from simulator.loop.pipeline import stage_times
 from simulator.loop.records import Records
 from simulator.loop.simulation import simulate
-from simulator.loop.textbook import simulate_textbook
-from simulator.loop.textbook_pipeline import TextbookPipeline
+from tests.textbook.pipeline import TextbookPipeline
+from tests.textbook.simulation import simulate_textbook
 
 BATCHES = (8, 32, 128, 512)
 OUTPUT = 4096
@@ -94,6 +96,34 @@ def benchmark(
         "peak_rss_before_oracle_mb": lean_mb,
         "repeats": repeats,
     }
+
+
+def bench_table(numbers: Mapping[str, Any]) -> Table:
+    """The benchmark's numbers."""
+    policies = list(numbers["loop_s"])
+    simple = {
+        "event loop (s)": ("loop_s", "{:.3f}"),
+        "textbook SimPy (s)": ("oracle_s", "{:.2f}"),
+        "times faster": ("speedup_vs_oracle", "{:.1f}"),
+        "per-stage traces, share of the loop's time": ("trace_share", "{:.2f}"),
+        "stage executions a second": ("stage_executions_per_s", "{:,.0f}"),
+        "us an iteration": ("loop_iteration_us", "{:.2f}"),
+        "that, times reserved memory": ("over_reserved", "{:.2f}"),
+    }
+    rows = [
+        [
+            label,
+            *(form.format(numbers[key][p]) if p in numbers[key] else "-" for p in policies),
+        ]
+        for label, (key, form) in simple.items()
+    ]
+    by_batch = numbers["iteration_us"]
+    for batch in max(by_batch.values(), key=len):
+        times = (by_batch[policy].get(batch) for policy in policies)
+        cells = ("-" if time_us is None else f"{time_us:.2f}" for time_us in times)
+        rows.append([f"us an iteration at batch {batch}", *cells])
+    memory = f"peak memory of the process: {numbers['peak_rss_mb']:.0f} MB"
+    return rich_table([""], policies, rows, caption=memory)
 
 
 def _deployed(experiments: Sequence[Experiment]) -> tuple[dict[str, Deployment], dict[str, str]]:

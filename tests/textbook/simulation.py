@@ -4,8 +4,8 @@ A SimPy process for each stage and each link, a Store in front of each, lists of
 loop over every request in every iteration. It shares with the fast path what defines the system
 (policies, predictor, jitter, the order within an instant), but neither the bookkeeping of
 ``policies.scheduler`` nor the recurrence of ``simulator.loop.pipeline``. Results must be bitwise
-equal (``tests/simulator/test_textbook.py``); ``sarathi-sim bench`` gives the fast path's speed as a
-multiple of this one's.
+equal (``tests/simulator/test_textbook.py``); ``python -m tests.bench`` gives the fast
+path's speed as a multiple of this one's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import simpy
 
-from policies.policy import Policy, PoolPolicy, is_pooled, of_micro_batches
+from policies.policy import Policy, is_pooled, of_micro_batches
+from policies.pool import PoolPolicy
 from policies.request import Request
 from simulator.loop.closed_loop import Arrival, Clients
 from simulator.loop.jitter import Jitter
@@ -27,8 +28,8 @@ from simulator.loop.quantum import quantize
 from simulator.loop.replica import Predictor
 from simulator.loop.simulation import Router
 from simulator.loop.switches import DEFAULT, Switches
-from simulator.loop.textbook_pipeline import Member, TextbookPipeline
-from simulator.loop.textbook_replicas import TextbookPoolReplica, TextbookReplica
+from tests.textbook.pipeline import Member, TextbookPipeline
+from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 
 
 def simulate_textbook(

@@ -1,0 +1,27 @@
+"""What schedulers log, as integers, and the errors that end a run.
+
+A *span* is a run of consecutive iterations of one slot in which a request took part in one role.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+PREFILL, DECODE, PADDING, RECOMPUTE, PART = 0, 1, 2, 3, 4
+"""What a request does in a span. The last two are of a pool: it processes again what it lost, up to
+its next token; or chunks that end with no token, as it went on in another slot or was preempted."""
+
+HIT, HIT_AGAIN, LOST = 0, 1, 2
+"""Tokens found in the prefix cache at a first admission and at a later one, or lost by
+preemption."""
+
+span = Struct("5q").pack
+"""A row of the log ``spans``: request, what it does, slot, first and last iteration."""
+
+
+class PolicyError(Exception):
+    """A policy returned an invalid plan."""
+
+
+class LivelockError(Exception):
+    """Nobody will ever get a token: sequences preempt each other for ever, say."""
