@@ -70,6 +70,7 @@ def probe(task: Task) -> Found:
     for why in refused.values():
         print(f"not usable: {why}")  # noqa: T201
     headline = f"{known['gpu']}, torch {known['torch']}"
+    headline += "" if "driver" in known else "; no NVML"
     headline += f"; no {', no '.join(refused)}" if refused else ""
     return Found(headline, known)
 

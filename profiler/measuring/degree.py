@@ -178,17 +178,29 @@ class DegreeSession:
         if self.ops.device.type == "cpu" or not seconds or self.settings.ops:
             return
         keys = designed_points("mixed", self.settings.limits)
-        if self.journal.get("sustained", (1,)) is None:
+        in_time = time.perf_counter() + seconds < self._until
+        if in_time and self.journal.get("sustained", (1,)) is None:
             for when, timing in enumerate(self.ops.sustained(keys[len(keys) // 2], seconds)):
                 self._book("sustained", (when,), timing)
 
     def fused(self) -> None:
-        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU."""
+        """Time ``others`` in fused kernels, too, at every fourth of its coarse points on a GPU.
+
+        No more after one that fails, which takes long (without a C compiler, say), or when the
+        time is over.
+        """
         if self.ops.device.type == "cpu":
             return
         for key in self.coarse["others"][::4]:
-            if self.journal.get("others_fused", key) is None:
-                self._book("others_fused", key, self.ops.fused_others(key))
+            timing = self.journal.get("others_fused", key)
+            if timing is None:
+                if time.perf_counter() > self._until:
+                    return
+                timing = self.ops.fused_others(key)
+                self._book("others_fused", key, timing)
+            if timing.time_us is None:
+                self.say(f"tp {self.tp}: no others in fused kernels: {timing.note}")
+                return
 
     def overhead(self) -> None:
         """Measure the launch overhead of a layer, and print what it means for a simulation."""

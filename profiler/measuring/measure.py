@@ -140,8 +140,8 @@ class _ProfileRun:
                     self.say(f"tp {tp}: {len(journal)} points are kept; without --ops it goes on")
                     return None, run.spent_s
                 run.overhead()
-                run.fused()
                 run.sustained()
+                run.fused()  # last: nobody knows how long a compiler takes
             _measure_collectives(run, self.per_node)
             write_bundle(self._bundle(run, grids), path, force=settings.force)
             journal.remove()

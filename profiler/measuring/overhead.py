@@ -93,7 +93,11 @@ def _captured(call: Callable[[], object]) -> Callable[[int], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return lambda index: graph.replay()
+
+    def replay(index: int, inputs: object = call) -> None:  # the graph reads what ``call`` holds
+        graph.replay()
+
+    return replay
 
 
 def advice(device: str, layers: int, time_us: Mapping[str, float]) -> str:

@@ -178,8 +178,9 @@ class ShardOps:
         q = layer.random(tokens, layer.heads, model.head_dim)
         k = layer.random(tokens, layer.kv_heads, model.head_dim)
         angles = layer.angles(torch.arange(tokens, device=self.device))
-        run = self._compiled_others if fused else layer.others
-        return lambda i: run(x, ffn, q, k, angles, i % copies)
+        if fused:  # with one set of gains: the compiler would make kernels for each set
+            return lambda i: self._compiled_others(x, ffn, q, k, angles, 0)
+        return lambda i: layer.others(x, ffn, q, k, angles, i % copies)
 
     @cached_property
     def _compiled_others(self) -> Callable[..., object]:

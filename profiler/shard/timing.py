@@ -27,6 +27,8 @@ _WAIT_CYCLES = 1_500_000
 #: Above the copy bandwidth by more than this, what was read came from the L2.
 _FROM_L2 = 1.02
 _MOST_WARM_UPS = 12
+#: An idle GPU's clock takes many samples to rise: at the idle clock two in a row are alike, too.
+_WAKING_S = 0.3
 
 
 @contextmanager
@@ -76,7 +78,9 @@ class Timer:
         """Seconds that a sample takes beside the call."""
         if device.type == "cuda":
             self._buffer = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.float32, device=device)
-            for _ in range(2):
+            rounds, woken_s = 0, time.perf_counter() + _WAKING_S
+            while rounds < 2 or time.perf_counter() < woken_s:
+                rounds += 1
                 torch.cuda.synchronize(device)
                 began = time.perf_counter()
                 self._make_cold(self._buffer)

@@ -23,10 +23,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import bias
+
+from profiler.shard import timing
 
 _TOTAL_BYTES = 85e9
 
@@ -111,13 +114,14 @@ def pretend(
         "to": _to,
         "copy_": lambda self, *_, **__: self,
         "index_copy_": lambda self, *_: self,
-        "tolist": lambda self: torch.ones(self.shape).tolist(),
+        "tolist": lambda self: np.ones(self.shape, int).tolist(),  # torch.ones would be fake, too
     }
     with ExitStack() as stack:
         for owner, patches in ((torch.cuda, cuda), (torch, _functions()), (FakeTensor, fakes)):
             for key, value in patches.items():
                 stack.enter_context(mock.patch.object(owner, key, value))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(mock.patch.object(timing, "_WAKING_S", 0.0))
         stack.enter_context(
             mock.patch.object(torch.backends.cuda, "is_flash_attention_available", lambda: flash)
         )

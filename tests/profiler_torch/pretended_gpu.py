@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -14,18 +14,22 @@ from tests.profiler_torch import fake_cuda
 _for_good = ExitStack()  # never closed
 
 
-def pretend_for_good() -> None:
-    """As :func:`fake_cuda.pretend`, until the process ends.
-
-    No number is computed: a difference is next to none, a token is 1, a mask is only a shape.
-    """
+@contextmanager
+def no_numbers() -> Iterator[None]:
+    """What asks the pretended GPU for one gets next to none; a mask is only a shape."""
     answers = {
         "item": lambda self: 1e-9,
         "__float__": lambda self: 1e-9,
-        "tolist": lambda self: np.ones(self.shape, int).tolist(),
         "triu": lambda self, *_: self,
     }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(FakeTensor, name, answer))
+        yield
+
+
+def pretend_for_good() -> None:
+    """As :func:`fake_cuda.pretend` with :func:`no_numbers`, until the process ends."""
     _for_good.enter_context(fake_cuda.pretend())
-    for name, answer in answers.items():
-        _for_good.enter_context(mock.patch.object(FakeTensor, name, answer))
+    _for_good.enter_context(no_numbers())
     _for_good.enter_context(mock.patch.object(torch.cuda, "_sleep", lambda cycles: None))

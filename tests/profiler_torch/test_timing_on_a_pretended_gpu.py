@@ -1,0 +1,152 @@
+"""How a GPU is timed, on a pretended one: clocks, graphs, compilers, fp8."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from profiler.facts.model import load_model  # noqa: E402
+from profiler.first_light.probe_machine import probe  # noqa: E402
+from profiler.first_light.steps import Task  # noqa: E402
+from profiler.measuring import degree, overhead, ranks, shard_ops  # noqa: E402
+from profiler.measuring.degree import DegreeSession  # noqa: E402
+from profiler.measuring.shard_ops import ShardOps  # noqa: E402
+from profiler.planning.journal import Journal, Timing  # noqa: E402
+from profiler.planning.settings import Limits, Settings  # noqa: E402
+from profiler.shard import timing  # noqa: E402
+from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from profiler.shard.timing import Timer  # noqa: E402
+from tests.profiler_torch import fake_cuda  # noqa: E402
+from tests.profiler_torch.pretended_gpu import no_numbers  # noqa: E402
+
+CUDA, BF16 = torch.device("cuda"), torch.bfloat16
+LIMITS = Limits(16, 32, 2)
+TINY = load_model("tiny-llama-40m")
+
+
+def shard(flush: Any = "read", **more: Any) -> ShardOps:
+    """Of TINY, on the GPU pretended at the time."""
+    timer = Timer(CUDA, 1, flush=flush)
+    return ShardOps(TINY, 1, CUDA, BF16, LIMITS, timer, 79e9, SdpaAttention(CUDA, BF16), **more)
+
+
+def test_a_timer_first_lets_the_clock_rise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: each look at the clock is 0.1 s after the one before, a round takes three, and the
+    first comes 0.1 s after 1 s was set; so the fourth round is the last."""
+    with fake_cuda.pretend() as gpu:
+        clock = (0.1 * tick for tick in count())
+        monkeypatch.setattr(timing, "_WAKING_S", 1.0)
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=clock.__next__))
+        Timer(CUDA)
+    assert gpu.log.count("wait") == 2 * 4
+
+
+def test_what_a_graph_reads_is_kept() -> None:
+    """Memory that is given away before a replay would hold anything: lengths, say."""
+    with fake_cuda.pretend():
+        lengths = torch.ones(4, device="cuda")
+        known = weakref.ref(lengths)
+        replay = overhead._captured(lambda lengths=lengths: lengths + 1)  # type: ignore[misc]
+        del lengths
+        gc.collect()
+        assert known() is not None
+        replay(0)
+        del replay
+        gc.collect()
+        assert known() is None
+
+
+def test_fused_others_have_one_set_of_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler makes kernels for each set, and gives up after eight."""
+    copies = []
+    others = shard_ops.ShardLayer.others
+
+    def spied(self: Any, *inputs: Any) -> Any:
+        copies.append(inputs[-1])
+        return others(self, *inputs)
+
+    monkeypatch.setattr(shard_ops.ShardLayer, "others", spied)
+    with fake_cuda.pretend():
+        ops = shard("rotate")
+        assert len(ops.layer.sets) > 2
+        ops.measure("others", (4,))
+        assert set(copies) >= {0, 1, 2}
+        copies.clear()
+        ops.fused_others((4,))
+    assert set(copies) == {0}
+
+
+class Session:
+    """A degree session whose compiler fails, or takes until the time is over."""
+
+    def __init__(self, folder: Path, failed: bool, max_s: float) -> None:
+        self.asked: list[Any] = []
+        self.said: list[str] = []
+        timing = Timing(None, note="no compiler") if failed else Timing(1.0)
+
+        def fused_others(key: Any) -> Timing:
+            self.asked.append(key)
+            return timing
+
+        ops: Any = SimpleNamespace(device=CUDA, fused_others=fused_others)
+        settings = Settings(TINY, (1,), "cuda", "bfloat16", folder, LIMITS)
+        self.journal = Journal(folder, {})
+        self.session = DegreeSession(
+            settings, 1, self.journal, ops, self.said.append, lambda *_: None, 0.0, max_s
+        )
+
+
+def test_a_compiler_that_fails_is_asked_once(tmp_path: Path) -> None:
+    one = Session(tmp_path, failed=True, max_s=60)
+    one.session.fused()
+    one.session.fused()  # after a restart
+    assert one.asked == [(1,)]
+    assert one.said == 2 * ["tp 1: no others in fused kernels: no compiler"]
+
+
+def test_nothing_is_compiled_when_the_time_is_over(tmp_path: Path) -> None:
+    one = Session(tmp_path, failed=False, max_s=-1)
+    one.session.fused()
+    one.session.sustained()  # of 20 s
+    assert one.asked == [] and len(one.journal) == 0
+    assert degree.coarse_grid("others", LIMITS)[::4] != []
+
+
+def test_fp8_accumulates_as_engines_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = []
+    multiply = torch._scaled_mm
+
+    def spied(*args: Any, **more: Any) -> Any:
+        fast.append(more["use_fast_accum"])
+        return multiply(*args, **more)
+
+    monkeypatch.setattr(torch, "_scaled_mm", spied)
+    with fake_cuda.pretend():
+        shard(fp8=True).measure("ffn_ln1", (4,))
+    assert set(fast) == {True}
+
+
+def test_the_probe_says_that_there_is_no_nvml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_cuda.pretend(), no_numbers():
+        with_nvml = probe(Task(tmp_path, 60, rehearsal=True)).headline
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        without = probe(Task(tmp_path, 60, rehearsal=True)).headline
+    assert "; no NVML" not in with_nvml and "; no NVML" in without
+
+
+def test_ranks_agree_on_a_pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their times pass through a tensor, and back to numbers (of a pretended GPU: ones)."""
+    monkeypatch.setattr(ranks.dist, "all_reduce", lambda tensor, op: None)
+    with fake_cuda.pretend():
+        assert ranks._agreed("all_reduce", [0.5, 0.25, 2.0], CUDA) == [1.0, 1.0, 1.0]
