@@ -107,6 +107,25 @@ def sweep(
         return pd.read_parquet(folder / RESULTS)
 
 
+def describe_workload(
+    what: Config,
+    changes: Assignments = (),
+    *,
+    columns: Mapping[str, str] | None = None,
+    out: Folder | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Say what is in a workload: what ``workload --json`` prints, by scenario.
+
+    Lengths in tokens, rates in requests a second, burstiness, and the share of the prompts that is
+    shared (docs/workloads.md). ``what`` is a trace, a configuration, or lengths in a word
+    (``"1024:256"``); ``columns`` are a trace's own column names, ``{"prompt": "tokens_in"}``.
+    ``out`` also gets a figure. Raises ConfigError for what cannot be read.
+    """
+    from experiments.run.traffic import describe
+
+    return describe(what, changes, columns or {}, None if out is None else Path(out))
+
+
 def check(config: Config, changes: Assignments = ()) -> dict[str, Deployment]:
     """Check every scenario with its model, device, profiles and memory; nothing is simulated.
 

@@ -40,21 +40,21 @@ _APART = re.compile(r"probes(/.*)?|figures/?|.*\.partial")
 
 @contextmanager
 def probes_in(out: Path, kind: str) -> Iterator[Store]:
-    """The store of the probes below ``out``, locked; a new folder goes again where the block fails
-    without a probe. Raises ConfigError where ``out`` is something else, or holds files that are not
-    ours."""
-    new = _open(out, kind)
+    """The store of the probes below ``out``, locked; where the block fails without a probe, a new
+    folder goes again, and one that was empty is left empty. Raises ConfigError where ``out`` is
+    something else, or holds files that are not ours."""
+    made = _open(out, kind)
     store = Store(out / PROBES)
     store.open(resume=True)
     try:
         with store.locked():
             yield store
     except BaseException:
-        if new and not any(store.runs.iterdir()):
+        if made is not None and not any(store.runs.iterdir()):
             store.runs.rmdir()
             remove_ours(store.folder)
-            remove_ours(out)
-            remove_empty(new)
+            (out / MANIFEST).unlink()
+            remove_empty(made)
         raise
 
 
@@ -67,8 +67,9 @@ def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
     remove_files(out, kind, written.files.keys() - files.keys())
 
 
-def _open(out: Path, kind: str) -> list[Path]:
-    """Make the folder, or check it; returns the folders that it made."""
+def _open(out: Path, kind: str) -> list[Path] | None:
+    """Make the folder, or check it; returns the folders that it made, None where ``out`` is an
+    earlier result."""
     folder = resolved(out)
     with about_out(out):
         made = make_folders(folder)
@@ -87,4 +88,4 @@ def _open(out: Path, kind: str) -> list[Path]:
             f"--out {out}: holds files that are not part of an earlier result "
             f"({found.in_the_way()}): move them away, or name another folder"
         )
-    return []
+    return None

@@ -1,6 +1,7 @@
 """What the option ``--workload`` may say: lengths in a word, a trace, or a configuration.
 
-:class:`Demand` has them as advice needs them: a sample, and a few that stand for all.
+:func:`describe` says what is in it. :class:`Demand` has them as advice needs them: a sample, and a
+few that stand for all.
 """
 
 from __future__ import annotations
@@ -17,14 +18,23 @@ import numpy as np
 
 from experiments.config.errors import ConfigError
 from experiments.config.key_paths import Source
-from experiments.config.loading import Draft, check_scenario, read_draft
-from experiments.config.requests import Traffic, build_requests
+from experiments.config.loading import (
+    Assignments,
+    Config,
+    Draft,
+    check_scenario,
+    load_experiment,
+    read_draft,
+)
+from experiments.config.requests import Traffic, build_requests, trace_of
 from experiments.config.workload import RandomLengths
+from experiments.results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
 from profiler.storage.paths import user_path
-from simulator.load.describe import lengths_line
+from simulator.load.describe import describe_workload, lengths_line
 from simulator.load.trace import read_trace
+from simulator.load.trace_columns import NAMES
 from simulator.load.trace_file import form
-from simulator.load.workload import WorkloadError
+from simulator.load.workload import WorkloadError, at_once, make_requests
 from simulator.loop.records import Ints
 
 T = TypeVar("T")
@@ -262,3 +272,107 @@ def demand_of(text: str) -> Demand:
 
 def _plain(thousands: str) -> str:
     return f"{1024 * float(thousands[:-1]):g}"
+
+
+# What is in it ---------------------------------------------------------------------------------
+
+Found = dict[str, tuple[Traffic, int | None]]
+"""By name, the requests and the clients of a closed loop."""
+
+
+def describe(
+    what: Config, changes: Assignments, columns: Mapping[str, str], out: Path | None
+) -> dict[str, dict[str, Any]]:
+    """The numbers of :func:`describe_workload` and ``left_out``, the rows of a trace without
+    tokens, by scenario (a trace by its name, lengths in a word by the word).
+
+    ``columns`` are the names of a trace's columns by meaning. With ``out``, write the numbers and a
+    figure to this folder. Raises ConfigError.
+    """
+    if out is not None:
+        check_replaceable(out, WORKLOAD_FORMAT)
+    found = _requests(what, changes, columns)
+    described = {
+        name: {**describe_workload(requests, clients), "left_out": requests.left_out}
+        for name, (requests, clients) in found.items()
+    }
+    if out is not None:
+        from experiments.figures.style import save, styled
+        from experiments.figures.workload_figure import workload_figure
+
+        with result_folder(out, WORKLOAD_FORMAT) as folder:
+            write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})
+            (folder / "figures").mkdir()
+            for name, (requests, clients) in found.items():
+                with styled():
+                    drawn = workload_figure(requests, name, clients)
+                    save(drawn, folder / "figures", re.sub("[:@?~]", "-", name))
+    return described
+
+
+def _requests(what: Config, changes: Assignments, columns: Mapping[str, str]) -> Found:
+    """The requests of lengths in a word, of a trace, or of each scenario of a configuration that
+    has its own."""
+    text = None if isinstance(what, Mapping) else str(what)
+    if text is not None and in_a_word(text):
+        if changes or columns:
+            raise ConfigError(f"--set, --column: must be left out: {text} has neither")
+        return {text: (requests_of(text, arrivals={"kind": "at_once"}), None)}
+    if text is not None and is_trace(text):
+        return {Path(text).stem: (_of_trace(text, changes, columns), None)}
+    if columns:
+        raise ConfigError("--column: must be left out: a configuration has lengths.columns")
+    experiment = (
+        load_experiment(what, changes)
+        if text is None
+        else or_forms(lambda text: load_experiment(text, changes), text)
+    )
+    found: Found = {}
+    seen: set[str] = set()
+    for name, scenario in experiment.scenarios.items():
+        length = scenario.cluster.max_length or LONGEST
+        key = f"{scenario.seed} {length} {scenario.workload.model_dump_json()}"
+        if key not in seen:
+            seen.add(key)
+            requests = build_requests(scenario, length, experiment.sources[name])
+            found[name] = requests, getattr(scenario.workload.arrivals, "clients", None)
+    return found
+
+
+def _of_trace(path: str, changes: Assignments, columns: Mapping[str, str]) -> Traffic:
+    for meaning, name in columns.items():
+        if meaning not in NAMES or not name:
+            raise ConfigError(
+                f"--column {meaning}={name}: must be {' or '.join(NAMES)}, = and a name"
+            )
+    # A scenario needs these keys, its requests do not.
+    rest = {"model": "any", "device": "any", "policy": {"name": "orca"}}
+    lengths = {"kind": "trace", "path": path, "columns": dict(columns)}
+    config = {**rest, "workload": {"lengths": lengths}}
+    for key in read_draft(config, changes).assigned:
+        if key != ("workload", "requests") and not (key[:2] == ("workload", "lengths") != key):
+            raise ConfigError(
+                f"--set {'.'.join(key)}: a trace has workload.lengths and workload.requests"
+            )
+    experiment = load_experiment(config, changes)
+    ((name, scenario),) = experiment.scenarios.items()
+    try:
+        trace = trace_of(scenario, experiment.sources[name])
+    except ConfigError as error:  # which names the file
+        said = str(error).removeprefix("configuration: workload.lengths.path: ")
+        raise ConfigError(said) from None
+    if trace is None:
+        raise ConfigError("--set workload.lengths.kind: must be trace")
+    requests = Traffic(
+        make_requests(
+            at_once(len(trace)) if trace.arrival_s is None else trace.arrival_s,
+            trace.prompt,
+            trace.output,
+            max_length=1,
+            declare_exact=True,
+            user=trace.user,
+            prefix=trace.prefix,
+        )
+    )
+    requests.left_out = trace.left_out
+    return requests

@@ -80,6 +80,8 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
         "bf16": True, "fp8": True, "fp8_block": True, "nvfp4": False, "int4_wo": False,
     }  # fmt: skip
     assert told["checked"]["vllm"].kv_capacity == 1999 * 16
+    assert told["shape"]["requests"] == 200 and told["shape"]["clients"] is None
+    assert told["shape"]["prompt_tokens"]["sum"] == told["run"].requests["prompt_tokens"].sum()
     parts, summaries = told["parts"], told["outcome"].summary()["scenarios"]
     latencies = [summaries[name]["latency_s"]["mean"] for name in ("orca", "sarathi")]
     assert parts["same_requests"] and latencies[0] != latencies[1]
@@ -88,6 +90,20 @@ def test_what_commands_answer(told: dict[str, Any]) -> None:
 def test_the_runs_of_a_sweep_are_listed_unrun() -> None:
     runs = sim.plan(yaml.safe_load(SWEEP)).runs
     assert len(runs) == len({run.key for run in runs}) == RUNS
+
+
+def test_a_workload_is_described(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("tokens_in,decode,arrival\n30,3,1\n20,2,0\n9,0,2\n25,9,4\n")
+    columns, skip = {"prompt": "tokens_in"}, {"workload.lengths.skip_empty": True}
+    found = sim.describe_workload(tmp_path / "log.csv", skip, columns=columns, out=tmp_path / "out")
+    assert (found["log"]["prompt_tokens"]["mean"], found["log"]["rate"]) == (25, 2 / 4)
+    assert found["log"]["left_out"] == 1
+    assert (tmp_path / "out" / "figures" / "log.png").is_file()
+    assert sim.describe_workload("8:2~0")["8:2~0"]["pd_ratio"] == 4
+    with pytest.raises(sim.ConfigError, match=r"--set seed: a trace has workload\.lengths"):
+        sim.describe_workload(tmp_path / "log.csv", {"seed": 1}, columns=columns)
+    with pytest.raises(sim.ConfigError, match="--column size=4: must be arrival or prompt or"):
+        sim.describe_workload(tmp_path / "log.csv", columns={"size": "4"})
 
 
 def test_advice_is_that_of_the_command() -> None:

@@ -80,6 +80,15 @@ def test_recommend_says_what_share_does_not_fit(trace: Path) -> None:
     assert "--max-length" in done.stderr and "carries" not in done.stdout
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_refusal_leaves_the_folder_as_it_was(trace: Path, there: bool) -> None:
+    out = trace.parent / "recommend"
+    if there:
+        out.mkdir()
+    assert recommended(trace, "--max-length", 512).exit_code == 2
+    assert (list(out.iterdir()) == []) if there else not out.exists()
+
+
 def test_recommend_chooses_a_length_that_fits(trace: Path) -> None:
     found = wanted_of(**ASKED, workload=str(trace), max_length=None)  # type: ignore[arg-type]
     assert found.max_length == 1024, "904 tokens, rounded up"
