@@ -123,13 +123,13 @@ def test_ticks_are_read_and_refused(tmp_path: Path) -> None:
     assert read_ticks(path).means()["decode_ms"] == 50.0
     for text, message in (
         (TICKS + "1.0,1,1,1,1,1\n1.0,1,1,1,1,1\n", "t must grow"),
-        (TICKS.replace("running", "ran") + "1,1,1,1,1,1\n", "column 'running' is missing"),
+        (TICKS.replace("running", "ran") + "1,1,1,1,1,1\n", "column running is missing"),
         (TICKS + "1.0,1,1,x,1,1\n2.0,1,1,1,1,1\n", "row 2: running must be a finite number"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
             read_ticks(path)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         read_ticks(tmp_path / "nothing.csv")
 
 
