@@ -275,9 +275,7 @@ def deploy(
             raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
         _check_batch(scenario, kv_capacity, max_length, in_flight, source)
     if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
-        problem = (
-            "has no effect: every request declares max_length, unless workload.declared is exact"
-        )
+        problem = "has no effect: requests declare max_length, unless workload.declared is exact"
         raise source.error("batching.kv_reservation", "declared", problem)
     if requests is None:
         requests = checked_requests(scenario, max_length, source, requests_of)

@@ -114,7 +114,7 @@ def test_where_nothing_can_be_written_nothing_is_simulated(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("experiments.run.experiment._run", lambda *_: pytest.fail("simulated"))
-    with pytest.raises(ConfigError, match="--out .*file/run: "):
+    with pytest.raises(ConfigError, match=r"--out .*file/run: "):
         run_experiment(load_experiment(write_config(SMALL)), tmp_path / "file" / "run")
 
 

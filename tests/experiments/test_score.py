@@ -90,7 +90,7 @@ def test_an_id_is_one_rows(tmp_path: Path) -> None:
 def test_the_last_row_may_end_without_a_newline(tmp_path: Path) -> None:
     path = tmp_path / "measured.csv"
     path.write_text(f"{HEADER},ttft_ms,tpot_ms\n{ROW},80,20")
-    rows, refused = read_measured(path)
+    rows, _ = read_measured(path)
     assert [(row.ttft_ms, row.tpot_ms) for row in rows] == [(80.0, 20.0)]
     path.write_text(f"{HEADER},ttft_ms,tpot_ms\n{ROW},80")
     with pytest.raises(ConfigError, match="row 2 is truncated: it lacks a cell"):

@@ -89,7 +89,9 @@ def test_latent_attention_is_cached_whole_on_every_rank() -> None:
     model, device = load_model("deepseek-v3"), load_device("h200-sxm")
     assert [model.cached_numbers(tp) for tp in (1, 8)] == [576, 576]
     one, eight = (stage_weight_bytes(model, (61,), 0, tp=tp) for tp in (1, 8))
-    assert eight - one == 2 * 7 * 61 * 7168 * (1536 + 576)
+    # On each rank: what it projects for itself, four norms a layer, and the routers of 58 layers.
+    whole = 61 * 7168 * (1536 + 576) + 61 * (2 * 7168 + 1536 + 512) + 58 * 256 * 7168
+    assert eight - one == 2 * 7 * whole
     # Fewer layers, so that it fits: each of eight GPUs holds every token.
     small = replace(model, num_layers=2, experts=None)
     tokens = [kv_capacity_tokens(small, device, tp, (2,)) for tp in (1, 8)]
