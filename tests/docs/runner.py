@@ -60,8 +60,8 @@ def run_page(
 ) -> Told:
     """Run a page's blocks in ``folder``, its Python as one session at the end.
 
-    ``update`` puts what was printed into the page's output blocks. All that was printed is in
-    ``printed.txt``, too.
+    ``update`` puts what was printed into the page's output blocks. All that was printed so far is
+    in ``printed.txt``, too.
     """
     prepare(folder)
     told, printed, session = Told(), "", ""
@@ -87,6 +87,7 @@ def run_page(
                 code, said = shell(line, folder)
                 told.ran += 1
                 printed += said
+                (folder / "printed.txt").write_text(printed, encoding="utf-8")
                 if code:
                     told.wrong.append(f"{where}: {line}: exit {code}: {said[-2000:]}")
         unknown = {"not run", "not compared"} & block.marks.keys() or lacking(block.needs)
@@ -100,7 +101,6 @@ def run_page(
         code, said = shell("python session.py", folder)
         if code:
             told.wrong.append(f"{page.name}: its Python: exit {code}: {said[-2000:]}")
-    (folder / "printed.txt").write_text(printed, encoding="utf-8")
     if changed != text:
         page.write_text(changed, encoding="utf-8")
     return told
