@@ -114,6 +114,17 @@ def test_every_chart_is_drawn_without_errors_or_requests(opened: Opened, report_
     assert asked == [report_file.as_uri()]
 
 
+def test_no_script_of_a_user_runs(browser: Any, report_file: Path, tmp_path: Path) -> None:
+    """Not even where one got into the page: its policy names the scripts that may run."""
+    path = tmp_path / "evil.html"
+    evil = "<img src=x onerror=\"document.title='run'\"><script>document.title = 'run'</script>"
+    path.write_text(report_file.read_text("utf-8").replace("</main>", f"{evil}</main>"), "utf-8")
+    found = Opened(browser, path)
+    assert found.tab.title() == "All of them"
+    assert any("Content Security Policy" in error for error in found.errors)
+    found.context.close()
+
+
 def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
     """By the tokens/s a user of every probe of the capacity, which fall in the order of the page,
     deployment by deployment."""
