@@ -80,8 +80,8 @@ def grouped(rows: Iterable[Measured], full: Collection[str] = ()) -> dict[str, l
 
     def place(name: str) -> tuple[int, int, str]:
         word, _, which = (name, "", "") if name in order else name.partition(" ")
-        number = which.removeprefix("<= ")
-        return order.index(word), int(number) if number.isdecimal() else 0, which
+        number = int(which.removeprefix("<= ")) if word == "concurrency" else 0
+        return order.index(word), number, which
 
     return {name: found[name] for name in sorted(found, key=place)}
 

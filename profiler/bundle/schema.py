@@ -150,7 +150,7 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
     found = []
     for meta in root.glob("*/*/tp*/meta.yaml"):
         degree = meta.parent.name.removeprefix("tp")
-        if degree.isdigit():
+        if degree.isdecimal():
             found.append((meta.parent.parent.parent.name, meta.parent.parent.name, int(degree)))
     return sorted(found)
 

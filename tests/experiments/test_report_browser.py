@@ -114,12 +114,6 @@ def test_every_chart_is_drawn_without_errors_or_requests(opened: Opened, report_
     assert asked == [report_file.as_uri()]
 
 
-def column(opened: Opened, number: int) -> list[str]:
-    cells = f"section:first-of-type table >> nth=0 >> tbody tr td:nth-child({number})"
-    found: list[str] = opened.tab.locator(cells).all_inner_texts()
-    return found
-
-
 def test_no_script_of_a_user_runs(browser: Any, report_file: Path, tmp_path: Path) -> None:
     """Not even where one got into the page: its policy names the scripts that may run."""
     path = tmp_path / "evil.html"
@@ -132,15 +126,22 @@ def test_no_script_of_a_user_runs(browser: Any, report_file: Path, tmp_path: Pat
 
 
 def test_a_click_on_a_heading_sorts(opened: Opened) -> None:
-    heading = opened.tab.locator("section:first-of-type table >> nth=0 >> th >> nth=1")
-    heading.locator("button").click()
-    rising = [float(text) for text in column(opened, 2)]
-    assert rising == sorted(rising)
-    assert heading.get_attribute("aria-sort") == "ascending"
-    names = column(opened, 1)
-    heading.locator("button").click()
-    assert [float(text) for text in column(opened, 2)] == rising[::-1]
-    assert column(opened, 1) == names[::-1]
+    """By the tokens/s a user of every probe of the capacity, which fall in the order of the page,
+    deployment by deployment."""
+    table = opened.tab.locator("table", has_text="all limits of the SLO").first
+    heading = table.locator("th", has_text="tokens/s a user")
+    place = int(heading.evaluate("heading => heading.cellIndex")) + 1
+
+    def speeds() -> list[float]:
+        return [float(t) for t in table.locator(f"tbody td:nth-child({place})").all_inner_texts()]
+
+    rising = sorted(speeds())
+    assert len(set(rising)) == 6 and speeds() != rising
+    for wanted, sort in ((rising, "ascending"), (rising[::-1], "descending")):
+        heading.locator("button").click()
+        assert speeds() == wanted
+        assert heading.get_attribute("aria-sort") == sort
+    assert table.locator("tbody td:first-child").all_inner_texts() == ["TP 2"] * 3 + ["TP 8"] * 3
 
 
 def test_a_pointer_over_the_timeline_says_what_is_there(opened: Opened) -> None:

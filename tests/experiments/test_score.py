@@ -147,6 +147,18 @@ def test_groups() -> None:
     assert found["class dense"] == ["a"] and found["class mixture of experts"] == ["b"]
 
 
+def test_groups_go_by_number_only_where_they_have_one() -> None:
+    """Python reads no integer of over 4,300 digits; a text of them is a name as any other."""
+    digits = "7" * 5001
+    given = [(17, digits), (5, "8"), (300, "bf16")]
+    rows = [measured(str(n), 1.0, 1.0, concurrency=n, precision=word) for n, word in given]
+    found = [name for name in grouped(rows) if name.startswith(("precision", "concurrency"))]
+    assert found == [
+        *(f"precision {word}" for word in (digits, "8", "bf16")),
+        *(f"concurrency <= {most}" for most in (8, 32, 512)),
+    ]
+
+
 def test_the_league_by_hand() -> None:
     """Ours is off by 10 % on a and b, the peer by 20 % on a, and it lacks b."""
     rows = [measured("a", 100.0, 10.0), measured("b", 100.0, 10.0), measured("c", 1.0, 1.0)]

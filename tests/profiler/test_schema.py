@@ -15,6 +15,7 @@ from profiler.bundle.schema import (
     BundleError,
     BundleMeta,
     find_bundle,
+    list_bundles,
     load_bundle,
     write_bundle,
 )
@@ -411,3 +412,11 @@ def test_a_root_of_bundles_is_no_bundle_but_names_them(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(BundleError, match=r"meta\.yaml: no such file$"):
         load_bundle(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["tp\u00b2", "tp4-vllm", "tpx"])  # superscript two is a digit
+def test_other_folders_beside_bundles_are_not_listed(tmp_path: Path, name: str) -> None:
+    for each in ("tp2", name):
+        (tmp_path / "dev" / "model" / each).mkdir(parents=True)
+        (tmp_path / "dev" / "model" / each / "meta.yaml").touch()
+    assert list_bundles(tmp_path) == [("dev", "model", 2)]
