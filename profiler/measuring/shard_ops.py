@@ -105,7 +105,10 @@ class ShardOps:
 
         The caches are as warm as in that layer's own loop, so only the two compare.
         """
-        first = guarded(lambda: self.timer.without_pause(self.call("mixed", key), 0.5), self.device)
+        first = guarded(
+            lambda: self.timer.without_pause(self.call("mixed", key), min(0.5, seconds)),
+            self.device,
+        )
         if first.time_us is None:
             return first, first
         last = guarded(
