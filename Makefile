@@ -39,7 +39,7 @@ paper: $(VENV)/.installed
 # and no network: what first-light needs beside those, for Python 3.11 and 3.12 on Linux x86-64.
 GPU_WHEELS := build/gpu-wheels
 GPU_NEEDS := pydantic pydantic-core annotated-types typing-inspection typing-extensions simpy joblib \
-  threadpoolctl psutil nvidia-ml-py nvidia-cuda-runtime-cu12 xformers
+  threadpoolctl cloudpickle psutil nvidia-ml-py nvidia-cuda-runtime-cu12 xformers
 
 gpu-wheels: $(VENV)/.created
 	rm -rf $(GPU_WHEELS) build/lib

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from experiments.cli.common import PROFILES, ModelOption, ProfilesOption, consoles, finite
+from profiler.facts.formats import Distribution, Kernels
 
 if TYPE_CHECKING:
     from profiler.planning.settings import Settings
@@ -70,6 +71,9 @@ WeightsOption = Annotated[
     WeightsBy,
     typer.Option(help="Number format of the layer's GEMMs: that of --dtype, or fp8 (a GPU's)."),
 ]
+DistributionOption = Annotated[
+    Distribution, typer.Option(help="How tokens spread over the experts of a mixture.")
+]
 FlushOption = Annotated[
     FlushBy,
     typer.Option(
@@ -122,6 +126,7 @@ def profile(
     target_error: TargetOption = 3.0,
     attention: AttentionOption = "auto",
     weights: WeightsOption = "dtype",
+    expert_distribution: DistributionOption = Kernels.expert_distribution,
     flush: FlushOption = "read",
     ops: OpsOption = None,
     max_seconds: MaxSecondsOption = None,
@@ -176,6 +181,7 @@ def profile(
         attention=attention,
         force=force,
         weights=weights,
+        expert_distribution=expert_distribution,
         flush=flush,
         ops=tuple(ops or ()),
         max_s=max_seconds or math.inf,

@@ -49,15 +49,41 @@ def _even(experts: float, rows: float) -> tuple[float, float, float]:
     return rows, touched, touched * TILE * np.ceil(rows / touched / TILE)
 
 
-def _skewed(
-    experts: int, top_k: int, ranks: int, tokens: float, exponent: float
-) -> tuple[float, float, float]:
+def rows_of_experts(
+    experts: int, top_k: int, tokens: int, exponent: float
+) -> npt.NDArray[np.int64]:
+    """Rows of each expert of a layer, ``tokens * top_k`` together: one sample, in whole numbers.
+
+    What rounding left over goes, in parts as equal as may be, to the experts with the fewest rows.
+    """
+    wanted = tokens * top_k
+    if not exponent:
+        return np.asarray(np.diff(np.arange(experts + 1) * wanted // experts), np.int64)
+    load: npt.NDArray[np.int64] = _drawn(experts, top_k, tokens, exponent)[0].astype(np.int64)
+    while more := wanted - int(load.sum()):
+        able = np.flatnonzero(load < tokens if more > 0 else load > 0)
+        able = able[np.argsort(load[able] if more > 0 else -load[able], kind="stable")]
+        each = max(1, abs(more) // len(able))
+        part = able[: abs(more)]
+        load[part] = np.clip(load[part] + (each if more > 0 else -each), 0, tokens)
+    return load
+
+
+def _drawn(experts: int, top_k: int, tokens: float, exponent: float) -> Array:
+    """Rows of each expert, by sample; rounded."""
     wanted, power = tokens * top_k, 1.0 - exponent
     least, most = (1.0, 0.8 * tokens) if wanted > experts else (0.01, 2.0)
     at = _samples(experts) * (most**power - least**power) + least**power
     drawn = at ** (1.0 / power)
     whole = np.round(drawn * wanted / drawn.sum(axis=1, keepdims=True))
-    load = np.minimum(whole, tokens).reshape(_SAMPLES, ranks, -1)
+    return np.asarray(np.minimum(whole, tokens), np.float64)
+
+
+def _skewed(
+    experts: int, top_k: int, ranks: int, tokens: float, exponent: float
+) -> tuple[float, float, float]:
+    wanted = tokens * top_k
+    load = _drawn(experts, top_k, tokens, exponent).reshape(_SAMPLES, ranks, -1)
     # What rounding left over, in equal parts to the ranks, one row to each expert without any.
     more = (wanted - load.sum(axis=(1, 2))) / ranks
     rows = load.sum(axis=2) + more[:, None]

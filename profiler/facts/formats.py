@@ -72,6 +72,11 @@ MOE_SPEEDUP: dict[MoeDtype, float] = {
 }
 
 
+def exponent_of(distribution: str) -> float:
+    """Of the power law; 0 for evenly."""
+    return 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
+
+
 @strict_dataclass
 class Kernels:
     """Whose kernels run: a stack's, with weights of a layer in ``dtype``.

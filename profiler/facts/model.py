@@ -228,10 +228,16 @@ class ModelSpec:
                 f"({mix.intermediate_size}) nor num_experts ({mix.num_experts})"
             )
 
-    def check_plain(self, what: str) -> None:
-        """Raises ValueError for a model whose parts only the tables of serving stacks know."""
+    def check_plain(self, what: str, mixtures: bool = False) -> None:
+        """Raises ValueError for a model whose parts only the tables of serving stacks know.
+
+        ``mixtures``: those of experts without biases, in all layers, are let through.
+        """
+        mix = self.experts
         parts = {
-            "a mixture of experts": self.experts,
+            "a mixture of experts": mix and not mixtures,
+            "dense layers beside sparse ones": mixtures and mix and mix.dense_layers,
+            "experts with biases": mixtures and mix and mix.bias,
             "sliding windows": self.windows,
             "latent attention": self.latent,
             f"{self.norms_per_layer} norms a layer": self.norms_per_layer > 2,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from profiler.bundle.diff import OpDiff, diff_bundles
-from profiler.bundle.schema import bundle_path, list_bundles, load_bundle
-from profiler.first_light.devices import published_bundles
+from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
+from profiler.first_light.devices import published_bundle, published_stacks
 from profiler.first_light.probe_machine import open_machine
 from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
@@ -16,13 +16,17 @@ def tables(task: Task) -> Found:
     ``lines`` are for the summary: of the shards of TP 1 with xformers, the median difference of our
     times from the tables', by op. Raises ProfileError where there is nothing to compare.
     """
-    kind = open_machine(task)[0].type
+    gpu, stacks = published_stacks(open_machine(task)[0].type)
+    published: dict[tuple[str, int], list[Bundle]] = {}  # of a shard, for each of its attentions
     facts: dict[str, object] = {}
     lines: list[str] = []
     names = list_bundles(task.profiles) if task.profiles.is_dir() else []
     for device, model, tp in names:
         ours = load_bundle(bundle_path(task.profiles, device, model, tp))
-        for stack, theirs in published_bundles(kind, ours.meta.model_spec, tp).items():
+        spec = ours.meta.model_spec
+        if (model, tp) not in published:
+            published[model, tp] = [published_bundle(gpu, spec, tp, each) for each in stacks]
+        for stack, theirs in zip(stacks, published[model, tp], strict=True):
             diffs, left_out = diff_bundles(theirs, ours)
             what = f"{device}/{model}/tp{tp} over {stack}"
             facts[what] = {diff.op: vars(diff) for diff in diffs} | {"not compared": left_out}

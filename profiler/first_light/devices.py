@@ -8,7 +8,7 @@ import torch
 
 from profiler.bundle.schema import Bundle, write_bundle
 from profiler.facts.device import DeviceSpec, load_device, shipped_device
-from profiler.facts.formats import Kernels
+from profiler.facts.formats import Kernels, Stack
 from profiler.facts.model import ModelSpec
 from profiler.first_light.steps import Task
 from profiler.planning.profile_error import ProfileError
@@ -26,21 +26,24 @@ def data_sheet(kind: str) -> DeviceSpec | None:
     )
 
 
-def published_bundles(kind: str, model: ModelSpec, tp: int) -> dict[str, Bundle]:
-    """A bundle by stack: the shipped kernels of this GPU, for a model's shard in bf16.
+def published_stacks(kind: str) -> tuple[str, list[Stack]]:
+    """The shipped device that this GPU is, and the stacks whose kernels on it ship, vLLM's first.
 
-    Raises ProfileError where no kernels of this GPU ship.
+    Raises ProfileError where none do.
     """
-    from profiler.kernels.stack_bundle import make_stack_bundle
     from profiler.kernels.stack_file import stacks_on
 
     device = data_sheet(kind)
     if device is None or not stacks_on(device.name):
         raise ProfileError("no kernels of this GPU ship, so there is nothing published to take")
-    return {
-        stack: make_stack_bundle(device.name, model, tp, Kernels(stack), max_tokens=8192)
-        for stack in stacks_on(device.name)
-    }
+    return device.name, sorted(stacks_on(device.name), key=lambda stack: stack != "vllm")
+
+
+def published_bundle(device: str, model: ModelSpec, tp: int, stack: Stack) -> Bundle:
+    """The shipped kernels of a stack for a model's shard in bf16."""
+    from profiler.kernels.stack_bundle import make_stack_bundle
+
+    return make_stack_bundle(device, model, tp, Kernels(stack), max_tokens=8192)
 
 
 def published_collectives(task: Task, kind: str, model: ModelSpec, tp: int) -> Path:
@@ -48,8 +51,7 @@ def published_collectives(task: Task, kind: str, model: ModelSpec, tp: int) -> P
 
     Raises ProfileError where none ship.
     """
-    bundles = published_bundles(kind, model, tp)
-    bundle = bundles.get("vllm") or next(iter(bundles.values()))
+    device, stacks = published_stacks(kind)
     path = task.folder / "published" / model.name / f"tp{tp}"
-    write_bundle(bundle, path, force=True)
+    write_bundle(published_bundle(device, model, tp, stacks[0]), path, force=True)
     return path

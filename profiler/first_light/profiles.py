@@ -19,7 +19,7 @@ from profiler.storage.progress import silent
 #: Of a step's limit: when points that refine are no longer added. Of what is left of it: when
 #: nothing more is measured. The rest is for the start and for writing.
 _FOR_POINTS, _AT_MOST = 0.5, 0.8
-_TINY = Limits(max_tokens=16, max_context=32, max_batch=2)
+_TINY = Limits(max_tokens=6, max_context=32, max_batch=2)  # the fewest points of all kinds
 
 
 @dataclass(frozen=True)

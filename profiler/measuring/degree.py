@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from profiler.bundle.tables import OVERHEADS
-from profiler.facts.ops import LOCAL, OPS
+from profiler.facts.ops import OPS
 from profiler.measuring.collectives import message_sizes, time_collectives
 from profiler.measuring.to_bundle import Facts, measured, skipped
 from profiler.planning.designed import DESIGNED, designed_points
@@ -44,7 +44,9 @@ class DegreeSession:
     ) -> None:
         self.settings, self.tp, self.journal, self.ops = settings, tp, journal, ops
         self.say, self.progress = say, progress
-        self.coarse = {op: coarse_grid(op, settings.limits) for op in _asked(settings, LOCAL)}
+        self.coarse = {
+            op: coarse_grid(op, settings.limits) for op in _asked(settings, settings.local_ops)
+        }
         self.designed = {
             op: designed_points(op, settings.limits) for op in _asked(settings, DESIGNED)
         }

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from profiler.facts.formats import Distribution, Kernels
 from profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
 from profiler.shard.layer import ShardLayer
 
@@ -27,13 +28,14 @@ def fused_layer(
     context: int,
     batch: int,
     decode_context: int,
+    distribution: Distribution = Kernels.expert_distribution,
 ) -> Callable[[int], Tensor]:
     """``call(i)`` runs a layer on ``chunk`` prompt tokens and ``batch`` decodes, on fresh weights.
 
     The linear ops and the elementwise ones see all tokens as one matrix; the chunk attends to
     ``context`` cached tokens and itself, each decode to ``decode_context`` and itself, in calls of
     their own. Either part may be 0. Biases and rotary angles are made beforehand, as for all layers
-    of an iteration.
+    of an iteration; so is the choice of a mixture's experts.
     """
     tokens = chunk + batch
     x = layer.random(tokens, layer.model.hidden_size)
@@ -41,6 +43,7 @@ def fused_layer(
         [torch.arange(context, context + chunk), torch.full((batch,), decode_context)]
     )
     angles = layer.angles(positions.to(layer.device))
+    routing = layer.routing(tokens, distribution) if layer.experts else None
     stride = decode_context + 1
     chunk_bias = attention.prefill_bias(chunk, context) if chunk else None
     decode_bias = attention.decode_bias(batch, decode_context, stride) if batch else None
@@ -65,6 +68,6 @@ def fused_layer(
                 )
             return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-        return layer.run(x, angles, attend, index % copies)
+        return layer.run(x, angles, attend, index % copies, routing)
 
     return call

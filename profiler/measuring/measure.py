@@ -20,7 +20,6 @@ from profiler.bundle.schema import (
     load_bundle,
     write_bundle,
 )
-from profiler.facts.ops import LOCAL
 from profiler.measuring.collectives import read_inter_node
 from profiler.measuring.degree import DegreeSession
 from profiler.measuring.to_bundle import (
@@ -62,7 +61,7 @@ def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
             "profiling needs torch, which is not installed: pip install 'sarathi-sim[profiler]'"
         ) from None
     try:
-        settings.model.check_plain("the profiler")
+        settings.model.check_plain("the profiler", mixtures=True)
     except ValueError as error:
         raise ProfileError(str(error)) from None
     run = _ProfileRun(settings, say, progress)
@@ -161,7 +160,7 @@ class _ProfileRun:
         try:
             return ShardOps(
                 model, tp, self.device, self.dtype, limits, self.timer, free_bytes, attention,
-                fp8=self.settings.weights == "fp8",
+                fp8=self.settings.weights == "fp8", distribution=self.settings.expert_distribution,
             )  # fmt: skip
         except ValueError as error:
             raise ProfileError(str(error)) from None
@@ -173,6 +172,8 @@ class _ProfileRun:
         settings, tp, journal = self.settings, run.tp, run.journal
         attention, no_xformers = self.attentions[tp]
         more: Facts = {"attention": attention.name, "attention_fallback": no_xformers}
+        if settings.model.experts:
+            more["expert_distribution"] = settings.expert_distribution
         if settings.weights == "fp8":
             more["weights"] = "fp8"
         more["settings"] = asked_for(settings, self.identities[tp])
@@ -260,11 +261,13 @@ def _check(settings: Settings, per_node: int) -> None:
             f"--device-name {name!r}: must hold only letters, digits, _ . and -: it names a folder"
         )
     for op in settings.ops:
-        if op not in (*LOCAL, *DESIGNED):
+        known = (*settings.local_ops, *DESIGNED)
+        if op not in known:
             raise ProfileError(
-                f"--ops {op}: unknown{did_you_mean(op, (*LOCAL, *DESIGNED))}; "
-                f"allowed: {', '.join((*LOCAL, *DESIGNED))}"
+                f"--ops {op}: unknown{did_you_mean(op, known)}; allowed: {', '.join(known)}"
             )
+    if settings.weights == "fp8" and settings.model.experts:
+        raise ProfileError("weights fp8: a mixture's experts are measured in --dtype only")
     for tp in settings.tps:
         try:
             settings.model.check_tp(tp)
@@ -314,7 +317,7 @@ def _identity(settings: Settings, tp: int, known: Facts, attention: str) -> dict
         "flush": settings.flush if settings.device == "cuda" else "",
         "attention": attention,
         "environment": {key: known[key] for key in _IDENTITY[settings.device]},
-    }
+    } | ({"experts": settings.expert_distribution} if settings.model.experts else {})
 
 
 def _notes(journal: Journal) -> str:

@@ -32,7 +32,7 @@ def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
     """
 
     def layer() -> Callable[[int], object]:
-        return fused_layer(ops.layer, ops.attention, ops.cache, 0, 0, 1, _CONTEXT)
+        return ops.fused_layer(0, 0, 1, _CONTEXT)
 
     if ops.device.type == "cpu":
         return {
@@ -57,9 +57,15 @@ def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
 def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
     """The same calls on matrices of next to nothing: what is left is Python and dispatch."""
     model, heads, kv_heads = ops.model, ops.layer.heads, ops.layer.kv_heads
+    mix = model.experts
+    if mix:
+        mix = replace(
+            mix, intermediate_size=16,
+            shared_intermediate_size=16 if mix.shared_intermediate_size else 0,
+        )  # fmt: skip
     narrow = replace(
         model, hidden_size=16, num_heads=heads, num_kv_heads=kv_heads, head_dim=2,
-        ffn_hidden_size=16, vocab_size=16,
+        ffn_hidden_size=0 if mix else 16, vocab_size=16, experts=mix,
     )  # fmt: skip
     layer = ShardLayer(narrow, 1, ops.device, ops.dtype)
     cache = KVCache(_CONTEXT, kv_heads, narrow.head_dim, ops.device, ops.dtype)

@@ -10,8 +10,9 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
+from profiler.facts.formats import Distribution, Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import LAYER_GEMMS, OPS
+from profiler.facts.ops import MOE, OPS
 from profiler.measuring.fused import fused_layer, slots_of
 from profiler.planning.designed import skewed_contexts
 from profiler.planning.grid import Key
@@ -54,8 +55,10 @@ class ShardOps:
         budget_bytes: float,
         attention: Attention,
         fp8: bool = False,
+        distribution: Distribution = Kernels.expert_distribution,
     ) -> None:
         self.model, self.timer, self.attention = model, timer, attention
+        self.distribution = distribution
         self.size = torch.finfo(dtype).bits // 8
         self.device, self.dtype = device, dtype
         copies = weight_copies(model, tp, self.size, device.type, timer.flush)
@@ -102,7 +105,10 @@ class ShardOps:
 
         The caches are as warm as in that layer's own loop, so only the two compare.
         """
-        first = guarded(lambda: self.timer.without_pause(self.call("mixed", key), 0.5), self.device)
+        first = guarded(
+            lambda: self.timer.without_pause(self.call("mixed", key), min(0.5, seconds)),
+            self.device,
+        )
         if first.time_us is None:
             return first, first
         last = guarded(
@@ -144,8 +150,15 @@ class ShardOps:
         if op == "attn_decode_skew":
             return self._skewed_decode(*key)
         if op == "mixed":
-            return fused_layer(self.layer, self.attention, self.cache, *key)
+            return self.fused_layer(*key)
         return self._linear(op, key[0])
+
+    def fused_layer(self, *key: int) -> Callable[[int], object]:
+        """A ``mixed`` layer."""
+        chunk, context, batch, held = key
+        return fused_layer(
+            self.layer, self.attention, self.cache, chunk, context, batch, held, self.distribution
+        )
 
     def _input_bytes(self, op: str, key: Key) -> float:
         """A generous guess: two inputs and an output a token, and a mask for chunks."""
@@ -154,15 +167,21 @@ class ShardOps:
         if op == "attn_prefill":
             return float(mask + 8 * key[0] * self.layer.heads * model.head_dim * self.size)
         widest = max(sum((shape.n, shape.k)) for shape in self.layer.shapes.values())
+        if (mix := model.experts) and op in (MOE, "mixed"):
+            widest += mix.top_k * (model.hidden_size + 2 * mix.intermediate_size)
         if op == "mixed":
             return float(mask + 8 * (key[0] + key[2]) * widest * self.size)
         return float(4 * key[0] * widest * self.size)
 
     def _linear(self, op: str, tokens: int, fused: bool = False) -> Callable[[int], object]:
         layer, model, copies = self.layer, self.model, len(self.layer.sets)
-        if op in LAYER_GEMMS:
+        if op in layer.gemms:
             inputs = [layer.as_input(layer.random(tokens, layer.shapes[op].k)) for _ in range(2)]
             return lambda i: layer.gemm(op, inputs[i % 2], i % copies)
+        if op == MOE:
+            x = layer.random(tokens, model.hidden_size)
+            routing = layer.routing(tokens, self.distribution)
+            return lambda i: layer.moe(x, routing)
         if op == "lm_head":
             x = layer.random(tokens, model.hidden_size)
             return lambda i: F.linear(x, self._head)
@@ -174,7 +193,7 @@ class ShardOps:
         if not OPS[op].rest:
             raise ValueError(f"nothing here measures the op {op}")
         x = layer.random(tokens, model.hidden_size)
-        ffn = layer.random(tokens, layer.shapes["ffn_ln1"].n)
+        ffn = layer.random(tokens, layer.ffn_width)
         q = layer.random(tokens, layer.heads, model.head_dim)
         k = layer.random(tokens, layer.kv_heads, model.head_dim)
         angles = layer.angles(torch.arange(tokens, device=self.device))
@@ -256,7 +275,8 @@ def weight_copies(model: ModelSpec, tp: int, size: int, device: str, flush: Flus
         rotated, fewest = model.layer_weights(tp) * size, 1
     elif flush == "rotate":
         gemms = model.gemms(tp)
-        rotated, fewest = min(gemms[op].n * gemms[op].k for op in LAYER_GEMMS) * size, 4
+        matrices = (gemm.n * gemm.k for op, gemm in gemms.items() if OPS[op].part == "layer")
+        rotated, fewest = min(matrices) * size, 4
     else:
         return 1
     return max(fewest, min(_MOST_COPIES[device], -(-_COLD_BYTES[device] // rotated)))
@@ -270,9 +290,13 @@ def memory_needs(
     positions = model.max_position_embeddings if model.learned_positions else 0
     tables = (gemms["lm_head"].n + model.vocab_size + positions) * model.hidden_size
     widest = max(shape.n + shape.k for shape in gemms.values())
+    held, mix = model.layer_weights(tp) * copies, model.experts
+    if mix:  # of all experts, once; a token meets some
+        met = mix.top_k * model.expert_parameters // tp
+        held += mix.num_experts * model.expert_parameters // tp - met * copies
     slots = max(limits.max_batch, 2) * limits.max_context
     return {
-        "weights": model.layer_weights(tp) * size * copies,
+        "weights": held * size,
         "tables": tables * size,
         "kv_cache": slots * 2 * kv_heads * model.head_dim * size,
         "inputs": max(4 * limits.max_tokens * widest, limits.max_context**2 // 2) * size,

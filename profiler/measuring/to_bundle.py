@@ -16,7 +16,7 @@ from profiler.bundle.schema import Bundle, BundleMeta, bundle_path, list_bundles
 from profiler.bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
 from profiler.facts.device import DeviceSpec, Link
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import LAYER_GEMMS, LOCAL, MESSAGES, ROW_OPS
+from profiler.facts.ops import ALL_ROW_OPS, ATTENTION, MESSAGES, OPS
 from profiler.planning.designed import DESIGNED
 from profiler.planning.grid import Key
 from profiler.planning.journal import Journal, Timing
@@ -28,6 +28,7 @@ from profiler.storage.plain_yaml import dump_yaml
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]
 DEVICES_KIND = "sarathi-sim devices 1"
+_LOCAL = (*ALL_ROW_OPS, *ATTENTION)
 
 
 def measured_bundle(
@@ -47,7 +48,7 @@ def measured_bundle(
     """
     points: dict[str, Mapping[Any, Timing]] = {name: measured(journal, name) for name in UNLABELLED}
     points["linear"] = {
-        (op, *key): timing for op in ROW_OPS for key, timing in measured(journal, op).items()
+        (op, *key): timing for op in ALL_ROW_OPS for key, timing in measured(journal, op).items()
     }
     points["send_recv"] = {
         (*key, "intra_node"): timing for key, timing in measured(journal, "send_recv").items()
@@ -121,12 +122,12 @@ def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataF
 def spreads(journal: Journal) -> Facts:
     """Facts in percent: each op's median relative interquartile range; samples preempted."""
     found: Facts = {}
-    for op in (*LOCAL, *DESIGNED, *MESSAGES):
+    for op in (*_LOCAL, *DESIGNED, *MESSAGES):
         points = measured(journal, op).values()
         if points:
             median = statistics.median(timing.spread for timing in points)
             found[f"spread_pct_{op}"] = round(100 * median, 2)
-    timings = [timing for op in (*LOCAL, *DESIGNED) for timing in measured(journal, op).values()]
+    timings = [timing for op in (*_LOCAL, *DESIGNED) for timing in measured(journal, op).values()]
     samples = sum(timing.samples for timing in timings)
     preempted = sum(timing.preempted for timing in timings)
     found["preempted_samples_pct"] = round(100 * preempted / max(1, samples), 1)
@@ -135,7 +136,7 @@ def spreads(journal: Journal) -> Facts:
 
 def gpu_facts(journal: Journal) -> Facts:
     """The GPU's state over all points: clocks (MHz), the highest temperature, what slowed it."""
-    points = [t for op in (*LOCAL, *DESIGNED) for t in measured(journal, op).values()]
+    points = [t for op in (*_LOCAL, *DESIGNED) for t in measured(journal, op).values()]
     clocks = sorted(timing.clock_mhz for timing in points if timing.clock_mhz)
     if not clocks:
         return {}
@@ -156,7 +157,7 @@ def skipped(journal: Journal) -> list[str]:
     """A message for each point that did not fit or failed."""
     return [
         f"{op} {key if len(key) > 1 else key[0]}: {timing.note}"
-        for op in (*LOCAL, *DESIGNED)
+        for op in (*_LOCAL, *DESIGNED)
         for key, timing in sorted(journal.points(op).items())
         if timing.time_us is None
     ]
@@ -167,7 +168,7 @@ def best_gemm(bundles: list[Bundle]) -> tuple[float, str]:
     best = (0.0, "none")
     for bundle in bundles:
         shapes = bundle.meta.model_spec.gemms(bundle.meta.tp)
-        for op in LAYER_GEMMS:
+        for op in (op for op in shapes if OPS[op].part == "layer"):
             rows = bundle.linear[bundle.linear["op"] == op]
             shape = shapes[op]
             for m, time_us in zip(rows["num_tokens"], rows["time_us"], strict=True):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from profiler.facts.device import load_device
 from profiler.facts.expert_loads import busiest
-from profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype
+from profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
 from profiler.facts.roofline import HALF, HBM_SHARE, Array
 
 #: The columns of a shape: a model's sizes, and how its experts are divided among ranks.
@@ -53,10 +53,9 @@ class Rates:
 def rates_of(device: str, dtype: MoeDtype, distribution: str) -> Rates:
     """Those of a shipped device for experts in ``dtype``."""
     spec = load_device(device)
-    law = 0.0 if distribution == "balanced" else float(distribution.removeprefix("power_law_"))
     return Rates(
         spec.peak_flops * MOE_SPEEDUP[dtype], spec.memory_bandwidth, MOE_BYTES[dtype],
-        2.0**20 * _L2_MIB.get(device, 0), law,
+        2.0**20 * _L2_MIB.get(device, 0), exponent_of(distribution),
     )  # fmt: skip
 
 

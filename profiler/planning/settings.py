@@ -9,8 +9,9 @@ from typing import Literal
 
 import numpy as np
 
+from profiler.facts.formats import Distribution, Kernels
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import OPS
+from profiler.facts.ops import ATTENTION, OPS
 from profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
 TILE = 128
@@ -44,8 +45,9 @@ class Settings:
     ``collectives`` is a bundle (or the folder of its tp<k>) to take the collectives from.
     ``force`` replaces bundles that were measured already. ``ops`` are all that is measured, if any
     are named: the journal keeps them, and a run without completes the bundle. ``weights``: the
-    number format of the layer's GEMMs. ``max_s`` are seconds after which nothing more is measured
-    at all. ``sustained_s``: how long a layer is run without a pause, on a GPU.
+    number format of the layer's GEMMs. ``expert_distribution``: how tokens spread over a mixture's
+    experts. ``max_s`` are seconds after which nothing more is measured at all. ``sustained_s``: how
+    long a layer is run without a pause, on a GPU.
     """
 
     model: ModelSpec
@@ -64,10 +66,16 @@ class Settings:
     attention: AttentionChoice = "auto"
     force: bool = False
     weights: Literal["dtype", "fp8"] = "dtype"
+    expert_distribution: Distribution = Kernels.expert_distribution
     flush: FlushMode = "read"
     ops: tuple[str, ...] = ()
     max_s: float = math.inf
     sustained_s: float = 20.0
+
+    @property
+    def local_ops(self) -> tuple[str, ...]:
+        """What one rank of the model computes alone."""
+        return (*self.model.row_ops, *ATTENTION)
 
 
 def default_limits(device: str, max_position: int) -> Limits:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from profiler.facts.expert_loads import rows_of_experts
+from profiler.facts.formats import Distribution, exponent_of
 from profiler.facts.model import ModelSpec
-from profiler.facts.ops import LAYER_GEMMS
+from profiler.facts.ops import OPS
 
 _EPSILON = 1e-5
 
@@ -25,6 +28,10 @@ class Weights:
     norm_bias: Tensor | None
 
 
+Routing = tuple[Tensor, Tensor]
+"""Of each token, (tokens, top_k): the numbers of its experts, and the weights of their outputs."""
+
+
 class ShardLayer:
     """The ops of one layer on one of ``tp`` ranks.
 
@@ -33,6 +40,8 @@ class ShardLayer:
     layers. The two all-reduces of tensor parallelism are left out. ``fp8``: the GEMMs' weights and
     inputs are float8_e4m3fn with one scale a tensor, as a GPU from compute capability 8.9 on takes
     them; sums are accumulated in the fast way of its fp8 units, as engines have it.
+    ``experts`` of a mixture, in place of the dense network, are the matrices (experts, n, k) of a
+    rank, which has a part of each: one set, as they are larger than any cache.
     Raises ValueError where ``tp`` does not divide the model.
     """
 
@@ -49,10 +58,12 @@ class ShardLayer:
         self.model, self.fp8 = model, fp8
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self.shapes = model.gemms(tp)
+        self.gemms = tuple(op for op in self.shapes if OPS[op].part == "layer")
         self.device, self.dtype = device, dtype
         self._one = torch.ones((), device=device, dtype=torch.float32)
         self._generator = torch.Generator(device=device).manual_seed(0)
         self.sets = [self._weights() for _ in range(copies)] if sets is None else sets
+        self.experts = self._experts(tp) if model.experts else None
 
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal numbers on the layer's device, in its dtype."""
@@ -65,20 +76,50 @@ class ShardLayer:
         model = self.model
         matrix = {
             op: self.random(self.shapes[op].n, self.shapes[op].k, scale=self.shapes[op].k ** -0.5)
-            for op in LAYER_GEMMS
+            for op in self.gemms
         }
         if self.fp8:
             matrix = {op: weights.to(torch.float8_e4m3fn) for op, weights in matrix.items()}
         biased = model.biased_gemms
-        bias = {op: self.random(self.shapes[op].n) if op in biased else None for op in LAYER_GEMMS}
+        bias = {op: self.random(self.shapes[op].n) if op in biased else None for op in self.gemms}
         gains = tuple(1 + self.random(model.hidden_size, scale=0.1) for _ in range(2))
         shift = self.random(model.hidden_size, scale=0.1) if model.norm_bias else None
         return Weights(matrix, bias, (gains[0], gains[1]), shift)
 
+    def _experts(self, tp: int) -> tuple[Tensor, Tensor]:
+        """What a rank has of gate and up (or up), and of down."""
+        model, mix = self.model, self.model.experts
+        assert mix is not None
+        if mix.intermediate_size % tp:
+            raise ValueError(
+                f"{model.name}: tp {tp} does not divide the experts' intermediate_size "
+                f"({mix.intermediate_size})"
+            )
+        width, hidden = mix.intermediate_size // tp, model.hidden_size
+        wide = width * (2 if model.gated_ffn else 1)
+        return (
+            self.random(mix.num_experts, wide, hidden, scale=hidden**-0.5),
+            self.random(mix.num_experts, hidden, width, scale=width**-0.5),
+        )
+
+    def routing(self, tokens: int, distribution: Distribution) -> Routing:
+        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1.
+
+        A run of as many rows as an expert has is dealt to the tokens in turn, so a token never
+        meets it twice.
+        """
+        mix = self.model.experts
+        assert mix is not None
+        rows = rows_of_experts(mix.num_experts, mix.top_k, tokens, exponent_of(distribution))
+        dealt = np.repeat(np.arange(mix.num_experts), rows).reshape(mix.top_k, tokens)
+        chosen = torch.from_numpy(np.ascontiguousarray(dealt.T)).to(self.device)
+        weights = self.random(tokens, mix.top_k).softmax(-1)
+        return chosen, weights
+
     # The ops ------------------------------------------------------------------------------------
 
     def gemm(self, op: str, x: Tensor, copy: int = 0) -> Tensor:
-        """One of LAYER_GEMMS: (tokens, k) to (tokens, n); q, k and v, or gate and up, are fused."""
+        """One of ``gemms``: (tokens, k) to (tokens, n); q, k and v, or gate and up, are fused."""
         weights = self.sets[copy]
         if not self.fp8:
             return F.linear(x, weights.matrix[op], weights.bias[op])
@@ -91,6 +132,20 @@ class ShardLayer:
     def as_input(self, x: Tensor) -> Tensor:
         """``x`` in the format that a GEMM of the layer takes."""
         return x.to(torch.float8_e4m3fn) if self.fp8 else x
+
+    def moe(self, x: Tensor, routing: Routing) -> Tensor:
+        """The chosen experts' part of (tokens, hidden): rows are sorted by expert, two grouped
+        GEMMs with the activation between them, and the outputs brought back and added up."""
+        assert self.experts is not None
+        (chosen, weights), (up, down) = routing, self.experts
+        numbers, order = chosen.flatten().sort()
+        every = torch.arange(len(up), device=self.device)
+        ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
+        rows = x.index_select(0, order // chosen.shape[1])
+        inner = self.activation(F.grouped_mm(rows, up.transpose(1, 2), offs=ends))
+        out = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+        back = torch.empty_like(out).index_copy_(0, order, out)
+        return (back.view(*chosen.shape, -1) * weights[..., None]).sum(1)
 
     def norm(self, which: int, x: Tensor, copy: int = 0) -> Tensor:
         """The norm before attention (0) or before the FFN (1)."""
@@ -137,15 +192,22 @@ class ShardLayer:
         """Everything of a layer that is neither GEMM nor attention, on stand-in activations.
 
         Two norms, two residual additions, norm and rotary of q and k, the activation; a call each.
+        The activation of a mixture is that of the experts which all tokens share, whose output is
+        added, too; that of the others is in :meth:`moe`.
         """
         first, second = self.norm(0, x, copy), self.norm(1, x, copy)
-        return (
-            x + first,
-            x + second,
-            self.rotate(q, angles),
-            self.rotate(k, angles),
-            self.activation(ffn),
-        )
+        found = [x + first, x + second, self.rotate(q, angles), self.rotate(k, angles)]
+        if self.ffn_width:
+            found.append(self.activation(ffn))
+        if self.experts is not None and self.ffn_width:
+            found.append(first + second)
+        return tuple(found)
+
+    @property
+    def ffn_width(self) -> int:
+        """Columns that the activation of all tokens takes; 0 where only chosen experts have one."""
+        op = "ffn_ln1" if self.experts is None else "shared_ln1"
+        return self.shapes[op].n if op in self.shapes else 0
 
     def run(
         self,
@@ -153,15 +215,27 @@ class ShardLayer:
         angles: tuple[Tensor, Tensor],
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
         copy: int = 0,
+        routing: Routing | None = None,
     ) -> Tensor:
         """The whole layer on (tokens, hidden); ``attend(q, k, v)`` gives (tokens, heads, dim).
 
-        An engine makes the ``angles`` of its tokens' positions once for all layers.
+        An engine makes the ``angles`` of its tokens' positions once for all layers. A mixture's
+        router runs, but its experts are those of ``routing``.
 
         With tp > 1 it takes a layer's time (but for the all-reduces), and computes no layer.
         """
         q, k, v = self.split(self.gemm("preproj", self.norm(0, x, copy), copy))
         attended = attend(self.rotate(q, angles), self.rotate(k, angles), v)
         x = x + self.gemm("postproj", attended.reshape(x.shape[0], -1), copy)
-        inner = self.activation(self.gemm("ffn_ln1", self.norm(1, x, copy), copy))
-        return x + self.gemm("ffn_ln2", inner, copy)
+        normed = self.norm(1, x, copy)
+        if routing is None:
+            return x + self._ffn("ffn", normed, copy)
+        self.gemm("moe_router", normed, copy)
+        out = self.moe(normed, routing)
+        if self.ffn_width:
+            out = out + self._ffn("shared", normed, copy)
+        return x + out
+
+    def _ffn(self, name: str, x: Tensor, copy: int) -> Tensor:
+        """A network that all tokens pass."""
+        return self.gemm(f"{name}_ln2", self.activation(self.gemm(f"{name}_ln1", x, copy)), copy)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +281,17 @@ def test_the_first_five_steps_take_ten_minutes_at_most() -> None:
         "probe", "correctness", "ceilings", "methods", "llama-13b",
     ]  # fmt: skip
     assert sum(step.limit_s for step in STEPS[:5]) <= 570  # and half a minute to start and end
+
+
+def test_the_wheels_for_a_gpu_node_bring_what_they_need() -> None:
+    """The node has torch, and NumPy; each carried package's own needs are carried, too."""
+    makefile = (Path(__file__).resolve().parents[2] / "Makefile").read_text()
+    found = re.search(r"GPU_NEEDS := ((?:.*\\\n)*.*)", makefile)
+    assert found
+    carried = set(found[1].replace("\\", "").split())
+    assert {"pydantic", "simpy", "xformers"} <= carried
+    for package in carried:
+        with suppress(PackageNotFoundError):  # those of NVIDIA need nothing
+            needs = [need for need in requires(package) or [] if "extra ==" not in need]
+            names = {re.split(r"[^A-Za-z0-9_.-]", need)[0].replace("_", "-") for need in needs}
+            assert names <= carried | {"torch", "numpy"}, package

@@ -1,0 +1,149 @@
+"""The experts of a mixture in torch: their numbers, and what a profile of them holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from profiler.bundle.schema import load_bundle  # noqa: E402
+from profiler.facts.experts import Experts  # noqa: E402
+from profiler.facts.formats import Distribution  # noqa: E402
+from profiler.facts.model import ModelSpec, load_model  # noqa: E402
+from profiler.measuring import degree  # noqa: E402
+from profiler.measuring.measure import profile  # noqa: E402
+from profiler.measuring.overhead import overheads  # noqa: E402
+from profiler.measuring.shard_ops import ShardOps, memory_needs  # noqa: E402
+from profiler.planning.profile_error import ProfileError  # noqa: E402
+from profiler.planning.settings import Limits, Settings  # noqa: E402
+from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from profiler.shard.layer import ShardLayer  # noqa: E402
+from profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
+from simulator.op_times.regression import OpTimes  # noqa: E402
+from tests.profiler_torch import fake_cuda  # noqa: E402
+
+CPU = torch.device("cpu")
+MIX = Experts(num_experts=6, top_k=2, intermediate_size=32)
+TINY = replace(
+    load_model("tiny-llama-40m"), hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
+    ffn_hidden_size=0, vocab_size=96, num_layers=2, experts=MIX,
+)  # fmt: skip
+SHARED = replace(TINY, experts=replace(MIX, shared_intermediate_size=48))
+LIMITS = Limits(max_tokens=16, max_context=32, max_batch=2)
+
+
+def by_a_loop(layer: ShardLayer, x: Any, routing: Any) -> Any:
+    """Every token through each of its experts, one after the other."""
+    assert layer.experts is not None
+    (chosen, weights), (up, down) = routing, layer.experts
+    out = torch.zeros_like(x)
+    for token in range(len(x)):
+        for place in range(chosen.shape[1]):
+            expert = int(chosen[token, place])
+            inner = layer.activation((up[expert] @ x[token])[None])[0]
+            out[token] += weights[token, place] * (down[expert] @ inner)
+    return out
+
+
+@pytest.mark.parametrize("distribution", ["balanced", "power_law_1.2"])
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_grouped_gemms_are_a_loop_over_experts(
+    distribution: Distribution, tp: int, tokens: int
+) -> None:
+    layer = ShardLayer(TINY, tp, CPU, torch.float32)
+    x, routing = layer.random(tokens, 64), layer.routing(tokens, distribution)
+    assert torch.allclose(layer.moe(x, routing), by_a_loop(layer, x, routing), atol=1e-5)
+
+
+def test_a_layer_of_a_mixture() -> None:
+    """Norm, the experts and those that all tokens share, added to what came before."""
+    layer = ShardLayer(SHARED, 1, CPU, torch.float32)
+    x, routing = layer.random(7, 64), layer.routing(7, "power_law_1.2")
+    angles = layer.angles(torch.arange(7))
+    found = layer.run(x, angles, lambda q, k, v: q, routing=routing)
+    q = layer.split(layer.gemm("preproj", layer.norm(0, x)))[0]
+    x = x + layer.gemm("postproj", layer.rotate(q, angles).reshape(7, -1))
+    normed = layer.norm(1, x)
+    inner = layer.activation(layer.gemm("shared_ln1", normed))
+    expected = x + by_a_loop(layer, normed, routing) + layer.gemm("shared_ln2", inner)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("distribution", ["balanced", "power_law_1.01", "power_law_1.2"])
+def test_no_token_meets_an_expert_twice(distribution: Distribution) -> None:
+    layer = ShardLayer(replace(TINY, experts=replace(MIX, top_k=3)), 1, CPU, torch.float32)
+    for tokens in (1, 2, 17, 500):
+        chosen, weights = layer.routing(tokens, distribution)
+        assert chosen.shape == (tokens, 3)
+        assert all(len(set(row)) == 3 for row in chosen.tolist())
+        assert torch.allclose(weights.sum(1), torch.ones(tokens), atol=1e-5)
+    rows = torch.bincount(chosen.flatten(), minlength=6)
+    assert (int(rows.max()) == int(rows.min()) == 250) is (distribution == "balanced")
+
+
+@pytest.mark.parametrize("model", [TINY, SHARED], ids=["mixture", "shared"])
+def test_every_op_runs_on_a_cpu(model: ModelSpec) -> None:
+    timer = Timer(CPU, repeats=1, patience_s=0.0)
+    attention = SdpaAttention(CPU, torch.float32)
+    ops = ShardOps(model, 2, CPU, torch.float32, LIMITS, timer, 1e9, attention)
+    with no_garbage_collection():
+        for op in model.row_ops:
+            for tokens in (1, 16):
+                assert (ops.measure(op, (tokens,)).time_us or 0) > 0
+        assert (ops.measure("mixed", (6, 10, 2, 16)).time_us or 0) > 0
+        assert all(time().time_us for time in overheads(ops).values())
+
+
+@pytest.mark.parametrize("model", [TINY, SHARED], ids=["mixture", "shared"])
+def test_the_memory_is_that_of_all_experts(model: ModelSpec) -> None:
+    """Once, however many sets of the other weights there are."""
+    layer = ShardLayer(model, 2, CPU, torch.float32, copies=3)
+    assert layer.experts is not None
+    held = sum(m.numel() for one in layer.sets for m in one.matrix.values())
+    held += sum(each.numel() for each in layer.experts)
+    assert memory_needs(model, 2, 4, LIMITS, copies=3)["weights"] == 4 * held
+
+
+def test_a_profile_of_a_mixture_on_a_pretended_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times are what a simulation takes. (Of every op the first and the last point.)"""
+    for name in ("coarse_grid", "designed_points"):
+        points = getattr(degree, name)
+        monkeypatch.setattr(
+            degree, name, lambda *a, points=points: points(*a)[:: len(points(*a)) - 1]
+        )
+    settings = Settings(
+        TINY, (1,), "cuda", "bfloat16", tmp_path, LIMITS, budget_s=0, repeats=1,
+        attention="sdpa", sustained_s=0.01, expert_distribution="balanced",
+    )  # fmt: skip
+    with fake_cuda.pretend():
+        folder, _ = profile(settings, lambda _: None, lambda *_: None)
+    bundle = load_bundle(folder)
+    assert set(bundle.linear["op"]) == set(TINY.row_ops) >= {"moe", "moe_router"}
+    assert bundle.meta.environment["expert_distribution"] == "balanced"
+    assert bundle.meta.environment["skipped_points"] == 0
+    assert OpTimes(bundle).by_rows["moe"](12) == pytest.approx(50e-6)
+
+
+@pytest.mark.parametrize(
+    ("mix", "weights", "says"),
+    [
+        (replace(MIX, bias=True), "dtype", "the profiler knows no experts with biases"),
+        (replace(MIX, dense_layers=(0,)), "dtype", "no dense layers beside sparse ones"),
+        (MIX, "fp8", "weights fp8: a mixture's experts are measured in --dtype only"),
+        (replace(MIX, intermediate_size=33), "dtype", r"tp 2 does not divide the experts'"),
+    ],
+)
+def test_mixtures_that_are_not_measured(tmp_path: Path, mix: Any, weights: Any, says: str) -> None:
+    model = replace(TINY, experts=mix, ffn_hidden_size=32 if mix.dense_layers else 0)
+    settings = Settings(
+        model, (2,), "cuda", "bfloat16", tmp_path, LIMITS, weights=weights, attention="sdpa"
+    )
+    with fake_cuda.pretend(count=2), pytest.raises(ProfileError, match=says):
+        profile(settings, lambda _: None, lambda *_: None)
