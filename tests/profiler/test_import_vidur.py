@@ -144,7 +144,7 @@ def test_messages_are_thinned_and_never_faster_when_larger() -> None:
     ("change", "message"),
     [
         (lambda t: t.replace("num_tokens", "tokens"), "column 'num_tokens' is missing"),
-        (lambda t: t[:-5], r"row 9: num_tensor_parallel_workers must be an integer, got nan"),
+        (lambda t: t[:-5], "row 9 is truncated: the file does not end with a newline"),
         (lambda t: t[: t.rindex(",")] + "\n", "row 9: num_tensor_parallel_workers must be an int"),
         (lambda t: t.replace("True,256,2", "True,0,2"), "row 9: num_tokens must be at least 1"),
         (lambda t: t.replace("True,256,2", "True,2.5,2"), "row 9: num_tokens must be an integer"),
