@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from unittest import mock
@@ -11,10 +12,13 @@ from profiler.first_light.steps import Found, Task
 from profiler.planning.profile_error import ProfileError
 from profiler.storage.files import write_whole
 
-#: A rehearsal's configuration, but for the device.
+#: A rehearsal's model, and its configuration but for that and the device.
+_MODEL = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "vocab_size": 128, "max_position_embeddings": 64,
+}  # fmt: skip
 _SMALL = """\
 name: rehearsal
-model: tiny-llama-40m
 workload: {requests: 2, lengths: {kind: fixed, total: 32}, pd_ratio: 7}
 cluster: {max_length: 32}
 batching: {max_batch: 2, formation: lazy}
@@ -36,7 +40,9 @@ def validate(task: Task) -> Found:
     config, settings = "validate_gpu", ["validation.repeats=3", "validation.dtype=bfloat16"]
     if task.rehearsal:
         small, settings = task.folder / "rehearsal.yaml", []
-        write_whole(small, f"{_SMALL}device: {kind}\n")
+        model = (task.folder / "rehearsal.json").resolve()
+        write_whole(model, json.dumps(_MODEL))
+        write_whole(small, f"{_SMALL}device: {kind}\nmodel: {json.dumps(str(model))}\n")
         config = str(small)
     arguments = ["validate", config, "--out", str(task.folder / "validation"), "--no-figures"]
     arguments += ["--profiles", str(task.profiles)]
