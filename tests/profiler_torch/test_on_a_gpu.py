@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from profiler.bundle.check import check_folder  # noqa: E402
 from profiler.bundle.schema import load_bundle  # noqa: E402
 from profiler.facts.device import shipped_device  # noqa: E402
+from profiler.facts.experts import Experts  # noqa: E402
 from profiler.facts.model import load_model  # noqa: E402
 from profiler.measuring.measure import profile  # noqa: E402
 from profiler.measuring.overhead import overheads  # noqa: E402
