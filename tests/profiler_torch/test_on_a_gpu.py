@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from profiler.bundle.check import check_folder  # noqa: E402
 from profiler.bundle.schema import load_bundle  # noqa: E402
 from profiler.facts.device import shipped_device  # noqa: E402
+from profiler.facts.experts import Experts  # noqa: E402
 from profiler.facts.model import load_model  # noqa: E402
 from profiler.measuring.measure import profile  # noqa: E402
 from profiler.measuring.overhead import overheads  # noqa: E402
@@ -100,6 +101,21 @@ def test_fp8_gemms_are_those_of_their_rounded_numbers() -> None:
     out = layer.gemm("preproj", x)
     expected = x.float() @ layer.sets[0].matrix["preproj"].float().t()
     assert torch.allclose(out.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+def test_grouped_gemms_are_those_of_each_expert(tokens: int) -> None:
+    """The same rows through all experts in float32, of which the chosen ones count."""
+    mixture = replace(MODEL, ffn_hidden_size=0, experts=Experts(8, 2, 512))
+    layer = ShardLayer(mixture, 1, CUDA, torch.bfloat16)
+    x, routing = layer.random(tokens, 1024), layer.routing(tokens, "power_law_1.2")
+    assert layer.experts is not None
+    (chosen, weights), (up, down) = routing, (each.float() for each in layer.experts)
+    inner = layer.activation(torch.einsum("th,enh->ten", x.float(), up))
+    every = torch.einsum("ten,ehn->teh", inner, down)
+    picked = every.gather(1, chosen[:, :, None].expand(-1, -1, 1024))
+    expected = (picked * weights.float()[..., None]).sum(1)
+    assert torch.allclose(layer.moe(x, routing).float(), expected, rtol=3e-2, atol=3e-2)
 
 
 def ops(flush: Any = "read") -> ShardOps:
