@@ -25,7 +25,7 @@ def plain() -> Bundle:
 
 @pytest.fixture(scope="module")
 def measured(plain: Bundle) -> Bundle:
-    extras = {"spread_pct": 7.0, "backend": "some, kernel"}
+    extras = {"spread_pct": 7.0, "power_w": 300.0, "sm_clock_mhz": 1400.0, "backend": "a, b"}
     tables = {
         name: frame.assign(**{column: extras[column] for column in TABLES[name].extras})
         for name, frame in plain.tables().items()
