@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from experiments.cli.common import PROFILES, ModelOption, ProfilesOption, consoles, finite
-from profiler.facts.formats import Distribution, Kernels
 
 if TYPE_CHECKING:
     from profiler.planning.settings import Settings
@@ -19,6 +18,7 @@ Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp16", "bf16", "fp32"]
 WeightsBy = Literal["dtype", "fp8"]
 FlushBy = Literal["write", "read", "rotate"]
+Distribution = Literal["balanced", "power_law_1.01", "power_law_1.2"]
 AttentionBy = Literal["auto", "xformers", "sdpa", "cudnn", "fa3"]
 _DTYPES: dict[Dtype, Literal["float16", "bfloat16", "float32"]] = {
     "fp16": "float16",
@@ -126,7 +126,7 @@ def profile(
     target_error: TargetOption = 3.0,
     attention: AttentionOption = "auto",
     weights: WeightsOption = "dtype",
-    expert_distribution: DistributionOption = Kernels.expert_distribution,
+    expert_distribution: DistributionOption = "power_law_1.2",
     flush: FlushOption = "read",
     ops: OpsOption = None,
     max_seconds: MaxSecondsOption = None,
