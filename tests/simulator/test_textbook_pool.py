@@ -201,3 +201,39 @@ def test_what_several_of_one_session_generate_is_entered_in_the_order_of_admissi
     )
     for _ in range(8):
         compare(system)
+
+
+@pytest.mark.xfail(strict=True, reason="open fault: when is a generated block found?")
+def test_a_hit_after_priorities_under_async_scheduling() -> None:
+    """An open fault, found by chance: request 3 finds 12 of its prompt's 16 shared tokens in the
+    fast cache, and all 16 in the textbook's. The last four are a block that request 6, whose prompt
+    has 12 tokens, generates meanwhile."""
+    rows = [  # arrival, prompt, output, priority, shared tokens
+        *((0.0, 1, 1, 0, 0), (0.0, 1, 14, 0, 0), (0.1484375, 10, 7, 0, 0)),
+        *((0.203125, 17, 4, 0, 16), (0.015625, 29, 1, 2, 0), (0.015625, 53, 4, 0, 8)),
+        *((0.015625, 12, 9, 2, 16), (0.015625, 16, 8, 0, 0)),
+    ]
+    requests = [
+        Request(
+            id, arrival, prompt, output, output, priority,
+            prefix=((("group", 2), shared),) if shared else (),
+        )
+        for id, (arrival, prompt, output, priority, shared) in enumerate(rows)
+    ]  # fmt: skip
+    policy = Vllm(
+        *(20, 3, 5),
+        adaptive_threshold=True,
+        scheduling_policy="priority",
+        async_scheduling=True,
+    )
+    compare(
+        PoolSystem(
+            policy,
+            layers=(1,),
+            num_blocks=16,
+            caching=True,
+            turnaround_s=0.01,
+            requests=requests,
+            max_length=160,
+        )
+    )
