@@ -25,15 +25,15 @@ lint: $(VENV)/.installed-dev
 
 # The site of the documentation, in build/docs: open build/docs/index.html.
 docs: $(VENV)/.installed-dev
-	$(BIN)/python -m experiments.reference docs
+	$(BIN)/python -m sarathi_sim.experiments.reference docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # The fit to the paper and everything docs/paper.md shows, anew.
 paper: $(VENV)/.installed
-	$(BIN)/python -m experiments.paper.constants
-	$(BIN)/python -m experiments.paper.scrutiny
+	$(BIN)/python -m sarathi_sim.experiments.paper.constants
+	$(BIN)/python -m sarathi_sim.experiments.paper.scrutiny
 	$(BIN)/sarathi-sim reproduce --out runs/paper
-	$(BIN)/python -m experiments.paper.page runs/paper docs
+	$(BIN)/python -m sarathi_sim.experiments.paper.page runs/paper docs
 
 # Wheels for a GPU node that has torch, NumPy, pandas, pyarrow, SciPy, scikit-learn, PyYAML, typer and rich,
 # and no network: what first-light needs beside those, for Python 3.11 and 3.12 on Linux x86-64.

@@ -1,4 +1,4 @@
-"""The library: what a script or a notebook calls, as ``import experiments as sim`` gives it.
+"""The library: what a script or a notebook calls, as ``import sarathi_sim as sim`` gives it.
 
 docs/library.md has an example of each. Names of this module stay; those of other modules may move.
 """
@@ -12,24 +12,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from experiments.config.errors import ConfigError as ConfigError
-from experiments.config.loading import Assignments, Config, load_experiment
-from experiments.config.loading import Experiment as Experiment
-from experiments.results import Tables as Tables
-from experiments.results import read_tables
-from experiments.run.experiment import ExperimentResult as ExperimentResult
-from experiments.run.experiment import ScenarioRun as ScenarioRun
-from experiments.run.experiment import run_experiment, simulate_all
-from experiments.sweeps.local_processes import local_backend
-from profiler.storage.progress import Progress, silent
+from sarathi_sim.experiments.config.errors import ConfigError as ConfigError
+from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment
+from sarathi_sim.experiments.config.loading import Experiment as Experiment
+from sarathi_sim.experiments.results import Tables as Tables
+from sarathi_sim.experiments.results import read_tables
+from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
+from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
+from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+from sarathi_sim.experiments.sweeps.local_processes import local_backend
+from sarathi_sim.profiler.storage.progress import Progress, silent
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from experiments.config.deployment import Deployment
-    from experiments.run.advise import Advice
-    from experiments.sweeps.plan import SweepPlan
+    from sarathi_sim.experiments.config.deployment import Deployment
+    from sarathi_sim.experiments.run.advise import Advice
+    from sarathi_sim.experiments.sweeps.plan import SweepPlan
 
 
 Folder = str | Path
@@ -89,9 +89,9 @@ def sweep(
     """
     import pandas as pd
 
-    from experiments.sweeps.execute import execute
-    from experiments.sweeps.plan import plan_sweep
-    from experiments.sweeps.store import RESULTS, Store
+    from sarathi_sim.experiments.sweeps.execute import execute
+    from sarathi_sim.experiments.sweeps.plan import plan_sweep
+    from sarathi_sim.experiments.sweeps.store import RESULTS, Store
 
     plan = plan_sweep(config, changes, progress)
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def describe_workload(
     (``"1024:256"``); ``columns`` are a trace's own column names, ``{"prompt": "tokens_in"}``.
     ``out`` also gets a figure. Raises ConfigError for what cannot be read.
     """
-    from experiments.run.traffic import describe
+    from sarathi_sim.experiments.run.traffic import describe
 
     return describe(what, changes, columns or {}, None if out is None else Path(out))
 
@@ -131,7 +131,7 @@ def check(config: Config, changes: Assignments = ()) -> dict[str, Deployment]:
 
     What would run, by scenario: with every default filled in, and notes on it. Raises ConfigError.
     """
-    from experiments.run.experiment import deploy_all
+    from sarathi_sim.experiments.run.experiment import deploy_all
 
     return deploy_all(load(config, changes))
 
@@ -141,7 +141,7 @@ def plan(config: Config, changes: Assignments = (), *, progress: Progress = sile
 
     Raises ConfigError, a line per mistake.
     """
-    from experiments.sweeps.plan import plan_sweep
+    from sarathi_sim.experiments.sweeps.plan import plan_sweep
 
     return plan_sweep(config, changes, progress)
 
@@ -151,7 +151,7 @@ def compare(a: Folder, b: Folder, *, progress: Progress = silent) -> dict[str, A
 
     Both are simulated again. Raises ConfigError where a folder is no result of one scenario.
     """
-    from experiments.run.compare import compare as compared
+    from sarathi_sim.experiments.run.compare import compare as compared
 
     return compared(Path(a), Path(b), progress)
 
@@ -178,12 +178,12 @@ def find_capacity(
     in place of the shipped assumptions. ``refine`` times, deployments half-way between the best and
     its neighbours are searched, too. Raises ConfigError for what cannot run.
     """
-    from experiments.capacity.asked import answered, read_question, result_files
-    from experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
-    from experiments.capacity.prices import load_prices
-    from experiments.capacity.probing import Laboratory
-    from experiments.capacity.written import capacities
-    from experiments.config.policy_file import refuse_of_session
+    from sarathi_sim.experiments.capacity.asked import answered, read_question, result_files
+    from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
+    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.written import capacities
+    from sarathi_sim.experiments.config.policy_file import refuse_of_session
 
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)
@@ -228,11 +228,11 @@ def recommend(
     those of the command. ``out`` keeps the folder that it writes. Raises ConfigError where no
     deployment keeps the SLO, and for what cannot run.
     """
-    from experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
-    from experiments.capacity.layouts import wanted_of
-    from experiments.capacity.prices import load_prices
-    from experiments.capacity.probing import Laboratory
-    from experiments.capacity.recommended import recommend_files, recommended
+    from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
+    from sarathi_sim.experiments.capacity.layouts import wanted_of
+    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.recommended import recommend_files, recommended
 
     wanted = wanted_of(
         model,
@@ -284,10 +284,10 @@ def find_sensitivity(
     part ``by`` less, and more. ``out`` keeps the folder that ``sarathi-sim sensitivity`` writes.
     Raises ConfigError for what cannot run.
     """
-    from experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
-    from experiments.capacity.probing import Laboratory
-    from experiments.sensitivity.elasticities import read_sensitivity, sensitivity
-    from experiments.sensitivity.tornado import sensitivity_files, table_of
+    from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
+    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity, sensitivity
+    from sarathi_sim.experiments.sensitivity.tornado import sensitivity_files, table_of
 
     asked = read_sensitivity(
         config, changes, by=by, replications=replications, only=only, metrics=metrics
@@ -319,14 +319,14 @@ def advise(
     Raises ConfigError for a model without a bundle in ``profiles`` (None: the shipped ones), a
     batch that does not fit and a limit that nothing meets.
     """
-    from experiments.run.advise import advise as find
-    from experiments.run.machine import Machine
-    from experiments.run.traffic import demand_of
-    from profiler.bundle.schema import find_bundle, list_bundles, load_bundle
-    from profiler.facts.device import load_device
-    from profiler.facts.model import load_model
-    from profiler.storage.paths import data_dir
-    from simulator.op_times.regression import OpTimes
+    from sarathi_sim.experiments.run.advise import advise as find
+    from sarathi_sim.experiments.run.machine import Machine
+    from sarathi_sim.experiments.run.traffic import demand_of
+    from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
+    from sarathi_sim.profiler.facts.device import load_device
+    from sarathi_sim.profiler.facts.model import load_model
+    from sarathi_sim.profiler.storage.paths import data_dir
+    from sarathi_sim.simulator.op_times.regression import OpTimes
 
     demand = demand_of(workload)
     folder = data_dir() / "profiles" if profiles is None else Path(profiles)
@@ -356,7 +356,7 @@ def support(
     """
     import pandas as pd
 
-    from experiments.run.support import supported
+    from sarathi_sim.experiments.run.support import supported
 
     return pd.DataFrame(cell.as_json() for cell in supported(model, device, stack, dtype))
 
@@ -377,9 +377,9 @@ def score_files(
     ``peers`` are other predictors' files; ``fit`` fits the host's constants anew. Raises
     ConfigError for a file that cannot be read.
     """
-    from experiments.score.league import read_peer
-    from experiments.score.runs import cases_of, content_of, score_runs
-    from experiments.score.scoring import read_rows, score_rows
+    from sarathi_sim.experiments.score.league import read_peer
+    from sarathi_sim.experiments.score.runs import cases_of, content_of, score_runs
+    from sarathi_sim.experiments.score.scoring import read_rows, score_rows
 
     paths = [Path(one) for one in ([files] if isinstance(files, str | Path) else files)]
     if config is not None:
@@ -394,8 +394,8 @@ def score_files(
 def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
     """Draw the distribution of a metric of requests (of all tokens for ``tbt_s``), a line per
     scenario."""
-    from experiments.figures.distributions import draw_cdf
-    from simulator.views.metric_registry import METRICS
+    from sarathi_sim.experiments.figures.distributions import draw_cdf
+    from sarathi_sim.simulator.views.metric_registry import METRICS
 
     known = [key for key, one in METRICS.items() if one.unit == "s" and one.statistics]
     if metric not in known or metric == "ledger_s":
@@ -405,23 +405,23 @@ def plot_cdf(axes: Axes, shown: Shown, metric: str = "ttft_s") -> None:
 
 def plot_completions(axes: Axes, shown: Shown) -> None:
     """Draw the requests completed over time, a line per scenario."""
-    from experiments.figures.distributions import draw_completions
+    from sarathi_sim.experiments.figures.distributions import draw_completions
 
     draw_completions(axes, _tables(shown))
 
 
 def plot_ledger(axes: Axes, shown: Shown, scenario: str) -> None:
     """Draw each stage's time by account, in percent of the run."""
-    from experiments.figures.distributions import draw_ledger
+    from sarathi_sim.experiments.figures.distributions import draw_ledger
 
     draw_ledger(axes, scenario, _tables(shown)[scenario])
 
 
 def plot_timeline(axes: Axes, run: ScenarioRun, start_s: float, length_s: float) -> None:
     """Draw the work of every stage from ``start_s`` on, for ``length_s`` seconds."""
-    from experiments.figures.gantt import draw_stages
-    from experiments.figures.slices import Window, stage_slices
-    from experiments.figures.style import policy_colour
+    from sarathi_sim.experiments.figures.gantt import draw_stages
+    from sarathi_sim.experiments.figures.slices import Window, stage_slices
+    from sarathi_sim.experiments.figures.style import policy_colour
 
     window = Window(start_s, length_s)
     policy = run.deployment.scenario.policy.name
@@ -440,7 +440,7 @@ def write_report(
 
     Raises ConfigError where a folder is not a result, or ``out`` is not ours to replace.
     """
-    from experiments.report.html_page import write_page
+    from sarathi_sim.experiments.report.html_page import write_page
 
     folders = [results] if isinstance(results, str | Path) else list(results)
     return write_page([Path(folder) for folder in folders], Path(out), title)

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.config.deployment import Deployment
-from experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
-from profiler.kernels.reduce_curves import CAPTURED_TOKENS
-from simulator.load.describe import traffic_line, without_times
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.workload import Closed, Gamma, TraceArrivals, Varying, Workload
+from sarathi_sim.profiler.kernels.reduce_curves import CAPTURED_TOKENS
+from sarathi_sim.simulator.load.describe import traffic_line, without_times
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 _MOST_ALIKE = 3
 _NOT_MODELLED = "data-parallel attention, multi-token prediction (MTP): docs/limits.md"

@@ -1,8 +1,8 @@
 """docs/reference.md: every configuration key, column of a trace, metric and file of a result.
 
-``python -m experiments.reference docs`` writes it from the schema, the registries and the shipped
-configurations, and docs/limits.md from ``profiler/storage/not_modelled.py``. No key, name or metric
-is listed here by hand.
+``python -m sarathi_sim.experiments.reference docs`` writes it from the schema, the registries and
+the shipped configurations, and docs/limits.md from ``profiler/storage/not_modelled.py``. No key,
+name or metric is listed here by hand.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.config.loading import CONFIGS
-from experiments.config.parameter_names import PARAMETERS
-from experiments.config.scenario import Header, Scenario
-from experiments.sweeps.section import SweepSpec
-from profiler.storage import not_modelled
-from profiler.storage.files import write_whole
-from profiler.storage.plain_yaml import read_mapping
-from simulator.load.trace_columns import NAMES, NEEDED
-from simulator.views.metric_registry import METRICS
+from sarathi_sim.experiments.config.loading import CONFIGS
+from sarathi_sim.experiments.config.parameter_names import PARAMETERS
+from sarathi_sim.experiments.config.scenario import Header, Scenario
+from sarathi_sim.experiments.sweeps.section import SweepSpec
+from sarathi_sim.profiler.storage import not_modelled
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.simulator.load.trace_columns import NAMES, NEEDED
+from sarathi_sim.simulator.views.metric_registry import METRICS
 
 #: The files of a result's folder, and what they hold.
 FILES = {
@@ -50,7 +50,7 @@ def page() -> str:
     lines = [
         "# Reference",
         "",
-        "`python -m experiments.reference docs` makes this page from the code.",
+        "`python -m sarathi_sim.experiments.reference docs` makes this page from the code.",
         "",
         "Keys go by their path: `cluster.tp` is the key `tp` of the section `cluster`, and",
         "`--set cluster.tp=8` sets it. Any key of a scenario may stand at the top level, for all",

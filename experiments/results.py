@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.errors import ConfigError
-from experiments.config.policy_file import stored
-from experiments.config.scenario import Scenario
-from profiler.storage.files import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.policy_file import stored
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.profiler.storage.files import (
     LARGEST_DATA,
     make_folders,
     read_bounded,
@@ -28,12 +28,12 @@ from profiler.storage.files import (
     remove_empty,
     restore,
 )
-from profiler.storage.folder_lock import held, is_held
-from profiler.storage.manifest import NotOursError, check_ours, replace_folder
-from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import one_line
-from simulator.views.ledger import ACCOUNTS
-from simulator.views.metrics import Analysis, Table
+from sarathi_sim.profiler.storage.folder_lock import held, is_held
+from sarathi_sim.profiler.storage.manifest import NotOursError, check_ours, replace_folder
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import one_line
+from sarathi_sim.simulator.views.ledger import ACCOUNTS
+from sarathi_sim.simulator.views.metrics import Analysis, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -258,8 +258,9 @@ def to_json(value: Any) -> Any:
 class Tables:
     """One scenario's tables, as the figures take them, and the policy it ran.
 
-    ``token_gaps`` is that of :class:`simulator.views.metrics.Analysis`, None where it was not kept;
-    ``steady`` that of the summary: whether the run is overloaded, and how long it warmed up.
+    ``token_gaps`` is that of :class:`sarathi_sim.simulator.views.metrics.Analysis`, None where it
+    was not kept; ``steady`` that of the summary: whether the run is overloaded, and how long it
+    warmed up.
     """
 
     requests: pd.DataFrame

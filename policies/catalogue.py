@@ -13,9 +13,12 @@ from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
-import policies
-from policies.policy import Builder, Policy
-from policies.pool import PoolPolicy
+from sarathi_sim import policies
+from sarathi_sim.policies.policy import Builder, Policy
+from sarathi_sim.policies.pool import PoolPolicy
+
+# What older files of users import, and is now in ``sarathi_sim``.
+_FORMER = ("policies", "profiler", "simulator", "experiments")
 
 
 class PolicyFileError(ValueError):
@@ -29,7 +32,7 @@ def builders() -> dict[str, Builder]:
     Raises PolicyFileError where two have the same name.
     """
     found: dict[str, Builder] = {}
-    for module in pkgutil.iter_modules(policies.__path__, "policies."):
+    for module in pkgutil.iter_modules(policies.__path__, f"{policies.__name__}."):
         _collect(importlib.import_module(module.name), found)
     return dict(sorted(found.items()))
 
@@ -79,6 +82,8 @@ def error_line(error: BaseException, file: str) -> str:
         said = " ".join(str(error).split())
     except Exception:  # its __str__ is the user's, too
         said = ""
+    if isinstance(error, ModuleNotFoundError) and error.name in _FORMER:
+        said += f": from sarathi_sim.{error.name}... is meant"
     return f"{where}{type(error).__name__}: {said}".removesuffix(": ")
 
 

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
 
-from policies.policy import named
-from policies.pool import Pool
-from policies.request import Sequence
-from policies.vllm import Vllm
+from sarathi_sim.policies.policy import named
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.policies.vllm import Vllm
 
 
 @named("fair")

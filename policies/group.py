@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, KeysView
 from dataclasses import InitVar, dataclass, field
 
-from policies.policy import View
-from policies.request import Sequence
+from sarathi_sim.policies.policy import View
+from sarathi_sim.policies.request import Sequence
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
-from policies.request import Sequence
+from sarathi_sim.policies.request import Sequence
 
 
 class Blocks:
@@ -98,8 +98,9 @@ class _PlainBlocks:
 class CachedBlocks(Blocks):
     """A paged KV cache whose full blocks are found again by their content (prefix caching).
 
-    The content of a sequence's i-th block is named by :meth:`~policies.request.Sequence.content`.
-    Of several blocks with the same content the one entered first is found.
+    The content of a sequence's i-th block is named by
+    :meth:`~sarathi_sim.policies.request.Sequence.content`. Of several blocks with the same content
+    the one entered first is found.
 
     Only blocks that a sequence may look up are kept one by one: those of a shared prefix, and those
     of a preempted sequence, which looks up its own. All others are counted, so growing decodes cost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from policies.policy import DECODES, Plan, Policy, View, named
+from sarathi_sim.policies.policy import DECODES, Plan, Policy, View, named
 
 
 class Orca:

@@ -7,8 +7,8 @@ from collections.abc import Callable, KeysView
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
-from policies.pool import PoolPolicy
-from policies.request import Sequence
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,8 @@ class Policy(Protocol):
 
 
 def is_pooled(policy: Policy | PoolPolicy) -> TypeGuard[PoolPolicy]:
-    """Whether a policy acts on a :class:`~policies.pool.Pool`, not on one micro-batch."""
+    """Whether a policy acts on a :class:`~sarathi_sim.policies.pool.Pool`, not on one
+    micro-batch."""
     return bool(getattr(policy, "pooled", False))
 
 

@@ -1,9 +1,9 @@
 """The scheduler of engines with paged memory: any request may join any micro-batch.
 
-The drivers use it like :class:`~policies.scheduler.Scheduler`. It differs in two points: a policy
-sees all running sequences, not the members of one micro-batch, and it may preempt. A policy acts on
-the pool while it plans (:class:`PoolPolicy`), because the blocks of earlier requests decide whether
-a request fits.
+The drivers use it like :class:`~sarathi_sim.policies.scheduler.Scheduler`. It differs in two
+points: a policy sees all running sequences, not the members of one micro-batch, and it may preempt.
+A policy acts on the pool while it plans (:class:`PoolPolicy`), because the blocks of earlier
+requests decide whether a request fits.
 
 Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are
 scheduled, as in vLLM. Only the driver knows which sequence ends, and with which token
@@ -20,9 +20,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from policies.batch import Batch, Chunk
-from policies.kv import Block, Blocks
-from policies.log import (
+from sarathi_sim.policies.batch import Batch, Chunk
+from sarathi_sim.policies.kv import Block, Blocks
+from sarathi_sim.policies.log import (
     DECODE,
     HIT,
     HIT_AGAIN,
@@ -34,7 +34,7 @@ from policies.log import (
     PolicyError,
     span,
 )
-from policies.request import Cohort, Request, Sequence, too_long
+from sarathi_sim.policies.request import Cohort, Request, Sequence, too_long
 
 MANY_PREEMPTIONS = 1000
 """After so many, and ten for each running sequence, somebody must have got a token."""

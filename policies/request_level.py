@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from policies.orca import OrcaWorstCase
-from policies.policy import named
+from sarathi_sim.policies.orca import OrcaWorstCase
+from sarathi_sim.policies.policy import named
 
 
 @named("request_level")

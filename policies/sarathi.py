@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Literal
 
-from policies.policy import DECODES, Chunking, Plan, View, named
-from policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.policy import DECODES, Chunking, Plan, View, named
+from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 ChunkRule = Literal["fill", "reserve", "fixed", "equal_time"]
 

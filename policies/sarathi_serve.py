@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from policies.policy import Chunking, named
-from policies.pool import Pool
-from policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.policy import Chunking, named
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 WATERMARK = 0.01
 """Share of the blocks that an admission leaves free."""

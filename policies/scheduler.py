@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from policies.batch import Batch, Chunk
-from policies.group import Group
-from policies.log import DECODE, PADDING, PREFILL, PolicyError, span
-from policies.policy import Plan, Policy
-from policies.request import Request, Sequence, check_at_least_1, too_long
+from sarathi_sim.policies.batch import Batch, Chunk
+from sarathi_sim.policies.group import Group
+from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError, span
+from sarathi_sim.policies.policy import Plan, Policy
+from sarathi_sim.policies.request import Request, Sequence, check_at_least_1, too_long
 
 
 def _is_empty(group: Group) -> bool:

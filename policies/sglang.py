@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from policies.policy import Chunking, named
-from policies.pool import Pool
-from policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.policy import Chunking, named
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 CLIP_MAX_NEW_TOKENS = 4096
 INIT_NEW_TOKEN_RATIO = 0.7

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Literal
 
-from policies.log import LivelockError
-from policies.policy import Chunking, Longest, named
-from policies.pool import Pool
-from policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.policy import Chunking, Longest, named
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 CapacitySchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 Context = tuple[Sequence, int]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from policies.policy import Chunking, Longest, named
-from policies.pool import Pool
-from policies.request import Sequence, check_at_least_1
+from sarathi_sim.policies.policy import Chunking, Longest, named
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence, check_at_least_1
 
 
 def _by_priority(sequence: Sequence) -> Any:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from policies.policy import named
-from policies.pool import Pool
-from policies.request import Sequence
-from policies.vllm import Vllm
+from sarathi_sim.policies.policy import named
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.policies.vllm import Vllm
 
 
 @named("vllm_v0")

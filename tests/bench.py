@@ -10,9 +10,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from experiments.cli.common import ProgressBar, consoles, print_json
-from profiler.storage.strict import UserError
-from profiler.storage.threads import default_to_one_thread
+from sarathi_sim.experiments.cli.common import ProgressBar, consoles, print_json
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 CONFIGS = ("gpt3_pp", "bench_paged")
 
@@ -20,7 +20,7 @@ CONFIGS = ("gpt3_pp", "bench_paged")
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit code is 2 for what the user can correct."""
     default_to_one_thread()
-    from experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.config.loading import load_experiment
     from tests.benchmarks.timing import bench_table, benchmark
 
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)

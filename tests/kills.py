@@ -51,7 +51,7 @@ class Trial:
             options.append("--resume")
         config = str(self.scratch / "sixty.yaml")
         return subprocess.Popen(
-            [sys.executable, "-m", "experiments", "sweep", config, *options],
+            [sys.executable, "-m", "sarathi_sim", "sweep", config, *options],
             cwd=ROOT,
             env=os.environ
             | {_MARK: str(self.scratch), "SARATHI_SIM_CACHE": str(self.scratch / "cache")},

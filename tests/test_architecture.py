@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.catalogue import builders
+from sarathi_sim.policies.catalogue import builders
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("policies", "profiler", "simulator", "experiments")
@@ -99,7 +99,8 @@ ROOMS: dict[str, str] = {
     ),
     "experiments.cli": "experiments policies profiler simulator",
     "experiments.reference": "experiments.config experiments.sweeps profiler simulator",
-    "experiments.__main__": "experiments.cli",
+    "sarathi_sim": "experiments.api",
+    "sarathi_sim.__main__": "experiments.cli",
 }
 # Of the profiler the simulator imports what reads bundles, and nothing that measures.
 TORCH = ("profiler.shard", "profiler.engine", "profiler.measuring", "profiler.first_light")
@@ -113,7 +114,14 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+DOOR = (ROOT / "sarathi_sim").glob("*.py")  # what else is in that folder are links
 MODULES = {dotted(path): path for package in PACKAGES for path in modules(package)}
+MODULES |= {dotted(path): path for path in DOOR}
+
+
+def inside(name: str) -> str:
+    """The name of a module of ours within the package."""
+    return name.removeprefix("sarathi_sim.")
 
 
 def imports(path: Path) -> set[str]:
@@ -122,12 +130,12 @@ def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {inside(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            full = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in full}
+            full = {inside(f"{node.module}.{alias.name}") for alias in node.names}
+            found |= {name if name in MODULES else inside(node.module) for name in full}
     return found
 
 
@@ -215,6 +223,24 @@ def test_no_name_has_two_meanings() -> None:
     assert [name for name, times in Counter(names).items() if times > 1] == []
 
 
+def test_there_is_one_import_name() -> None:
+    """Another wheel may have a package with the name of one of our folders."""
+    files = [*MODULES.values(), *modules("tests"), *modules("docs")]
+    wrong = []
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            wrong += [f"{path}: {n}" for n in names if n.partition(".")[0] in PACKAGES]
+    assert wrong == []
+    links = {p.name: p.resolve() for p in (ROOT / "sarathi_sim").iterdir() if p.is_symlink()}
+    assert links == {name: ROOT / name for name in (*PACKAGES, "data")}
+
+
 def test_no_function_is_long() -> None:
     long = {
         f"{module}.{node.name}": length
@@ -259,12 +285,12 @@ def test_a_simulation_needs_no_torch() -> None:
     names = [
         name
         for name in MODULES
-        if not name.startswith(("profiler", "experiments.report")) and not name.endswith("__main__")
+        if not name.startswith(("profiler", "experiments.report", "sarathi_sim"))
     ]
     code = (
         "import importlib, sys\n"
         "for name in ('torch', 'xformers', 'bokeh'): sys.modules[name] = None  # importing raises\n"
-        f"for name in {names!r}: importlib.import_module(name)\n"
+        f"for name in {names!r}: importlib.import_module('sarathi_sim.' + name)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.loading import load_experiment
-from experiments.reference import FILES, page
-from experiments.run.experiment import run_experiment
-from profiler.storage.progress import silent
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.reference import FILES, page
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.profiler.storage.progress import silent
 from tests.patience import PATIENCE_S
 from tests.test_architecture import MODULES
 
@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 
 
 def test_the_reference_is_up_to_date() -> None:
-    """``python -m experiments.reference docs`` writes it."""
+    """``python -m sarathi_sim.experiments.reference docs`` writes it."""
     assert (DOCS / "reference.md").read_text(encoding="utf-8") == page()
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.config.loading import load_experiment, shipped_configs
-from experiments.run.experiment import simulate_all
+from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
+from sarathi_sim.experiments.run.experiment import simulate_all
 from tests.policies import by_hand
 from tests.simulator import oracle
 from tests.simulator.test_textbook import assert_bitwise_equal

@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.requests import build_requests
-from experiments.config.scenario import Scenario
-from experiments.run.traffic import is_trace
-from policies.request import Request
-from simulator.load.describe import describe_workload, peak_rate, shared_tokens
-from simulator.load.trace import read_trace
-from simulator.load.trace_columns import Reading
-from simulator.load.trace_file import Trace
-from simulator.load.workload import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.run.traffic import is_trace
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.load.describe import describe_workload, peak_rate, shared_tokens
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.trace_columns import Reading
+from sarathi_sim.simulator.load.trace_file import Trace
+from sarathi_sim.simulator.load.workload import (
     WorkloadError,
     at_once,
     gamma_arrivals,
@@ -274,7 +274,7 @@ def test_the_memory_of_a_packed_trace_is_that_of_its_rows(
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(b"prompt_tokens,output_tokens\n" + b"5,1\n" * 30_000))
     assert len(read_trace(path)) == 30_000
-    monkeypatch.setattr("simulator.load.trace_file.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("sarathi_sim.simulator.load.trace_file.available_bytes", lambda: 1_000_000)
     with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: about \d+ rows would take"):
         read_trace(path)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.capacity.judgement import OVERLOAD, REJECTED, Verdict
-from experiments.capacity.options import Option, plan_of
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.search import (
+from sarathi_sim.experiments.capacity.judgement import OVERLOAD, REJECTED, Verdict
+from sarathi_sim.experiments.capacity.options import Option, plan_of
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.search import (
     AT_ONCE,
     Capacity,
     Crossing,
@@ -24,11 +24,11 @@ from experiments.capacity.search import (
     capacity,
     crossing,
 )
-from experiments.config.deployment import deploy
-from experiments.config.key_paths import Source
-from experiments.content import assumed
-from experiments.run.uncertainty import QUANTILES, uncertainty
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.content import assumed
+from sarathi_sim.experiments.run.uncertainty import QUANTILES, uncertainty
+from sarathi_sim.simulator.views.metrics import Analysis
 
 FINE = 0.005
 """The tolerance of searches for a band, which is a few percent wide."""

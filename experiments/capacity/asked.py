@@ -7,22 +7,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.capacity.answer import Answer, answers, as_json, said_of
-from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
-from experiments.capacity.folder import CAPACITY_FORMAT
-from experiments.capacity.options import Option, option_at, options_of
-from experiments.capacity.prices import Prices, add_costs
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.written import capacities, capacity_answer, headroom
-from experiments.config.errors import ConfigError
-from experiments.config.loading import Assignments, Config, Draft, read_draft
-from experiments.figures.style import styled
-from experiments.results import SUMMARY, json_bytes
-from experiments.run.traffic import with_workload
-from experiments.sweeps.neighbours import between, in_order
-from profiler.storage.plain_yaml import dump_yaml
-from profiler.storage.strict import KeyPath, mistakes
+from sarathi_sim.experiments.capacity.answer import Answer, answers, as_json, said_of
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
+from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT
+from sarathi_sim.experiments.capacity.options import Option, option_at, options_of
+from sarathi_sim.experiments.capacity.prices import Prices, add_costs
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.written import capacities, capacity_answer, headroom
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Assignments, Config, Draft, read_draft
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
+from sarathi_sim.experiments.run.traffic import with_workload
+from sarathi_sim.experiments.sweeps.neighbours import between, in_order
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.strict import KeyPath, mistakes
 
 
 def read_question(

@@ -17,14 +17,14 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from experiments.capacity.capacity_section import STATISTICS, Objective
-from experiments.capacity.options import Option
-from experiments.config.deployment import Deployment
-from experiments.config.host_time import host_of
-from policies.policy import chunking_of
-from simulator.loop.records import Floats
-from simulator.op_times.iteration import SUM, IterationCost
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.capacity.capacity_section import STATISTICS, Objective
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.host_time import host_of
+from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import SUM, IterationCost
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 SAMPLE = 64
 SLACK = 1.02

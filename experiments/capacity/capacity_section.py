@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from experiments.config.base import Count, Strict, Text
+from sarathi_sim.experiments.config.base import Count, Strict, Text
 
 STATISTICS = {"mean": 0.5, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 """What an SLO may bound, and the quantile that decides how many requests it needs."""

@@ -13,12 +13,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.written import UNITS
-from experiments.figures.style import BLACK, line_styles, save
-from experiments.sweeps.figures.pareto import pareto_front
-from simulator.loop.records import Floats
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.written import UNITS
+from sarathi_sim.experiments.figures.style import BLACK, line_styles, save
+from sarathi_sim.experiments.sweeps.figures.pareto import pareto_front
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
 

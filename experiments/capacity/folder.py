@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.config.errors import ConfigError
-from experiments.results import about_out, resolved
-from experiments.sweeps.store import Store
-from profiler.storage.files import make_folders, partial, remove_empty, write_whole
-from profiler.storage.manifest import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.results import about_out, resolved
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.files import make_folders, partial, remove_empty, write_whole
+from sarathi_sim.profiler.storage.manifest import (
     MANIFEST,
     Manifest,
     differences,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.capacity.capacity_section import Objective
-from simulator.loop.records import Floats
-from simulator.views.metrics import weighted_quantiles
+from sarathi_sim.experiments.capacity.capacity_section import Objective
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metrics import weighted_quantiles
 
 OVERLOAD = "overload"
 """What binds where the queue grows without bound although every clause still holds."""
@@ -77,7 +77,7 @@ class RunTables:
 
 
 GAPS = "token_gaps.parquet"
-"""The file of :meth:`simulator.views.metrics.Analysis.gaps_after_warmup`."""
+"""The file of :meth:`sarathi_sim.simulator.views.metrics.Analysis.gaps_after_warmup`."""
 
 
 def judge(
@@ -111,7 +111,8 @@ def judge(
 
 def overloaded(summary: Mapping[str, Any]) -> bool:
     """Whether more requests arrive than are served: fewer leave than come, and queueing delays rise
-    over the run (:mod:`simulator.views.steady`), or as long as a batch fills up, latencies.
+    over the run (:mod:`sarathi_sim.simulator.views.steady`), or as long as a batch fills up,
+    latencies.
 
     Both happen by chance, too, where a queue comes and goes. So more requests must be left over
     than are under way in the mean (by Little's law, their latency's share of the arrivals' time).

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from experiments.config.key_paths import get
-from experiments.config.scenario import KvCache, Scenario
-from policies.policy import is_pooled, memory_share_of
-from profiler.facts.hub import Checkpoint, checkpoints, find_published
-from profiler.facts.model import load_model
-from profiler.storage.paths import user_path
-from profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.experiments.config.key_paths import get
+from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.policies.policy import is_pooled, memory_share_of
+from sarathi_sim.profiler.facts.hub import Checkpoint, checkpoints, find_published
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 
 Settings = Mapping[str, Any]
 

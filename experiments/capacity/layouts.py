@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from experiments.capacity.capacity_section import CapacitySection, parse_slo
-from experiments.capacity.options import Option
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario
-from experiments.run.traffic import parse_workload
-from experiments.sweeps.plan import SharedRequests
-from experiments.sweeps.points import Point
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.facts.formats import STACKS, WEIGHT_DTYPES
-from profiler.facts.model import ModelSpec, load_model
-from profiler.kernels.stack_file import stacks_on
-from profiler.storage.strict import did_you_mean
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection, parse_slo
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.run.traffic import parse_workload
+from sarathi_sim.experiments.sweeps.plan import SharedRequests
+from sarathi_sim.experiments.sweeps.points import Point
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.kernels.stack_file import stacks_on
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 BUDGETS = (512, 1024, 2048, 4096, 8192)
 SEQUENCES = (64, 128, 256, 512)

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.judgement import Verdict, judge
-from experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
-from experiments.config.deployment import Deployment, Requests, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import KeyPath, assign, merge
-from experiments.config.loading import Draft, check_scenario
-from experiments.config.parameter_names import parameter
-from experiments.config.requests import build_requests
-from experiments.config.scenario import Scenario
-from experiments.config.workload import (
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.judgement import Verdict, judge
+from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
+from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import KeyPath, assign, merge
+from sarathi_sim.experiments.config.loading import Draft, check_scenario
+from sarathi_sim.experiments.config.parameter_names import parameter
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.workload import (
     Arrivals,
     AtOnce,
     Closed,
@@ -31,11 +31,11 @@ from experiments.config.workload import (
     TraceLengths,
     Varying,
 )
-from experiments.sweeps.plan import SharedRequests, describe
-from experiments.sweeps.points import Point, expand
-from experiments.sweeps.section import SweepSpec
-from profiler.facts.ops import OPS
-from profiler.storage.strict import mistakes
+from sarathi_sim.experiments.sweeps.plan import SharedRequests, describe
+from sarathi_sim.experiments.sweeps.points import Point, expand
+from sarathi_sim.experiments.sweeps.section import SweepSpec
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.storage.strict import mistakes
 
 PILOT_REQUESTS = 1000
 LEAST_REQUESTS = 2500

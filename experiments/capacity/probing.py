@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.judgement import RunTables, judge
-from experiments.capacity.options import Option
-from experiments.capacity.search import Probe, Probed, Search, UnbreakableError
-from experiments.sweeps.backends import Backend, Bundles, Outcomes
-from experiments.sweeps.execute import Report, execute, write_tables
-from experiments.sweeps.identity import run_key
-from experiments.sweeps.plan import Run, SweepPlan
-from experiments.sweeps.store import Store
-from profiler.storage.progress import Progress, Say, silent
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.judgement import RunTables, judge
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.search import Probe, Probed, Search, UnbreakableError
+from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, Outcomes
+from sarathi_sim.experiments.sweeps.execute import Report, execute, write_tables
+from sarathi_sim.experiments.sweeps.identity import run_key
+from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.progress import Progress, Say, silent
 
 T = TypeVar("T")
 NAME = "probe"

@@ -16,18 +16,18 @@ from itertools import product
 
 import numpy as np
 
-from experiments.capacity.answer import Answer, answers
-from experiments.capacity.bounds import alone, most_requests_per_s
-from experiments.capacity.judgement import Verdict
-from experiments.capacity.layouts import Wanted, deployable
-from experiments.capacity.options import Option, plan_of
-from experiments.capacity.prices import Prices
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.search import Crossing, Probed, at_load, race
-from experiments.config.errors import ConfigError
-from experiments.sweeps.neighbours import between
-from profiler.storage.progress import Say
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.capacity.answer import Answer, answers
+from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
+from sarathi_sim.experiments.capacity.judgement import Verdict
+from sarathi_sim.experiments.capacity.layouts import Wanted, deployable
+from sarathi_sim.experiments.capacity.options import Option, plan_of
+from sarathi_sim.experiments.capacity.prices import Prices
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.neighbours import between
+from sarathi_sim.profiler.storage.progress import Say
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 FINALISTS = 4
 """How many are searched exactly, at first."""

@@ -10,27 +10,27 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.capacity.answer import (
+from sarathi_sim.experiments.capacity.answer import (
     as_json,
     numbers,
     pooled_numbers,
     said_of,
     scenario_at,
 )
-from experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
-from experiments.capacity.folder import RECOMMEND_FORMAT
-from experiments.capacity.launch import Launch, launch
-from experiments.capacity.layouts import Wanted
-from experiments.capacity.prices import Prices, add_costs
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.recommend import (
+from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
+from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT
+from sarathi_sim.experiments.capacity.launch import Launch, launch
+from sarathi_sim.experiments.capacity.layouts import Wanted
+from sarathi_sim.experiments.capacity.prices import Prices, add_costs
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.recommend import (
     Recommendation,
     Screened,
     carries_rate,
     refined,
     whole,
 )
-from experiments.capacity.written import (
+from sarathi_sim.experiments.capacity.written import (
     MUCH_LESS,
     NOT_SETTLED,
     UNITS,
@@ -41,13 +41,13 @@ from experiments.capacity.written import (
     doubts,
     headroom,
 )
-from experiments.content import Section, SortableTable, doubts_of, number_or_dash
-from experiments.figures.style import styled
-from experiments.results import SUMMARY, json_bytes
-from experiments.sweeps.neighbours import halfway, neighbours
-from profiler.storage.plain_yaml import dump_yaml
-from profiler.storage.progress import Say
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.content import Section, SortableTable, doubts_of, number_or_dash
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
+from sarathi_sim.experiments.sweeps.neighbours import halfway, neighbours
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.progress import Say
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 
 def recommended(

@@ -20,8 +20,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from experiments.capacity.judgement import RunTables, Verdict
-from simulator.confidence.quantile import Estimate, quantile, spread
+from sarathi_sim.experiments.capacity.judgement import RunTables, Verdict
+from sarathi_sim.simulator.confidence.quantile import Estimate, quantile, spread
 
 T = TypeVar("T")
 AT_ONCE = math.inf
@@ -71,7 +71,7 @@ class Probed:
     """A finished probe: its run's key and summary, and how it fares under the SLO.
 
     ``scale`` is how many times the deployment's replicas are those of the run (see
-    :attr:`~experiments.capacity.options.Option.alike`). ``tables`` are the run's.
+    :attr:`~sarathi_sim.experiments.capacity.options.Option.alike`). ``tables`` are the run's.
     """
 
     probe: Probe

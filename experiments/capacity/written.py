@@ -7,10 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.capacity.judgement import OVERLOAD, REJECTED
-from experiments.content import Section, SortableTable, assumed_of, doubts_of, number_or_dash
-from experiments.sweeps.neighbours import halfway, neighbours
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.capacity.judgement import OVERLOAD, REJECTED
+from sarathi_sim.experiments.content import (
+    Section,
+    SortableTable,
+    assumed_of,
+    doubts_of,
+    number_or_dash,
+)
+from sarathi_sim.experiments.sweeps.neighbours import halfway, neighbours
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 Deployments = Sequence[Mapping[str, Any]]
 UNITS = {"rate": "requests/s", "clients": "clients"}

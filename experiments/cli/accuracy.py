@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     DatasetsOption,
     JsonOption,
     consoles,
@@ -19,8 +19,8 @@ from experiments.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from experiments.figures.accuracy import Aim, Score, ScoreClass
-    from profiler.bundle.schema import Bundle
+    from sarathi_sim.experiments.figures.accuracy import Aim, Score, ScoreClass
+    from sarathi_sim.profiler.bundle.schema import Bundle
 
 
 def fit(
@@ -45,10 +45,10 @@ def fit(
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
       sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8 --out runs/fits
     """
-    from experiments.cli.common import ProgressBar
-    from experiments.figures.fits import describe, write_fits
-    from experiments.results import FITS_FORMAT, check_replaceable
-    from profiler.bundle.schema import load_bundle
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.figures.fits import describe, write_fits
+    from sarathi_sim.experiments.results import FITS_FORMAT, check_replaceable
+    from sarathi_sim.profiler.bundle.schema import load_bundle
 
     bundle = load_bundle(path)
     if out is not None:
@@ -71,8 +71,8 @@ def fit(
 
 def _print_beyond_single_ops(bundle: Bundle) -> None:
     """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
-    from simulator.op_times.interaction import interaction_errors, skew_errors
-    from simulator.op_times.regression import OpTimes
+    from sarathi_sim.simulator.op_times.interaction import interaction_errors, skew_errors
+    from sarathi_sim.simulator.op_times.regression import OpTimes
 
     ops = OpTimes(bundle)
     layers, skewed = interaction_errors(bundle, ops), skew_errors(bundle, ops)
@@ -119,12 +119,12 @@ def accuracy(
     """
     from dataclasses import asdict
 
-    from experiments.cli.common import ProgressBar
-    from experiments.figures import accuracy as studies
-    from experiments.figures import kernel_errors
-    from experiments.results import ACCURACY_FORMAT, maybe_result
-    from profiler.kernels.stack_fit import check_fitted, fitted_devices
-    from profiler.storage.paths import public_datasets
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.figures import accuracy as studies
+    from sarathi_sim.experiments.figures import kernel_errors
+    from sarathi_sim.experiments.results import ACCURACY_FORMAT, maybe_result
+    from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fitted_devices
+    from sarathi_sim.profiler.storage.paths import public_datasets
 
     folder = public_datasets(datasets)
     stack = "vllm"  # of which every device has kernels

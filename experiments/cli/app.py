@@ -16,10 +16,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from experiments.cli.accuracy import accuracy, fit
-from experiments.cli.bundles import import_profile, profile_check, profile_diff
-from experiments.cli.capacity import capacity, recommend, sensitivity
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.accuracy import accuracy, fit
+from sarathi_sim.experiments.cli.bundles import import_profile, profile_check, profile_diff
+from sarathi_sim.experiments.cli.capacity import capacity, recommend, sensitivity
+from sarathi_sim.experiments.cli.common import (
     Commands,
     ConfigArgument,
     FiguresOption,
@@ -35,17 +35,17 @@ from experiments.cli.common import (
     print_section,
     print_written,
 )
-from experiments.cli.data import calibrate, devices, make_bundle, models, policies
-from experiments.cli.lockstep import lockstep, replay
-from experiments.cli.paper import advise, reproduce
-from experiments.cli.profile import first_light, profile
-from experiments.cli.results import compare, plot, report
-from experiments.cli.score import score
-from experiments.cli.support import support
-from experiments.cli.sweep import plan, sweep
-from experiments.cli.validate import validate
-from experiments.cli.workload import workload
-from profiler.storage.threads import default_to_one_thread
+from sarathi_sim.experiments.cli.data import calibrate, devices, make_bundle, models, policies
+from sarathi_sim.experiments.cli.lockstep import lockstep, replay
+from sarathi_sim.experiments.cli.paper import advise, reproduce
+from sarathi_sim.experiments.cli.profile import first_light, profile
+from sarathi_sim.experiments.cli.results import compare, plot, report
+from sarathi_sim.experiments.cli.score import score
+from sarathi_sim.experiments.cli.support import support
+from sarathi_sim.experiments.cli.sweep import plan, sweep
+from sarathi_sim.experiments.cli.validate import validate
+from sarathi_sim.experiments.cli.workload import workload
+from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
 app = typer.Typer(
     cls=Commands,
@@ -121,16 +121,16 @@ def run(
       sarathi-sim run gpt3_pp --no-figures --json | jq .ratios
       sarathi-sim run gpt3_pp --timeline --window 120:1.5   # open in ui.perfetto.dev
     """
-    from experiments.run.second_process import SecondProcess
+    from sarathi_sim.experiments.run.second_process import SecondProcess
 
     with ExitStack() as stack:
         # It imports its libraries while this process imports others.
         second = stack.enter_context(SecondProcess()) if figures else None
-        from experiments.cli.common import ProgressBar
-        from experiments.config.loading import load_experiment
-        from experiments.figures.slices import parse_window
-        from experiments.run.experiment import run_experiment
-        from experiments.run.run_answer import run_answer
+        from sarathi_sim.experiments.cli.common import ProgressBar
+        from sarathi_sim.experiments.config.loading import load_experiment
+        from sarathi_sim.experiments.figures.slices import parse_window
+        from sarathi_sim.experiments.run.experiment import run_experiment
+        from sarathi_sim.experiments.run.run_answer import run_answer
 
         experiment = load_experiment(config, assignments or [])
         folder = out or Path("runs") / experiment.name
@@ -162,15 +162,15 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
       sarathi-sim check my.yaml
       sarathi-sim check gpt3_pp --set cluster.usable_memory=0.95
     """
-    from experiments.config.loading import load_experiment
-    from experiments.content import assumed, assumed_of
-    from experiments.run.experiment import deploy_all
-    from experiments.run.report import deployments_table
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.content import assumed, assumed_of
+    from sarathi_sim.experiments.run.experiment import deploy_all
+    from sarathi_sim.experiments.run.report import deployments_table
 
     experiment = load_experiment(config, assignments or [])
     if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):
-        from experiments.validate.cells import make_cells
-        from experiments.validate.table import cells_table
+        from sarathi_sim.experiments.validate.cells import make_cells
+        from sarathi_sim.experiments.validate.table import cells_table
 
         cells = make_cells(experiment)
         typer.echo(f"{experiment.file}: good, for sarathi-sim validate")

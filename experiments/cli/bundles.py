@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     PROFILES,
     DegreeOption,
     ForceOption,
@@ -69,11 +69,11 @@ def import_profile(
       sarathi-sim import llmservingsim datasets/llmservingsim_a6000 --model llama-3-8b
       sarathi-sim import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
-    from experiments.config.errors import ConfigError
-    from profiler.bundle.schema import bundle_path, write_bundle
-    from profiler.facts.model import load_model
-    from profiler.importers.sources import import_bundle
-    from profiler.importers.stack_tables import import_stack
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
+    from sarathi_sim.profiler.facts.model import load_model
+    from sarathi_sim.profiler.importers.sources import import_bundle
+    from sarathi_sim.profiler.importers.stack_tables import import_stack
 
     kernels = kernels_of("import", load_model(model), device, stack, dtype, kv_cache_dtype)
     if kernels is not None:
@@ -104,7 +104,7 @@ def profile_check(folder: BundleFolder) -> None:
       sarathi-sim profile-check profiles
       sarathi-sim profile-check profiles/a100-80g-sxm/llama-2-70b/tp4
     """
-    from profiler.bundle.check import bundle_folders, check_folder
+    from sarathi_sim.profiler.bundle.check import bundle_folders, check_folder
 
     failed = 0
     for path in bundle_folders(folder):
@@ -137,8 +137,8 @@ def profile_diff(
       sarathi-sim profile-diff data/profiles/a100-80g-sxm/llama-2-70b/tp4 \\
         profiles/a100-80g-sxm/llama-2-70b/tp4
     """
-    from profiler.bundle.diff import backend_differences, diff_bundles
-    from profiler.bundle.schema import load_bundle
+    from sarathi_sim.profiler.bundle.diff import backend_differences, diff_bundles
+    from sarathi_sim.profiler.bundle.schema import load_bundle
 
     bundles = load_bundle(first), load_bundle(second)
     found, left_out = diff_bundles(*bundles)

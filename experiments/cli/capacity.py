@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     LENGTHS,
     ConfigArgument,
     JsonOption,
@@ -25,12 +25,12 @@ from experiments.cli.common import (
     print_section,
     print_written,
 )
-from experiments.cli.sweep import Where, WorkersOption, backend_at, check_backend
+from sarathi_sim.experiments.cli.sweep import Where, WorkersOption, backend_at, check_backend
 
 if TYPE_CHECKING:
-    from experiments.capacity.capacity_section import CapacitySection
-    from experiments.capacity.probing import Laboratory
-    from experiments.sweeps.backends import Backend
+    from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.sweeps.backends import Backend
 
 BackendOption = Annotated[Where, typer.Option(help="Local processes, or a Dask cluster.")]
 AddressOption = Annotated[
@@ -53,9 +53,9 @@ def _laboratory(
     folder: Path, kind: str, section: CapacitySection, where: Backend, quiet: bool
 ) -> Iterator[Laboratory]:
     """What probes are simulated in, with its folder and a progress bar; it closes the backend."""
-    from experiments.capacity.folder import probes_in
-    from experiments.capacity.probing import Laboratory
-    from experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.capacity.folder import probes_in
+    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.cli.common import ProgressBar
 
     with (
         closing(where),
@@ -93,10 +93,10 @@ def capacity(
       sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
-    from experiments.capacity.asked import answered, read_question, result_files
-    from experiments.capacity.folder import CAPACITY_FORMAT, write_result
-    from experiments.capacity.prices import load_prices
-    from experiments.capacity.written import capacity_answer
+    from sarathi_sim.experiments.capacity.asked import answered, read_question, result_files
+    from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.written import capacity_answer
 
     check_backend(backend, address, workers)
     draft, section, options = read_question(config, assignments or [], workload)
@@ -171,10 +171,10 @@ def recommend(
       sarathi-sim recommend --model llama-3.1-8b --device l40s,h100-80g-sxm --rate 20 \\
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
     """
-    from experiments.capacity.folder import RECOMMEND_FORMAT, write_result
-    from experiments.capacity.layouts import wanted_of
-    from experiments.capacity.prices import load_prices
-    from experiments.capacity.recommended import recommend_answer, recommend_files, recommended
+    from sarathi_sim.experiments.capacity import recommended as best
+    from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.layouts import wanted_of
+    from sarathi_sim.experiments.capacity.prices import load_prices
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
@@ -185,13 +185,13 @@ def recommend(
     folder, where = out or Path("runs/recommend"), backend_at(backend, address, workers)
     say = (lambda text: None) if quiet else partial(typer.echo, err=True)
     with _laboratory(folder, RECOMMEND_FORMAT, wanted.section, where, quiet) as lab:
-        content = recommended(lab, wanted, costs, say, refine)
-    write_result(folder, RECOMMEND_FORMAT, recommend_files(wanted, content))
+        content = best.recommended(lab, wanted, costs, say, refine)
+    write_result(folder, RECOMMEND_FORMAT, best.recommend_files(wanted, content))
     if json:
         print_json(content)
     if quiet:
         return
-    print_section(recommend_answer(content), err=json)
+    print_section(best.recommend_answer(content), err=json)
     print_written(folder, figures=True, err=json)
 
 
@@ -229,10 +229,10 @@ def sensitivity(
       sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
-    from experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
-    from experiments.sensitivity.elasticities import read_sensitivity
-    from experiments.sensitivity.elasticities import sensitivity as found_by
-    from experiments.sensitivity.tornado import sensitivity_answer, sensitivity_files
+    from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
+    from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity
+    from sarathi_sim.experiments.sensitivity.elasticities import sensitivity as found_by
+    from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer, sensitivity_files
 
     check_backend(backend, address, workers)
     asked = read_sensitivity(

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
-    from experiments.content import Section
-    from profiler.facts.formats import Kernels
-    from profiler.facts.model import ModelSpec
+    from sarathi_sim.experiments.content import Section
+    from sarathi_sim.profiler.facts.formats import Kernels
+    from sarathi_sim.profiler.facts.model import ModelSpec
 
 PROFILES = Path("profiles")
 """Where bundles are written by default."""
@@ -97,10 +97,10 @@ def kernels_of(
 
     Raises ConfigError for a number format without a stack.
     """
-    from experiments.config.errors import ConfigError
-    from profiler.facts.formats import Kernels
-    from profiler.kernels.op_source import served_formats
-    from profiler.storage.strict import parse
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.profiler.facts.formats import Kernels
+    from sarathi_sim.profiler.kernels.op_source import served_formats
+    from sarathi_sim.profiler.storage.strict import parse
 
     given = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
     own = served_formats(model, device, stack)
@@ -195,7 +195,7 @@ def _message(error: BaseException) -> tuple[str, int]:
     """One shortened line per mistake, or one line in all for an unforeseen error; the exit code."""
     text, code = _told(error), 2
     if text is None:
-        from policies.catalogue import error_line
+        from sarathi_sim.policies.catalogue import error_line
 
         text, code = f"{error_line(error, '')}; {_REPORT}", _OURS
     lines = [_shortened(line) for line in text.splitlines()]
@@ -206,8 +206,8 @@ def _message(error: BaseException) -> tuple[str, int]:
 
 def _told(error: BaseException) -> str | None:
     """The message of an error that the user can mend; None for one of ours."""
-    from experiments.config.errors import ConfigError
-    from simulator.loop.simulation import SimulationError
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.simulator.loop.simulation import SimulationError
 
     if isinstance(error, MemoryError):
         said = " ".join(str(error).split())
@@ -239,7 +239,7 @@ def consoles() -> tuple[Console, Console]:
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print each note of the deployments once, on stderr; of many that differ in numbers, one."""
-    from experiments.content import thinned
+    from sarathi_sim.experiments.content import thinned
 
     for note in thinned(notes):
         typer.echo(f"note: {note}", err=True)
@@ -247,7 +247,7 @@ def print_notes(notes: Iterable[str]) -> None:
 
 def print_section(section: Section, *, err: bool = False) -> None:
     """An answer, on stdout or stderr: its sentence, what was assumed, its tables, its warnings."""
-    from experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.run.rich_table import rich_table
 
     typer.echo(f"{section.answer}\n", err=err)
     if section.about:
@@ -269,7 +269,7 @@ def print_section(section: Section, *, err: bool = False) -> None:
 
 def print_assumed(lines: Sequence[str], *, err: bool = False) -> None:
     """The block "Assumed": a line a topic, aligned."""
-    from experiments.content import topic_of
+    from sarathi_sim.experiments.content import topic_of
 
     if not lines:
         return
@@ -299,7 +299,7 @@ def print_table(
     text: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], **about: Any
 ) -> None:
     """A table on stdout, of what was read rather than computed: cells stand as they are."""
-    from experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.run.rich_table import rich_table
 
     table = rich_table(text, numbers, rows, **about)
     consoles()[0].print(table, markup=False, highlight=False)
@@ -307,7 +307,7 @@ def print_table(
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on stdout; NaN and infinities are null."""
-    from experiments.results import json_bytes
+    from sarathi_sim.experiments.results import json_bytes
 
     typer.echo(json_bytes(value), nl=False)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     PROFILES,
     DatasetsOption,
     DegreeOption,
@@ -39,7 +39,7 @@ def models(json: JsonOption = False) -> None:
     """
     from dataclasses import asdict
 
-    from profiler.facts.model import list_models, load_model
+    from sarathi_sim.profiler.facts.model import list_models, load_model
 
     specs = {name: load_model(name) for name in list_models()}
     if json:
@@ -74,8 +74,8 @@ def devices(json: JsonOption = False) -> None:
     """
     from dataclasses import asdict, replace
 
-    from profiler.facts.device import list_devices, load_device
-    from profiler.kernels.stack_file import stacks_on
+    from sarathi_sim.profiler.facts.device import list_devices, load_device
+    from sarathi_sim.profiler.kernels.stack_file import stacks_on
 
     specs = {name: load_device(name) for name in list_devices()}
     if json:
@@ -105,7 +105,7 @@ def _print_specs(
     what: str, specs: Mapping[str, Any], columns: Mapping[str, Callable[[Any], str]]
 ) -> None:
     """A row for each; a terminal that is too narrow for all columns has the first ones."""
-    from experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.run.rich_table import rich_table
 
     rows = [(name, *(cell(spec) for cell in columns.values())) for name, spec in specs.items()]
     headings, console = (what, *columns), consoles()[0]
@@ -134,7 +134,7 @@ def policies() -> None:
     Examples:
       sarathi-sim policies
     """
-    from experiments.config.policy import POLICIES
+    from sarathi_sim.experiments.config.policy import POLICIES
 
     rows = []
     for name, policy in POLICIES.items():
@@ -180,11 +180,11 @@ def make_bundle(
       sarathi-sim make-bundle --device h100-80g-sxm --stack vllm --dtype fp8 --model qwen3-32b
       sarathi-sim run my.yaml --set profiles=profiles
     """
-    from experiments.config.errors import ConfigError
-    from profiler.bundle.schema import bundle_path, check_replaceable, write_bundle
-    from profiler.facts.device import load_device
-    from profiler.facts.model import load_model
-    from profiler.kernels.op_source import made_bundle
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.profiler.bundle.schema import bundle_path, check_replaceable, write_bundle
+    from sarathi_sim.profiler.facts.device import load_device
+    from sarathi_sim.profiler.facts.model import load_model
+    from sarathi_sim.profiler.kernels.op_source import made_bundle
 
     spec, gpu = load_model(model), load_device(device)
     if tp > gpu.gpus_per_node:
@@ -227,10 +227,10 @@ def calibrate(
       SARATHI_SIM_DATASETS=measurements sarathi-sim calibrate --write
       sarathi-sim calibrate --device h100-80g-sxm --stack vllm --datasets measurements
     """
-    from experiments.config.errors import ConfigError
-    from profiler.physics import calibrate as fitting
-    from profiler.physics.studies import STUDIES
-    from profiler.storage.paths import public_datasets
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.profiler.physics import calibrate as fitting
+    from sarathi_sim.profiler.physics.studies import STUDIES
+    from sarathi_sim.profiler.storage.paths import public_datasets
 
     if report and write:
         raise ConfigError("--write: does not go with --report, which fits nothing")
@@ -254,11 +254,11 @@ def calibrate(
 
 def _calibrate_stack(device: str | None, stack: str, datasets: Path | None, write: bool) -> None:
     """Fit a stack's kernels on one device or all; without ``datasets`` print what is stored."""
-    from experiments.cli.accuracy import print_scores
-    from experiments.figures.kernel_errors import scores_of
-    from profiler.kernels.stack_file import load_stack, write_stack
-    from profiler.kernels.stack_fit import check_fitted, fit_stack
-    from profiler.storage.paths import data_dir
+    from sarathi_sim.experiments.cli.accuracy import print_scores
+    from sarathi_sim.experiments.figures.kernel_errors import scores_of
+    from sarathi_sim.profiler.kernels.stack_file import load_stack, write_stack
+    from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
+    from sarathi_sim.profiler.storage.paths import data_dir
 
     _, stderr = consoles()
     for name in check_fitted(device, stack):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     ConfigArgument,
     JsonOption,
     SetOption,
@@ -16,7 +16,7 @@ from experiments.cli.common import (
     print_notes,
     print_table,
 )
-from experiments.cli.score_runs import cell
+from sarathi_sim.experiments.cli.score_runs import cell
 
 
 def lockstep(
@@ -34,8 +34,8 @@ def lockstep(
       sarathi-sim lockstep tests/data/vllm/*.jsonl.gz
       sarathi-sim lockstep base.jsonl.gz --json
     """
-    from experiments.cli.common import ProgressBar
-    from experiments.run.decision_log import read_log, replay
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.run.decision_log import read_log, replay
 
     _, err = consoles()
     read = [read_log(path) for path in logs]
@@ -83,10 +83,10 @@ def replay(
       sarathi-sim replay docs/real_servers/rtx4090.yaml requests.jsonl --ticks timeseries.csv
       sarathi-sim replay my.yaml requests.jsonl --set kv_cache.num_blocks=2588 --json
     """
-    from experiments.config.loading import load_experiment
-    from experiments.score.server_files import TICK_LABELS, read_server_run, read_ticks
-    from experiments.score.server_run import COUNTS, NUMBERS, replay_server
-    from simulator.views.metric_registry import known
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.score.server_files import TICK_LABELS, read_server_run, read_ticks
+    from sarathi_sim.experiments.score.server_run import COUNTS, NUMBERS, replay_server
+    from sarathi_sim.simulator.views.metric_registry import known
 
     log = read_ticks(ticks) if ticks is not None else None
     found = replay_server(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     WORKLOAD,
     DegreeOption,
     JsonOption,
@@ -20,7 +20,7 @@ from experiments.cli.common import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from experiments.paper.claims import ClaimResult
+    from sarathi_sim.experiments.paper.claims import ClaimResult
 
 
 def reproduce(
@@ -55,14 +55,14 @@ def reproduce(
     """
     from contextlib import nullcontext
 
-    from experiments.cli.common import ProgressBar
-    from experiments.config.errors import ConfigError
-    from experiments.paper.claims import pick_claims
-    from experiments.paper.reproduce import counts_text
-    from experiments.paper.reproduce import reproduce as compute
-    from experiments.paper.variants import VARIANTS, Lab
-    from experiments.results import PAPER_FORMAT, result_folder, write_summary
-    from profiler.storage.strict import did_you_mean
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.paper.claims import pick_claims
+    from sarathi_sim.experiments.paper.reproduce import counts_text
+    from sarathi_sim.experiments.paper.reproduce import reproduce as compute
+    from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
+    from sarathi_sim.experiments.results import PAPER_FORMAT, result_folder, write_summary
+    from sarathi_sim.profiler.storage.strict import did_you_mean
 
     claims = pick_claims(ids or [])
     if listing:
@@ -82,7 +82,7 @@ def reproduce(
         results = compute(claims, wanted, progress)
         content = {"claims": [result.row() for result in results]}
         if scratch is not None:
-            from experiments.paper.figures.gallery import write_gallery
+            from sarathi_sim.experiments.paper.figures.gallery import write_gallery
 
             write_gallery(scratch, labs, None if ids else results, progress)
             write_summary(scratch, PAPER_FORMAT, content)
@@ -121,9 +121,9 @@ def advise(
       sarathi-sim advise --model llama-13b --device a6000 --workload "2K@?"
       sarathi-sim advise --model llama-3-8b --device a100-80g-sxm --workload 1024:256
     """
-    from experiments.api import advise as find
-    from experiments.cli.common import ProgressBar
-    from experiments.run.advise import explain
+    from sarathi_sim.experiments.api import advise as find
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.run.advise import explain
 
     with ProgressBar(consoles()[1], enabled=True) as progress:
         advice = find(
@@ -142,8 +142,8 @@ def advise(
 
 def claims_table(results: Sequence[ClaimResult]) -> Table:
     """One row a claim, the variants side by side."""
-    from experiments.paper.scrutiny import MARKS, marks
-    from experiments.run.rich_table import rich_table
+    from sarathi_sim.experiments.paper.scrutiny import MARKS, marks
+    from sarathi_sim.experiments.run.rich_table import rich_table
 
     variants = list(dict.fromkeys(result.variant for result in results))
     bounds = {"upper bound": "<= ", "lower bound": ">= "}
@@ -167,7 +167,7 @@ def claims_table(results: Sequence[ClaimResult]) -> Table:
 
 
 def _print_readings(ids: Sequence[str]) -> None:
-    from experiments.paper.claims import load_claims, readings
+    from sarathi_sim.experiments.paper.claims import load_claims, readings
 
     claims, known = load_claims(), readings()
     for id in ids:

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from experiments.cli.common import PROFILES, ModelOption, ProfilesOption, consoles, finite
+from sarathi_sim.experiments.cli.common import (
+    PROFILES,
+    ModelOption,
+    ProfilesOption,
+    consoles,
+    finite,
+)
 
 if TYPE_CHECKING:
-    from profiler.planning.settings import Settings
+    from sarathi_sim.profiler.planning.settings import Settings
 
 
 Device = Literal["cpu", "cuda"]
@@ -154,8 +160,8 @@ def profile(
       sarathi-sim profile --model llama-13b --attention sdpa --device-name h200-sdpa --out profiles
       sarathi-sim run my.yaml --set device=profiles/cpu.yaml --set profiles=profiles
     """
-    from profiler.facts.model import load_model
-    from profiler.planning.settings import Limits, Settings, default_limits
+    from sarathi_sim.profiler.facts.model import load_model
+    from sarathi_sim.profiler.planning.settings import Limits, Settings, default_limits
 
     spec = load_model(model)
     usual = default_limits(device, spec.max_position_embeddings)
@@ -192,8 +198,8 @@ def profile(
 
 def _measure(settings: Settings, quiet: bool) -> None:
     """Measure what the settings ask for, and print progress and what was written."""
-    from experiments.cli.common import ProgressBar
-    from profiler.measuring.measure import profile as measure
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.profiler.measuring.measure import profile as measure
 
     _, stderr = consoles()
 
@@ -249,9 +255,9 @@ def first_light(
     """
     from importlib.util import find_spec
 
-    from profiler.first_light.hour import Options
-    from profiler.first_light.hour import first_light as run
-    from profiler.planning.profile_error import ProfileError
+    from sarathi_sim.profiler.first_light.hour import Options
+    from sarathi_sim.profiler.first_light.hour import first_light as run
+    from sarathi_sim.profiler.planning.profile_error import ProfileError
 
     if find_spec("torch") is None:
         raise ProfileError(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     JsonOption,
     QuietOption,
     consoles,
@@ -49,11 +49,11 @@ def plot(
       sarathi-sim plot runs/pd_sweep
       sarathi-sim plot runs/pd_sweep --over policy.chunk_size --metric mfu --metric bubble_s.p50
     """
-    from experiments.cli.common import ProgressBar
-    from experiments.config.errors import ConfigError
-    from experiments.run.overlay import plot_results
-    from experiments.sweeps.figures.plot import is_sweep, plot_sweep
-    from experiments.sweeps.store import RESULTS
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.run.overlay import plot_results
+    from sarathi_sim.experiments.sweeps.figures.plot import is_sweep, plot_sweep
+    from sarathi_sim.experiments.sweeps.store import RESULTS
 
     if len(folders) == 1 and is_sweep(folders[0]):
         target = out or folders[0] / "figures"
@@ -88,10 +88,10 @@ def compare(
       sarathi-sim compare runs/before runs/after --out runs/difference
       sarathi-sim compare runs/before runs/after --json
     """
-    from experiments.cli.common import ProgressBar
-    from experiments.results import FIGURES_FORMAT, check_replaceable
-    from experiments.run.compare import compare as compared
-    from experiments.run.compare import comparison_tables
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.results import FIGURES_FORMAT, check_replaceable
+    from sarathi_sim.experiments.run.compare import compare as compared
+    from sarathi_sim.experiments.run.compare import comparison_tables
 
     if out is not None:
         check_replaceable(out, FIGURES_FORMAT)
@@ -100,7 +100,7 @@ def compare(
         result = compared(a, b, progress)
     print_notes(result["notes"])
     if out is not None:
-        from experiments.run.compare_figure import write_comparison
+        from sarathi_sim.experiments.run.compare_figure import write_comparison
 
         write_comparison(result, out)
     if json:
@@ -140,8 +140,8 @@ def report(
       sarathi-sim report runs/gpt3_pp
       sarathi-sim report runs/pd_sweep runs/difference --out for_the_team.html
     """
-    from experiments.cli.common import ProgressBar
-    from experiments.report.html_page import write_page
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.report.html_page import write_page
 
     first = results[0].resolve()
     target = out or first.with_name(f"{first.name}.html")

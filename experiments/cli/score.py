@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     JsonOption,
     QuietOption,
     SetOption,
@@ -19,8 +19,8 @@ from experiments.cli.common import (
     print_table,
     print_written,
 )
-from experiments.cli.score_runs import score_recorded
-from experiments.cli.sweep import WorkersOption
+from sarathi_sim.experiments.cli.score_runs import score_recorded
+from sarathi_sim.experiments.cli.sweep import WorkersOption
 
 
 def score(
@@ -70,8 +70,8 @@ def score(
       sarathi-sim score inferencex_dev.csv --fit --out runs/fit
       sarathi-sim score inferencex_dev.csv --peer aiconfigurator.csv --out runs/score --json
     """
-    from experiments.config.errors import ConfigError
-    from experiments.results import SCORE_FORMAT, check_replaceable
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.results import SCORE_FORMAT, check_replaceable
 
     if out is not None:
         check_replaceable(out, SCORE_FORMAT)
@@ -98,14 +98,17 @@ def _score_rows(
     json: bool,
     quiet: bool,
 ) -> None:
-    from experiments.cli.common import ProgressBar
-    from experiments.figures.style import save, styled
-    from experiments.results import SCORE_FORMAT, result_folder, write_summary
-    from experiments.score.figure import error_by_concurrency, measured_against_predicted
-    from experiments.score.league import predictions_table, read_peer
-    from experiments.score.scoring import host_time_yaml, read_rows, score_rows
-    from experiments.sweeps.local_processes import local_backend
-    from profiler.storage.files import write_whole
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.figures.style import save, styled
+    from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
+    from sarathi_sim.experiments.score.figure import (
+        error_by_concurrency,
+        measured_against_predicted,
+    )
+    from sarathi_sim.experiments.score.league import predictions_table, read_peer
+    from sarathi_sim.experiments.score.scoring import host_time_yaml, read_rows, score_rows
+    from sarathi_sim.experiments.sweeps.local_processes import local_backend
+    from sarathi_sim.profiler.storage.files import write_whole
 
     rows, refused = read_rows(files)
     peers = {str(path): read_peer(path) for path in peer}
@@ -171,7 +174,7 @@ def _print(content: Mapping[str, Any]) -> None:
 
 def _print_groups(title: str, groups: Mapping[str, Any]) -> None:
     """All of what every row was measured for; of latency and throughput error and coverage."""
-    from experiments.score.measured import METRICS, SCORED
+    from sarathi_sim.experiments.score.measured import METRICS, SCORED
 
     scored = [m for m in SCORED if any(one[m] for one in groups.values())]
     rows = []

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.common import consoles, print_json, print_notes, print_table, print_written
+from sarathi_sim.experiments.cli.common import (
+    consoles,
+    print_json,
+    print_notes,
+    print_table,
+    print_written,
+)
 
 _SMALLEST_S = 0.005
 """Parts of the latency below this are not printed."""
@@ -23,12 +29,12 @@ def score_recorded(
 ) -> None:
     """Score runs under a configuration; print, and write ``summary.json``, ``requests.csv`` and a
     figure a run to ``out``."""
-    from experiments.cli.common import ProgressBar
-    from experiments.config.loading import load_experiment
-    from experiments.figures.style import save, styled
-    from experiments.results import SCORE_FORMAT, result_folder, write_summary
-    from experiments.score.figure import distributions
-    from experiments.score.runs import cases_of, content_of, requests_table, score_runs
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.figures.style import save, styled
+    from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
+    from sarathi_sim.experiments.score.figure import distributions
+    from sarathi_sim.experiments.score.runs import cases_of, content_of, requests_table, score_runs
 
     cases = cases_of(load_experiment(config, assignments), files)
     with ProgressBar(consoles()[1], enabled=not (quiet or json)) as progress:
@@ -51,10 +57,10 @@ def score_recorded(
 
 
 def _print(runs: Mapping[str, Any]) -> None:
-    from experiments.run.compare import part_label
-    from experiments.score.figure import LABELS
-    from experiments.score.server_run import NUMBERS
-    from simulator.views.metric_registry import known
+    from sarathi_sim.experiments.run.compare import part_label
+    from sarathi_sim.experiments.score.figure import LABELS
+    from sarathi_sim.experiments.score.server_run import NUMBERS
+    from sarathi_sim.simulator.views.metric_registry import known
 
     lacking, groups = [], []
     for name, run in runs.items():

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from experiments.cli.common import JsonOption, consoles, print_json, print_table
+from sarathi_sim.experiments.cli.common import JsonOption, consoles, print_json, print_table
 
 if TYPE_CHECKING:
-    from experiments.run.support import Combination
-    from experiments.run.support_text import Table
+    from sarathi_sim.experiments.run.support import Combination
+    from sarathi_sim.experiments.run.support_text import Table
 
 
 def support(
@@ -45,8 +45,8 @@ def support(
       sarathi-sim support --model llama-3.3-70b --device h100-80g-sxm
       sarathi-sim support --device l40s --json | jq '.cells[] | select(.runs)'
     """
-    from experiments.run import support_text as text
-    from experiments.run.support import build, supported
+    from sarathi_sim.experiments.run import support_text as text
+    from sarathi_sim.experiments.run.support import build, supported
 
     found = supported(model, device, stack, dtype)
     runs = [cell for cell in found if cell.memory is not None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     ConfigArgument,
     QuietOption,
     SetOption,
@@ -18,10 +18,10 @@ from experiments.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from experiments.sweeps.backends import Backend
-    from experiments.sweeps.execute import Report
-    from experiments.sweeps.plan import SweepPlan
-    from experiments.sweeps.store import Store
+    from sarathi_sim.experiments.sweeps.backends import Backend
+    from sarathi_sim.experiments.sweeps.execute import Report
+    from sarathi_sim.experiments.sweeps.plan import SweepPlan
+    from sarathi_sim.experiments.sweeps.store import Store
 
 WorkersOption = Annotated[
     int | None,
@@ -43,9 +43,9 @@ def plan(
       sarathi-sim plan pd_sweep
       sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
     """
-    from experiments.sweeps.estimate import seconds_of_work
-    from experiments.sweeps.local_processes import processors
-    from experiments.sweeps.printing import axes_table, duration
+    from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
+    from sarathi_sim.experiments.sweeps.local_processes import processors
+    from sarathi_sim.experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
     print_notes(planned.notes)
@@ -86,8 +86,8 @@ def sweep(
       sarathi-sim sweep pd_sweep --out runs/pd_sweep --resume --workers 4
       sarathi-sim sweep pd_sweep --backend dask --address tcp://127.0.0.1:8786
     """
-    from experiments.sweeps.execute import Report
-    from experiments.sweeps.store import Store
+    from sarathi_sim.experiments.sweeps.execute import Report
+    from sarathi_sim.experiments.sweeps.store import Store
 
     check_backend(backend, address, workers)
     planned = _planned(config, assignments, quiet)
@@ -117,8 +117,8 @@ def sweep(
 
 
 def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPlan:
-    from experiments.cli.common import ProgressBar
-    from experiments.sweeps.plan import plan_sweep
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.sweeps.plan import plan_sweep
 
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
         return plan_sweep(config, assignments or [], progress)
@@ -126,7 +126,7 @@ def _planned(config: str, assignments: list[str] | None, quiet: bool) -> SweepPl
 
 def check_backend(where: Where, address: str | None, workers: int | None) -> None:
     """Raises ConfigError for options that do not go together."""
-    from experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.config.errors import ConfigError
 
     if (where == "dask") != (address is not None):
         raise ConfigError("--backend dask and --address: one needs the other")
@@ -139,17 +139,17 @@ def check_backend(where: Where, address: str | None, workers: int | None) -> Non
 def backend_at(where: Where, address: str | None, workers: int | None) -> Backend:
     """The backend that checked options ask for."""
     if where == "dask":
-        from experiments.sweeps.dask_backend import DaskWorkers
+        from sarathi_sim.experiments.sweeps.dask_backend import DaskWorkers
 
         return DaskWorkers(str(address))
-    from experiments.sweeps.local_processes import local_backend
+    from sarathi_sim.experiments.sweeps.local_processes import local_backend
 
     return local_backend(workers)
 
 
 def _execute(planned: SweepPlan, store: Store, where: Backend, report: Report, quiet: bool) -> None:
-    from experiments.cli.common import ProgressBar
-    from experiments.sweeps.execute import execute
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.sweeps.execute import execute
 
     with ProgressBar(consoles()[1], enabled=not quiet) as progress:
         execute(planned, store, where, progress, report, partial(typer.echo, err=True))
@@ -160,8 +160,8 @@ def _report(planned: SweepPlan, store: Store, report: Report, workers: int, quie
 
     from pandas import read_parquet
 
-    from experiments.sweeps.printing import outcome, paired_table, results_table
-    from experiments.sweeps.store import RESULTS
+    from sarathi_sim.experiments.sweeps.printing import outcome, paired_table, results_table
+    from sarathi_sim.experiments.sweeps.store import RESULTS
 
     stdout, _ = consoles()
     shown = list(report.failures.items())[:5]

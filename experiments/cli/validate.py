@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     PROFILES,
     FiguresOption,
     ProfilesOption,
@@ -22,10 +22,10 @@ from experiments.cli.common import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from experiments.cli.common import ProgressBar
-    from experiments.config.loading import Experiment
-    from experiments.validate.cells import Cell
-    from experiments.validate.summary import Comparisons
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.loading import Experiment
+    from sarathi_sim.experiments.validate.cells import Cell
+    from sarathi_sim.experiments.validate.summary import Comparisons
 
 ConfigOption = Annotated[
     str,
@@ -83,11 +83,11 @@ def validate(
       sarathi-sim validate validate_gpu --set model=llama-3-8b
       sudo sarathi-sim validate validate_cpu --realtime
     """
-    from experiments.cli.common import ProgressBar
-    from experiments.config.loading import load_experiment
-    from experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
-    from experiments.validate.cells import make_cells
-    from experiments.validate.table import table, verdict
+    from sarathi_sim.experiments.cli.common import ProgressBar
+    from sarathi_sim.experiments.config.loading import load_experiment
+    from sarathi_sim.experiments.results import VALIDATION_FORMAT, check_replaceable, result_folder
+    from sarathi_sim.experiments.validate.cells import make_cells
+    from sarathi_sim.experiments.validate.table import table, verdict
 
     stdout, stderr = consoles()
     shipped = {"torch": "validate_cpu", "vllm": "validate_vllm"}
@@ -128,8 +128,8 @@ def validate(
 
 def _check_ratios(experiment: Experiment) -> None:
     """Raises ConfigError where ``compare`` asks for a metric that an engine's runs do not have."""
-    from experiments.config.errors import ConfigError
-    from experiments.validate.summary import COMPARABLE
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.validate.summary import COMPARABLE
 
     for name, ratio in experiment.compare.items():
         if ratio.metric not in COMPARABLE:
@@ -152,9 +152,9 @@ def _measure(
 
     Raises ProfileError where the engine cannot run this.
     """
-    from experiments.results import to_json
-    from experiments.validate.session import run_sessions
-    from experiments.validate.summary import evaluate_all, report
+    from sarathi_sim.experiments.results import to_json
+    from sarathi_sim.experiments.validate.session import run_sessions
+    from sarathi_sim.experiments.validate.summary import evaluate_all, report
 
     sessions = run_sessions(
         cells,
@@ -179,9 +179,9 @@ def _measure_vllm(
     folder: Path,
 ) -> dict[str, Any]:
     """Run vLLM, compare and write; returns the content of ``validation.json``."""
-    from experiments.results import ITERATIONS, VALIDATION, json_bytes, to_json
-    from experiments.validate.vllm_report import evaluate_all, iterations, report
-    from experiments.validate.vllm_session import run_session
+    from sarathi_sim.experiments.results import ITERATIONS, VALIDATION, json_bytes, to_json
+    from sarathi_sim.experiments.validate.vllm_report import evaluate_all, iterations, report
+    from sarathi_sim.experiments.validate.vllm_session import run_session
 
     session = run_session(cells, experiment.validation, timeout_s, progress)
     outcomes = evaluate_all(session, progress)
@@ -192,8 +192,8 @@ def _measure_vllm(
 
 
 def _write(result: Mapping[str, Any], outcomes: Comparisons, folder: Path) -> None:
-    from experiments.results import ITERATIONS, VALIDATION, json_bytes
-    from experiments.validate.table import iterations
+    from sarathi_sim.experiments.results import ITERATIONS, VALIDATION, json_bytes
+    from sarathi_sim.experiments.validate.table import iterations
 
     (folder / VALIDATION).write_bytes(json_bytes(result))
     iterations(outcomes).to_parquet(folder / ITERATIONS, index=False)
@@ -204,10 +204,10 @@ def _check_engine(engine: str, cells: list[Cell], realtime: bool) -> None:
     import importlib.util
     import os
 
-    from experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.config.errors import ConfigError
 
     if engine == "vllm":
-        from experiments.validate.vllm_session import check_cells, find_python
+        from sarathi_sim.experiments.validate.vllm_session import check_cells, find_python
 
         if realtime:
             raise ConfigError("--realtime: only for the engine in torch; vLLM's clock is CPU time")
@@ -224,8 +224,8 @@ def _check_engine(engine: str, cells: list[Cell], realtime: bool) -> None:
 
 def _draw(outcomes: Comparisons, folder: Path) -> None:
     """The middle repeat of every cell."""
-    from experiments.figures.style import save, styled
-    from experiments.validate.figures import iterations_figure, timelines_figure
+    from sarathi_sim.experiments.figures.style import save, styled
+    from sarathi_sim.experiments.validate.figures import iterations_figure, timelines_figure
 
     folder.mkdir()
     middle = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.cli.common import (
+from sarathi_sim.experiments.cli.common import (
     JsonOption,
     SetOption,
     WorkloadOption,
@@ -51,8 +51,8 @@ def workload(
       sarathi-sim workload shared_prefixes --out runs/workload
       sarathi-sim workload --workload 1024:256~0.5 --json
     """
-    from experiments.config.errors import ConfigError
-    from experiments.run.traffic import describe
+    from sarathi_sim.experiments.config.errors import ConfigError
+    from sarathi_sim.experiments.run.traffic import describe
 
     if (what is None) == (workload is None):
         raise ConfigError("FILE and --workload: give one of them")
@@ -66,8 +66,8 @@ def workload(
 
 
 def _print(name: str, numbers: dict[str, Any], *, err: bool) -> None:
-    from experiments.run.rich_table import rich_table
-    from simulator.load.describe import without_times
+    from sarathi_sim.experiments.run.rich_table import rich_table
+    from sarathi_sim.simulator.load.describe import without_times
 
     kinds = ("mean", "p50", "p90", "p99", "max", "sum")
     rows = [

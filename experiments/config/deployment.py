@@ -9,9 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.config.host_time import host_of, with_host_time
-from experiments.config.inputs import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.host_time import host_of, with_host_time
+from sarathi_sim.experiments.config.inputs import (
     device_of,
     link_scope,
     model_of,
@@ -20,33 +20,44 @@ from experiments.config.inputs import (
     provenance,
     with_formats,
 )
-from experiments.config.key_paths import Source
-from experiments.config.memory import Need, check_memory, run_needs, workload_needs
-from experiments.config.paged import paged_cache, pool_settings, pools_of, with_own_prompts
-from experiments.config.policy_file import policy_errors
-from experiments.config.requests import Traffic, build_clients, build_requests
-from experiments.config.scenario import KvCache, Scenario
-from policies.policy import Longest, chunking_of, is_pooled, of_micro_batches, refusal_of
-from policies.pool import Pool, PoolPolicy
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.facts.device import DeviceSpec
-from profiler.facts.model import ModelSpec
-from profiler.physics.op_times import DOUBT
-from simulator.load.capacity import (
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.memory import Need, check_memory, run_needs, workload_needs
+from sarathi_sim.experiments.config.paged import (
+    paged_cache,
+    pool_settings,
+    pools_of,
+    with_own_prompts,
+)
+from sarathi_sim.experiments.config.policy_file import policy_errors
+from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
+from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.policies.policy import (
+    Longest,
+    chunking_of,
+    is_pooled,
+    of_micro_batches,
+    refusal_of,
+)
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.physics.op_times import DOUBT
+from sarathi_sim.simulator.load.capacity import (
     CapacityError,
     kept_share,
     kv_capacity_tokens,
     max_batch,
     stage_layers,
 )
-from simulator.load.engine_memory import EngineMemory
-from simulator.loop.records import Records
-from simulator.loop.replica import Predictor
-from simulator.loop.simulation import simulate
-from simulator.loop.switches import Switches
-from simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.load.engine_memory import EngineMemory
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.replica import Predictor
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 
 @dataclass(frozen=True)

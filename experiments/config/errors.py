@@ -5,6 +5,6 @@ It is the base of all such errors: what lower rooms raise needs no translation h
 
 from __future__ import annotations
 
-from profiler.storage.strict import UserError as ConfigError
+from sarathi_sim.profiler.storage.strict import UserError as ConfigError
 
 __all__ = ["ConfigError"]

@@ -12,19 +12,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.scenario import Scenario
-from profiler.bundle.check import load_plausible
-from profiler.bundle.schema import Bundle, bundle_path
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
-from profiler.facts.model import ModelSpec, load_model
-from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, SENDS
-from profiler.kernels.op_source import made_bundle, op_source, served_formats
-from profiler.kernels.stack_file import stacks_on
-from profiler.storage.paths import data_dir, user_path
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.profiler.bundle.check import load_plausible
+from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, SENDS
+from sarathi_sim.profiler.kernels.op_source import made_bundle, op_source, served_formats
+from sarathi_sim.profiler.kernels.stack_file import stacks_on
+from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from profiler.storage.strict import KeyPath as KeyPath
-from profiler.storage.strict import show
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.profiler.storage.strict import KeyPath as KeyPath
+from sarathi_sim.profiler.storage.strict import show
 
 #: No configuration has keys that lie deeper.
 DEEPEST = 100

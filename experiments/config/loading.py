@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.config.base import Name
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import (
+from sarathi_sim.experiments.config.base import Name
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import (
     KeyPath,
     Source,
     assign,
@@ -21,12 +21,12 @@ from experiments.config.key_paths import (
     merge,
     without,
 )
-from experiments.config.metric_paths import SHAPE, metric
-from experiments.config.policy_file import read_policy, session_policy
-from experiments.config.scenario import Header, Ratio, Scenario, Validation
-from profiler.storage.paths import user_path
-from profiler.storage.plain_yaml import parse_yaml, read_mapping
-from profiler.storage.strict import SpecError, did_you_mean, mistakes, show
+from sarathi_sim.experiments.config.metric_paths import SHAPE, metric
+from sarathi_sim.experiments.config.policy_file import read_policy, session_policy
+from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, mistakes, show
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.scenario import Scenario
-from experiments.config.workload import ZipfLengths
-from profiler.storage.memory import available_bytes, size_text
-from simulator.op_times.predictor import TableSizes
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.workload import ZipfLengths
+from sarathi_sim.profiler.storage.memory import available_bytes, size_text
+from sarathi_sim.simulator.op_times.predictor import TableSizes
 
 REQUEST_BYTES, RECORD_BYTES = 300, 1100
 """A request; and what is recorded of it and worked out from that (docs/performance.md)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from profiler.storage.strict import did_you_mean
-from simulator.views.metric_registry import METRICS
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.simulator.views.metric_registry import METRICS
 
 
 def _shape() -> dict[str, Any]:
@@ -28,7 +28,8 @@ def _shape() -> dict[str, Any]:
 
 
 SHAPE: dict[str, Any] = _shape()
-"""The keys of :meth:`simulator.views.metrics.Analysis.summary`: what can be asked for before a run.
+"""The keys of :meth:`sarathi_sim.simulator.views.metrics.Analysis.summary`: what can be asked for
+before a run.
 
 Bands and warnings, which a run adds, are no numbers to compare."""
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.scenario import Batching, KvCache, Scenario
-from policies.kv import Blocks, CachedBlocks
-from policies.policy import chunking_of, is_pooled, memory_share_of
-from policies.pool import Pool, PoolPolicy
-from policies.request import Request, Sequence
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import NumberBytes
-from profiler.facts.model import ModelSpec
-from simulator.load.capacity import CapacityError, max_batch
-from simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
-from simulator.loop.endings import OutputLengths
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.policy import chunking_of, is_pooled, memory_share_of
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import NumberBytes
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.simulator.load.capacity import CapacityError, max_batch
+from sarathi_sim.simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
+from sarathi_sim.simulator.loop.endings import OutputLengths
 
 
 def paged_cache(

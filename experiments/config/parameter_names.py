@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.views.metric_registry import number_text, with_unit
+from sarathi_sim.simulator.views.metric_registry import number_text, with_unit
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,16 @@ from typing import (
 from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
 from pydantic.errors import PydanticUserError
 
-from experiments.config.base import Strict, Text, Tokens
-from policies.catalogue import PolicyFileError, build, builders, builders_in, foreign_code
-from policies.policy import Builder, Policy, is_pooled, of_micro_batches
-from policies.pool import PoolPolicy
+from sarathi_sim.experiments.config.base import Strict, Text, Tokens
+from sarathi_sim.policies.catalogue import (
+    PolicyFileError,
+    build,
+    builders,
+    builders_in,
+    foreign_code,
+)
+from sarathi_sim.policies.policy import Builder, Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.pool import PoolPolicy
 
 
 class NamedPolicy(Strict):
@@ -40,7 +46,7 @@ class NamedPolicy(Strict):
         return build(**self.described())
 
     def described(self) -> dict[str, Any]:
-        """Name and arguments, as ``policies.catalogue.build`` takes them."""
+        """Name and arguments, as ``sarathi_sim.policies.catalogue.build`` takes them."""
         return self.model_dump()
 
 

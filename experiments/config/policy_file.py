@@ -9,22 +9,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.policy import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.policy import (
     FilePolicy,
     NamedPolicy,
     SessionPolicy,
     code_sha256,
     file_policy,
 )
-from experiments.config.scenario import Scenario
-from policies.catalogue import PolicyFileError, builders_in, error_line
-from policies.policy import is_pooled, of_micro_batches
-from profiler.storage.files import read_bounded
-from profiler.storage.paths import user_path
-from profiler.storage.strict import did_you_mean, mistakes
-from simulator.loop.simulation import SimulationError
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.policies.catalogue import PolicyFileError, builders_in, error_line
+from sarathi_sim.policies.policy import is_pooled, of_micro_batches
+from sarathi_sim.profiler.storage.files import read_bounded
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.simulator.loop.simulation import SimulationError
 
 _MOST_BYTES = 1_000_000
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.scenario import Scenario
-from experiments.config.workload import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.workload import (
     AtOnce,
     Clip,
     Closed,
@@ -31,20 +31,20 @@ from experiments.config.workload import (
     Workload,
     ZipfLengths,
 )
-from policies.request import Prefix, Request
-from profiler.storage.paths import user_path
-from profiler.storage.strict import SpecError
-from simulator.load.prefixes import (
+from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.load.prefixes import (
     draw_groups,
     draw_sessions,
     shared_prefixes,
     with_turns_before,
 )
-from simulator.load.shift import burstier, longer_prefixes, longer_requests
-from simulator.load.trace import read_trace
-from simulator.load.trace_columns import Reading
-from simulator.load.trace_file import Trace
-from simulator.load.workload import (
+from sarathi_sim.simulator.load.shift import burstier, longer_prefixes, longer_requests
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.trace_columns import Reading
+from sarathi_sim.simulator.load.trace_file import Trace
+from sarathi_sim.simulator.load.workload import (
     WorkloadError,
     at_once,
     gamma_arrivals,
@@ -58,9 +58,9 @@ from simulator.load.workload import (
     varying_arrivals,
     zipf_lengths,
 )
-from simulator.loop.closed_loop import Clients, ClosedLoop, Conversations
-from simulator.loop.quantum import HORIZON_S, quantize
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.loop.closed_loop import Clients, ClosedLoop, Conversations
+from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 
 def build_clients(scenario: Scenario, requests: Sequence[Request]) -> Clients | None:

@@ -1,8 +1,8 @@
 """The keys of an experiment: type, bounds and default of each.
 
-The ``workload`` section is in :mod:`experiments.config.workload`, ``policy`` in
-:mod:`experiments.config.policy`.
-:mod:`experiments.config.loading` reads them from YAML and turns mistakes into messages.
+The ``workload`` section is in :mod:`sarathi_sim.experiments.config.workload`, ``policy`` in
+:mod:`sarathi_sim.experiments.config.policy`.
+:mod:`sarathi_sim.experiments.config.loading` reads them from YAML and turns mistakes into messages.
 """
 
 from __future__ import annotations
@@ -11,10 +11,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator
 
-from experiments.config.base import Count, Degree, Name, Positive, Seconds, Strict, Text, Tokens
-from experiments.config.policy import PolicyConfig
-from experiments.config.workload import Workload
-from profiler.facts.formats import (
+from sarathi_sim.experiments.config.base import (
+    Count,
+    Degree,
+    Name,
+    Positive,
+    Seconds,
+    Strict,
+    Text,
+    Tokens,
+)
+from sarathi_sim.experiments.config.policy import PolicyConfig
+from sarathi_sim.experiments.config.workload import Workload
+from sarathi_sim.profiler.facts.formats import (
     A2aBackend,
     Distribution,
     Kernels,
@@ -23,8 +32,8 @@ from profiler.facts.formats import (
     Stack,
     WeightDtype,
 )
-from profiler.facts.ops import OPS
-from profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
 
 MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]

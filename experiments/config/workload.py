@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
 
-from experiments.config.base import Count, Name, Positive, Strict, Text, Tokens
+from sarathi_sim.experiments.config.base import Count, Name, Positive, Strict, Text, Tokens
 
 
 class ZipfLengths(Strict):

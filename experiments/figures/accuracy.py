@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.facts.device import load_device
-from profiler.facts.ops import LAYER_GEMMS, GemmShape
-from profiler.physics.fit import held_out
-from profiler.physics.forms import GEMM
-from profiler.physics.hold_out import Folds, median_p95_worst
-from profiler.physics.study import on
-from profiler.planning.grid import Key, SizeGrid
-from profiler.planning.settings import TILE, Limits, coarse_grid
-from profiler.public import frames as data
-from profiler.public import vidur_frames as vidur
-from simulator.confidence.bands import scored
-from simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
-from simulator.loop.records import Floats, Ints
-from simulator.op_times.surface import coordinates, decode_surface, prefill_surface
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, GemmShape
+from sarathi_sim.profiler.physics.fit import held_out
+from sarathi_sim.profiler.physics.forms import GEMM
+from sarathi_sim.profiler.physics.hold_out import Folds, median_p95_worst
+from sarathi_sim.profiler.physics.study import on
+from sarathi_sim.profiler.planning.grid import Key, SizeGrid
+from sarathi_sim.profiler.planning.settings import TILE, Limits, coarse_grid
+from sarathi_sim.profiler.public import frames as data
+from sarathi_sim.profiler.public import vidur_frames as vidur
+from sarathi_sim.simulator.confidence.bands import scored
+from sarathi_sim.simulator.confidence.held_out import OpTable, far_gemm, linear_fit, surface_fit
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.op_times.surface import coordinates, decode_surface, prefill_surface
 
 LAYER_SHAPES = {(4096, 4096): 2, (1024, 4096): 2, (14336, 4096): 2, (4096, 14336): 1}
 """Llama-3.1-8B's GEMMs as they were measured, unfused, and how many of each a layer has."""

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from experiments.figures.style import (
+from sarathi_sim.experiments.figures.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -24,9 +24,9 @@ from experiments.figures.style import (
     policy_colour,
     policy_styles,
 )
-from experiments.results import Tables
-from simulator.loop.records import Floats
-from simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
+from sarathi_sim.experiments.results import Tables
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import METRICS, Metric, number_text, with_unit
 
 _MOST_POINTS = 1000
 _SIZE = (7.0, 4.6)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.figures.distributions import run_figures
-from experiments.figures.gantt import stage_timeline
-from experiments.figures.occupancy import occupancy
-from experiments.figures.slices import Drawing
-from experiments.figures.style import save, styled
+from sarathi_sim.experiments.figures.distributions import run_figures
+from sarathi_sim.experiments.figures.gantt import stage_timeline
+from sarathi_sim.experiments.figures.occupancy import occupancy
+from sarathi_sim.experiments.figures.slices import Drawing
+from sarathi_sim.experiments.figures.style import save, styled
 
 Drawn = Callable[[int, int], object]
 """Called with how many figures are drawn, and how many there are to draw."""

@@ -8,21 +8,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.figures.style import BLACK, line_styles, save, styled
-from experiments.results import FITS_FORMAT, result_folder, write_summary
-from profiler.bundle.schema import Bundle
-from profiler.facts.ops import op_of
-from profiler.storage.progress import Progress
-from simulator.confidence.bands import Band, coverage, fit_band
-from simulator.confidence.held_out import OpTable, held_out_errors, op_tables
+from sarathi_sim.experiments.figures.style import BLACK, line_styles, save, styled
+from sarathi_sim.experiments.results import FITS_FORMAT, result_folder, write_summary
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.ops import op_of
+from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
+from sarathi_sim.simulator.confidence.held_out import OpTable, held_out_errors, op_tables
 
 CURVES = 5
 """Contexts of an attention op that are drawn."""
 
 
 def describe(bundle: Bundle, progress: Progress) -> pd.DataFrame:
-    """:func:`~simulator.confidence.held_out.held_out_errors`, and ``covered``: the share of the
-    points inside that the 90 % band covers, in percent."""
+    """:func:`~sarathi_sim.simulator.confidence.held_out.held_out_errors`, and ``covered``: the
+    share of the points inside that the 90 % band covers, in percent."""
     tables = op_tables(bundle)
     steps = 2 * len(tables)
     errors = held_out_errors(bundle, lambda done: progress("hold-outs", done, steps))

@@ -11,9 +11,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from experiments.figures.slices import KINDS, StageSlices, Window
-from experiments.figures.style import BLACK, KIND_COLOURS, VERMILION, policy_colour
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.figures.slices import KINDS, StageSlices, Window
+from sarathi_sim.experiments.figures.style import BLACK, KIND_COLOURS, VERMILION, policy_colour
+from sarathi_sim.simulator.loop.records import Floats
 
 _MOST_ROWS = 16
 _BUBBLE: dict[str, Any] = {

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.figures.accuracy import Aim, Score
-from profiler.facts.formats import STACKS
-from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE
-from profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
-from profiler.kernels.stack_fit import check_fitted, fit_stack, fitted_devices
+from sarathi_sim.experiments.figures.accuracy import Aim, Score
+from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE
+from sarathi_sim.profiler.kernels.stack_file import LeftOut, StackSpec, load_stack
+from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack, fitted_devices
 
 
 class Hold(NamedTuple):

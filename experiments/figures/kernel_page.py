@@ -1,5 +1,5 @@
 """Put the tables of the shipped kernels' errors into data/README.md:
-``python -m experiments.figures.kernel_page data/README.md``.
+``python -m sarathi_sim.experiments.figures.kernel_page data/README.md``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from experiments.figures.accuracy import by_class
-from experiments.figures.kernel_errors import scores_of
-from experiments.figures.page_tables import markdown, update
-from profiler.facts.formats import STACKS
-from profiler.facts.ops import ALL_REDUCE, MOE
-from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
-from profiler.kernels.stack_fit import fitted_devices
-from profiler.storage.files import write_whole
+from sarathi_sim.experiments.figures.accuracy import by_class
+from sarathi_sim.experiments.figures.kernel_errors import scores_of
+from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.profiler.facts.formats import STACKS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, MOE
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack
+from sarathi_sim.profiler.kernels.stack_fit import fitted_devices
+from sarathi_sim.profiler.storage.files import write_whole
 
 Rows = Iterator[Sequence[str]]
 

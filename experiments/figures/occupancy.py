@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from experiments.figures.slices import MemoryCurves
-from experiments.figures.style import GREY, policy_styles
+from sarathi_sim.experiments.figures.slices import MemoryCurves
+from sarathi_sim.experiments.figures.style import GREY, policy_styles
 
 
 def occupancy(

@@ -7,9 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.slices import KINDS, StageSlices, Window, bubble_name, stage_slices
-from simulator.loop.records import Records
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.figures.slices import (
+    KINDS,
+    StageSlices,
+    Window,
+    bubble_name,
+    stage_slices,
+)
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.views.metrics import Analysis
 
 # Perfetto's reserved colour names.
 _COLOURS = {"prefill": "thread_state_runnable", "decode": "rail_response", "mixed": "good"}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.results import Tables
-from simulator.loop.records import Floats, Ints, Records, ReplicaLog
-from simulator.views.ledger import BUBBLES
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.results import Tables
+from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog
+from sarathi_sim.simulator.views.ledger import BUBBLES
+from sarathi_sim.simulator.views.metrics import Analysis
 
 _BINS = 240
 KINDS = ("prefill", "decode", "mixed")
@@ -27,7 +27,7 @@ class StageSlices:
     ``row`` is the micro-batch's row in the replica's iteration columns, ``kind`` indexes
     :data:`KINDS`. ``bubble_start`` is when the idle time before it began, ``bubble_s`` the part of
     it that was a bubble (communication and turn-around included), ``bubble_kind`` indexes
-    :data:`~simulator.views.ledger.BUBBLES`.
+    :data:`~sarathi_sim.simulator.views.ledger.BUBBLES`.
     """
 
     replica: int

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.figures.style import BLUE, GREY, VERMILION
-from policies.request import Request
-from simulator.load.describe import without_times
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.figures.style import BLUE, GREY, VERMILION
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.load.describe import without_times
+from sarathi_sim.simulator.loop.records import Floats
 
 _BINS = 60
 _MOST_POINTS = 5000

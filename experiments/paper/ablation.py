@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.paper.register import reads
-from experiments.paper.throughput import balanced, gain, sarathi
-from experiments.paper.variants import Lab
+from sarathi_sim.experiments.paper.register import reads
+from sarathi_sim.experiments.paper.throughput import balanced, gain, sarathi
+from sarathi_sim.experiments.paper.variants import Lab
 
 CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
 LENGTH, BATCH = 1024, 18

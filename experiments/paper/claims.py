@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from experiments.config.errors import ConfigError
-from experiments.paper.register import CLAIM_READINGS, ClaimReading
-from experiments.paper.variants import Lab, Variant
-from profiler.storage.paths import data_dir
-from profiler.storage.strict import did_you_mean
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.paper.register import CLAIM_READINGS, ClaimReading
+from sarathi_sim.experiments.paper.variants import Lab, Variant
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 TOLERANCE = 0.15
 """How far a value may be from the paper's to count as reproduced."""
@@ -107,7 +107,7 @@ class ClaimResult:
 
 def readings() -> dict[str, ClaimReading]:
     """Every claim's reading, by id."""
-    from experiments.paper import (  # noqa: F401  (they register theirs)
+    from sarathi_sim.experiments.paper import (  # noqa: F401  (they register theirs)
         ablation,
         costs,
         decode_speedup,

@@ -1,6 +1,6 @@
 """Fit a few constants per device to some of the paper's numbers.
 
-``python -m experiments.paper.constants`` writes ``data/paper/calibration.yaml``.
+``python -m sarathi_sim.experiments.paper.constants`` writes ``data/paper/calibration.yaml``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.paper.claims import load_claims, readings
-from experiments.paper.variants import Constants, Lab
-from profiler.storage.files import write_whole
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import dump_yaml
-from profiler.storage.threads import default_to_one_thread
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.paper.claims import load_claims, readings
+from sarathi_sim.experiments.paper.variants import Constants, Lab
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.threads import default_to_one_thread
+from sarathi_sim.simulator.loop.records import Floats
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ _FACTOR = (0.5, 2.0)
 
 _HEADER = """\
 # Constants fitted to numbers of the Sarathi paper (data/paper/claims.csv), for the variant
-# paper-calibrated. Written by `python -m experiments.paper.constants`; variants.py says what each
-# one means. `follow` are claims that are sums, differences or quotients of fitted ones, or of the
-# same ops at nearly the same sizes.
+# paper-calibrated. Written by `python -m sarathi_sim.experiments.paper.constants`; variants.py says
+# what each one means. `follow` are claims that are sums, differences or quotients of fitted
+# ones, or of the same ops at nearly the same sizes.
 """
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from experiments.paper.register import reads
-from experiments.paper.variants import Lab
-from experiments.run.machine import Machine
+from sarathi_sim.experiments.paper.register import reads
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.experiments.run.machine import Machine
 
 CHUNK = 256
 MAX_BATCH = {1024: 18, 2048: 10, 3072: 6}

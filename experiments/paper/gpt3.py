@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.paper.register import reads
-from experiments.paper.scenarios import (
+from sarathi_sim.experiments.paper.register import reads
+from sarathi_sim.experiments.paper.scenarios import (
     DEVICE,
     MODEL,
     ORCA,
@@ -13,9 +13,9 @@ from experiments.paper.scenarios import (
     Assumptions,
     makespan,
 )
-from experiments.paper.variants import Lab
-from profiler.facts.device import DeviceSpec
-from profiler.facts.ops import GEMMS
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.ops import GEMMS
 
 _PLAIN = "plain reading (token-level Zipf lengths, 8 micro-batches in flight), seed 0"
 _ASSUMED = Assumptions()

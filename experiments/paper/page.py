@@ -1,7 +1,8 @@
 """Put the tables and figures of `sarathi-sim reproduce --out` into docs/paper.md.
 
-``python -m experiments.paper.page RESULT DOCS`` copies the figures to ``DOCS/images/paper`` and
-replaces what stands between ``<!-- table: TITLE -->`` and ``<!-- end -->`` in ``DOCS/paper.md``.
+``python -m sarathi_sim.experiments.paper.page RESULT DOCS`` copies the figures to
+``DOCS/images/paper`` and replaces what stands between ``<!-- table: TITLE -->`` and
+``<!-- end -->`` in ``DOCS/paper.md``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from experiments.figures.page_tables import update
-from profiler.storage.files import write_whole
+from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.profiler.storage.files import write_whole
 
 if __name__ == "__main__":
     result, docs = map(Path, sys.argv[1:])

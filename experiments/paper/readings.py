@@ -9,9 +9,9 @@ from functools import cache
 
 import numpy as np
 
-from experiments.paper.scenarios import Assumptions, Ratios, ratios
-from experiments.paper.variants import Lab
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.paper.scenarios import Assumptions, Ratios, ratios
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.simulator.loop.records import Floats
 
 SEEDS = range(5)
 _GRID = "workload.lengths.step=1024"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from experiments.paper.variants import Lab
+from sarathi_sim.experiments.paper.variants import Lab
 
 
 @dataclass(frozen=True)

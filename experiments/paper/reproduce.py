@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from experiments.paper.claims import Claim, ClaimResult, evaluate
-from experiments.paper.variants import Lab, Variant, load_calibration
-from profiler.storage.progress import Progress, silent
+from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, evaluate
+from sarathi_sim.experiments.paper.variants import Lab, Variant, load_calibration
+from sarathi_sim.profiler.storage.progress import Progress, silent
 
 
 def reproduce(

@@ -8,15 +8,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import load_experiment
-from experiments.paper.variants import Lab
-from experiments.run.machine import with_attention
-from profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
-from simulator.loop.records import Floats, Records
-from simulator.op_times.regression import OpTimes
-from simulator.views.ledger import gaps, iteration_bubbles
-from simulator.views.spans import Spans
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.experiments.run.machine import with_attention
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.views.ledger import gaps, iteration_bubbles
+from sarathi_sim.simulator.views.spans import Spans
 
 CONFIG = "gpt3_pp"
 DEVICE, MODEL, TP = "a100-80g-sxm", "gpt3-175b", 8

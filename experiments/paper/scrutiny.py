@@ -1,7 +1,7 @@
 """The worth of a reproduced claim: whether it could have failed, and whether no gain passes, too.
 
-``python -m experiments.paper.scrutiny`` computes every claim on distorted op times, and writes
-``data/paper/scrutiny.csv``:
+``python -m sarathi_sim.experiments.paper.scrutiny`` computes every claim on distorted op times, and
+writes ``data/paper/scrutiny.csv``:
 
 ``passes``   how many of the :data:`DISTORTIONS` it is reproduced under; with all, it cannot fail on
              op times: it is arithmetic of the memory or of the schedule
@@ -21,15 +21,15 @@ from io import StringIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.paper.claims import Claim, ClaimResult, load_claims, readings
-from experiments.paper.variants import Lab, with_rows
-from experiments.run.machine import with_attention
-from profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
-from profiler.storage.files import write_whole
-from profiler.storage.paths import data_dir
-from simulator.loop.records import Floats
-from simulator.op_times.iteration import TimeBySize
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, load_claims, readings
+from sarathi_sim.experiments.paper.variants import Lab, with_rows
+from sarathi_sim.experiments.run.machine import with_attention
+from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import TimeBySize
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 _FACTOR = 4.0
 _UNMOVED = 0.01

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache, partial
 
-from experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
-from experiments.paper.register import reads
-from experiments.paper.variants import Lab
-from experiments.run.machine import Machine, Throughput
-from policies.orca import Orca, OrcaWorstCase
-from policies.request_level import RequestLevel
-from policies.sarathi import ChunkRule, Sarathi
+from sarathi_sim.experiments.paper.decode_speedup import MAX_BATCH, TABLE_4, table_4_machine
+from sarathi_sim.experiments.paper.register import reads
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.experiments.run.machine import Machine, Throughput
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
 
 TILE = 128
 LINEAR = {"ffn": ("ffn_ln1", "ffn_ln2"), "proj": ("preproj", "postproj")}

@@ -16,15 +16,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from experiments.run.machine import Machine, with_attention
-from profiler.bundle.schema import find_bundle, load_bundle
-from profiler.facts.ops import GEMMS, LAYER_GEMMS
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import parse, strict_dataclass
-from simulator.loop.records import Floats
-from simulator.op_times.iteration import TimeBySize
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.run.machine import Machine, with_attention
+from sarathi_sim.profiler.bundle.schema import find_bundle, load_bundle
+from sarathi_sim.profiler.facts.ops import GEMMS, LAYER_GEMMS
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import TimeBySize
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")

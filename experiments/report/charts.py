@@ -26,8 +26,8 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from bokeh.transform import dodge
 
-from experiments.figures.style import BLACK
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.figures.style import BLACK
+from sarathi_sim.simulator.loop.records import Floats
 
 SEEN = "#6b7280"
 """A grey that can be told from a light page and from a dark one; it stands for black."""

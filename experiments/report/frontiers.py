@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.capacity import curves
-from experiments.capacity.folder import PROBES
-from experiments.content import Chart, SortableTable, anchor, number_or_dash
-from experiments.figures.style import line_styles
-from experiments.report.charts import Spots, StyledLine, lines, points
-from experiments.report.provenance import first_deployments, op_times_grid
-from experiments.sweeps.figures.plot import read_table
-from profiler.storage.strict import UserError
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.capacity import curves
+from sarathi_sim.experiments.capacity.folder import PROBES
+from sarathi_sim.experiments.content import Chart, SortableTable, anchor, number_or_dash
+from sarathi_sim.experiments.figures.style import line_styles
+from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
+from sarathi_sim.experiments.report.provenance import first_deployments, op_times_grid
+from sarathi_sim.experiments.sweeps.figures.plot import read_table
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 MOST_LINES = 14
 _RELAXED = "Steps: what each deployment costs when all limits are so many times what is asked. "

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from experiments.content import Chart, Section, SortableTable
-from experiments.figures.style import policy_styles
-from experiments.report.charts import paired_bars
-from experiments.run.compare import TITLES, by_difference, part_label, percent
-from experiments.run.compare_figure import drawn_parts
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.content import Chart, Section, SortableTable
+from sarathi_sim.experiments.figures.style import policy_styles
+from sarathi_sim.experiments.report.charts import paired_bars
+from sarathi_sim.experiments.run.compare import TITLES, by_difference, part_label, percent
+from sarathi_sim.experiments.run.compare_figure import drawn_parts
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 
 def comparison_section(folder: Path, found: Mapping[str, Any]) -> Section:

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.capacity.recommended import recommend_answer
-from experiments.capacity.written import UNITS
-from experiments.content import Section
-from experiments.report.frontiers import (
+from sarathi_sim.experiments.capacity.recommended import recommend_answer
+from sarathi_sim.experiments.capacity.written import UNITS
+from sarathi_sim.experiments.content import Section
+from sarathi_sim.experiments.report.frontiers import (
     MOST_LINES,
     frontier_charts,
     headroom_charts,
     op_times_of_probes,
     points_table,
 )
-from experiments.results import read_text
+from sarathi_sim.experiments.results import read_text
 
 
 def recommend_section(folder: Path, found: Mapping[str, Any]) -> Section:

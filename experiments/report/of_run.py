@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.content import Chart, Section, enumerated
-from experiments.figures.distributions import (
+from sarathi_sim.experiments.content import Chart, Section, enumerated
+from sarathi_sim.experiments.figures.distributions import (
     ACCOUNTS,
     distribution,
     middle_and_tail,
@@ -18,17 +18,17 @@ from experiments.figures.distributions import (
     steps,
     table_styles,
 )
-from experiments.figures.slices import memory_curves
-from experiments.report.charts import StyledLine, lines, stacked_bars
-from experiments.report.provenance import op_times_grid
-from experiments.report.stages_chart import boxes_window, overviews, timelines
-from experiments.results import Tables, read_summary, read_text
-from experiments.run.compare import SimulatedAgain, simulate_again
-from experiments.run.overlay import labelled_tables
-from experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer
-from profiler.storage.progress import Progress, silent
-from profiler.storage.strict import UserError
-from simulator.views.metric_registry import METRICS, number_text, with_unit
+from sarathi_sim.experiments.figures.slices import memory_curves
+from sarathi_sim.experiments.report.charts import StyledLine, lines, stacked_bars
+from sarathi_sim.experiments.report.provenance import op_times_grid
+from sarathi_sim.experiments.report.stages_chart import boxes_window, overviews, timelines
+from sarathi_sim.experiments.results import Tables, read_summary, read_text
+from sarathi_sim.experiments.run.compare import SimulatedAgain, simulate_again
+from sarathi_sim.experiments.run.overlay import labelled_tables
+from sarathi_sim.experiments.run.run_answer import OF_SCENARIOS, ratios_table, run_answer
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.views.metric_registry import METRICS, number_text, with_unit
 
 _CDFS = {
     "ttft_s": "Time to first token",

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.content import Chart, Section, SortableTable, enumerated
-from experiments.figures.style import BLUE, ORANGE, line_styles
-from experiments.report.charts import paired_bars
-from experiments.score.figure import LABELS
-from experiments.score.measured import METRICS
-from experiments.score.server_run import MEASURES
-from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.content import Chart, Section, SortableTable, enumerated
+from sarathi_sim.experiments.figures.style import BLUE, ORANGE, line_styles
+from sarathi_sim.experiments.report.charts import paired_bars
+from sarathi_sim.experiments.score.figure import LABELS
+from sarathi_sim.experiments.score.measured import METRICS
+from sarathi_sim.experiments.score.server_run import MEASURES
+from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 _STATISTICS = {"mape": "mean", "median": "median", "p90": "p90", "bias": "bias"}
 _MOST_DRAWN = 40

@@ -9,24 +9,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.errors import ConfigError
-from experiments.config.parameter_names import parameter
-from experiments.content import Chart, Section, SortableTable, anchor, enumerated
-from experiments.report.charts import Spots, StyledLine, lines, points
-from experiments.report.provenance import first_deployments, op_times_grid
-from experiments.results import read_text
-from experiments.sweeps.figures.drawing import groups, label, overload_note, overloaded, shown
-from experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
-from experiments.sweeps.figures.plot import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.parameter_names import parameter
+from sarathi_sim.experiments.content import Chart, Section, SortableTable, anchor, enumerated
+from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
+from sarathi_sim.experiments.report.provenance import first_deployments, op_times_grid
+from sarathi_sim.experiments.results import read_text
+from sarathi_sim.experiments.sweeps.figures.drawing import (
+    groups,
+    label,
+    overload_note,
+    overloaded,
+    shown,
+)
+from sarathi_sim.experiments.sweeps.figures.pareto import better, layouts, pareto_front, seed_means
+from sarathi_sim.experiments.sweeps.figures.plot import (
     METRICS,
     numeric_axes,
     read_axes,
     read_table,
     with_policies,
 )
-from experiments.sweeps.printing import result_rows
-from experiments.sweeps.store import RESULTS
-from simulator.views.metric_registry import STEADY, Better, known, number_text
+from sarathi_sim.experiments.sweeps.printing import result_rows
+from sarathi_sim.experiments.sweeps.store import RESULTS
+from sarathi_sim.simulator.views.metric_registry import STEADY, Better, known, number_text
 
 _MOST_AXES, _MOST_POINTS = 6, 1000
 _FRONTS = (("tbt_s.p99", "output_tokens_per_s"), ("ttft_s.p99", "output_tokens_per_s"))

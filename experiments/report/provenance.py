@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import load_experiment
-from experiments.content import SortableTable
-from profiler.storage.strict import UserError
-from simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.content import SortableTable
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, OpError, op_errors
 
 _MOST_BUNDLES = 8
 _BUNDLE_KEYS = ("model", "device", "stack", "dtype", "cluster.tp", "cluster", "scenario")

@@ -7,17 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT, SENSITIVITY_FORMAT
-from experiments.config.errors import ConfigError
-from experiments.content import Section
-from experiments.report.of_capacity import capacity_section
-from experiments.report.of_comparison import comparison_section
-from experiments.report.of_recommend import recommend_section
-from experiments.report.of_run import run_section
-from experiments.report.of_score import score_section
-from experiments.report.of_sensitivity import sensitivity_section
-from experiments.report.of_sweep import sweep_section
-from experiments.results import (
+from sarathi_sim.experiments.capacity.folder import (
+    CAPACITY_FORMAT,
+    RECOMMEND_FORMAT,
+    SENSITIVITY_FORMAT,
+)
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.content import Section
+from sarathi_sim.experiments.report.of_capacity import capacity_section
+from sarathi_sim.experiments.report.of_comparison import comparison_section
+from sarathi_sim.experiments.report.of_recommend import recommend_section
+from sarathi_sim.experiments.report.of_run import run_section
+from sarathi_sim.experiments.report.of_score import score_section
+from sarathi_sim.experiments.report.of_sensitivity import sensitivity_section
+from sarathi_sim.experiments.report.of_sweep import sweep_section
+from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     FORMAT,
     SCORE_FORMAT,
@@ -25,9 +29,9 @@ from experiments.results import (
     SWEEP_FORMAT,
     read_summary,
 )
-from profiler.storage.manifest import spoken
-from profiler.storage.progress import Progress, silent
-from profiler.storage.strict import one_line
+from sarathi_sim.profiler.storage.manifest import spoken
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.strict import one_line
 
 SectionOf = Callable[[Path, Mapping[str, Any]], Section]
 SECTIONS: dict[str, SectionOf] = {

@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.layouts import column
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
 
-from experiments.figures.slices import (
+from sarathi_sim.experiments.figures.slices import (
     KINDS,
     StageSlices,
     Window,
@@ -18,11 +18,11 @@ from experiments.figures.slices import (
     iteration_kinds,
     stage_slices,
 )
-from experiments.figures.style import KIND_COLOURS, VERMILION
-from experiments.report.charts import canvas, legend_below
-from simulator.loop.records import Floats, Ints
-from simulator.views.ledger import BUBBLES
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.figures.style import KIND_COLOURS, VERMILION
+from sarathi_sim.experiments.report.charts import canvas, legend_below
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.views.ledger import BUBBLES
+from sarathi_sim.simulator.views.metrics import Analysis
 
 MOST_BOXES = 50_000
 """Boxes of all timelines of a report together: 3 MB of its file, with the bubbles."""

@@ -15,12 +15,12 @@ from math import ceil, inf
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.run.machine import Machine
-from experiments.run.traffic import Demand
-from policies.sarathi import Sarathi
-from simulator.load.capacity import kv_capacity_tokens, max_batch
-from simulator.views.spans import Spans
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.experiments.run.traffic import Demand
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch
+from sarathi_sim.simulator.views.spans import Spans
 
 TILE = 128
 FIXED = (256, 512)

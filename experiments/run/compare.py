@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.content import assumed_of
-from experiments.results import FORMAT, SWEEP_FORMAT, no_run, read_summary, to_json
-from experiments.run.rich_table import rich_table
-from profiler.facts.ops import ACCOUNTS
-from profiler.storage.progress import Progress, silent
-from simulator.views.explain import Explanation
-from simulator.views.explain import explain as explanation
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.content import assumed_of
+from sarathi_sim.experiments.results import FORMAT, SWEEP_FORMAT, no_run, read_summary, to_json
+from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.profiler.facts.ops import ACCOUNTS
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.simulator.views.explain import Explanation
+from sarathi_sim.simulator.views.explain import explain as explanation
+from sarathi_sim.simulator.views.metrics import Analysis
 
 _LABELS = {
     **ACCOUNTS,

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 
-from experiments.figures.style import policy_styles, save, styled
-from experiments.results import FIGURES_FORMAT, result_folder, write_summary
-from experiments.run.compare import TITLES, by_difference, part_label, percent
+from sarathi_sim.experiments.figures.style import policy_styles, save, styled
+from sarathi_sim.experiments.results import FIGURES_FORMAT, result_folder, write_summary
+from sarathi_sim.experiments.run.compare import TITLES, by_difference, part_label, percent
 
 SMALLEST = 0.005
 """Parts below this share of both totals are not drawn."""
@@ -22,7 +22,8 @@ _SIDES = (("a", -0.2), ("b", 0.2))
 
 
 def write_comparison(result: Mapping[str, Any], out: Path) -> None:
-    """Write :func:`experiments.run.compare.compare`'s result and figure, completely or not at all.
+    """Write :func:`sarathi_sim.experiments.run.compare.compare`'s result and figure, completely or
+    not at all.
 
     Raises ConfigError where ``out`` holds something else than an earlier one.
     """

@@ -21,15 +21,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from experiments.config.errors import ConfigError
-from policies.batch import Batch
-from policies.kv import Blocks, CachedBlocks
-from policies.pool import Pool
-from policies.request import Request
-from policies.vllm import Vllm
-from profiler.storage.files import LARGEST_DATA, open_file, unzipped
-from profiler.storage.strict import did_you_mean, one_line, show
-from simulator.loop.endings import OutputLengths
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
+from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
+from sarathi_sim.simulator.loop.endings import OutputLengths
 
 _MOST = {
     "block_size": 1 << 16,

@@ -9,22 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import Experiment
-from experiments.config.memory import check_together, workload_needs
-from experiments.config.metric_paths import metric
-from experiments.config.policy_file import refuse_of_session
-from experiments.config.scenario import Ratio
-from experiments.content import assumed
-from experiments.figures.slices import (
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.memory import check_together, workload_needs
+from sarathi_sim.experiments.config.metric_paths import metric
+from sarathi_sim.experiments.config.policy_file import refuse_of_session
+from sarathi_sim.experiments.config.scenario import Ratio
+from sarathi_sim.experiments.content import assumed
+from sarathi_sim.experiments.figures.slices import (
     Drawing,
     Window,
     default_window,
     memory_curves,
     stage_slices,
 )
-from experiments.results import (
+from sarathi_sim.experiments.results import (
     FORMAT,
     ITERATIONS,
     REQUEST_COLUMNS,
@@ -36,19 +36,19 @@ from experiments.results import (
     to_json,
     write_summary,
 )
-from experiments.run.run_answer import run_answer
-from experiments.run.second_process import Errand, SecondProcess, Told
-from experiments.run.uncertainty import (
+from sarathi_sim.experiments.run.run_answer import run_answer
+from sarathi_sim.experiments.run.second_process import Errand, SecondProcess, Told
+from sarathi_sim.experiments.run.uncertainty import (
     Uncertainty,
     ratio_band,
     timing,
     uncertainty,
     uncertainty_of,
 )
-from policies.policy import chunking_of
-from profiler.storage.progress import Progress, silent
-from simulator.loop.simulation import SimulationError
-from simulator.views.metrics import Analysis
+from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.simulator.loop.simulation import SimulationError
+from sarathi_sim.simulator.views.metrics import Analysis
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,12 +76,13 @@ class ScenarioRun:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """A row a request (:attr:`simulator.views.metrics.Analysis.request_columns`)."""
+        """A row a request
+        (:attr:`sarathi_sim.simulator.views.metrics.Analysis.request_columns`)."""
         return self.analysis.requests
 
     @property
     def iterations(self) -> pd.DataFrame:
-        """A row a micro-batch (:attr:`simulator.views.metrics.Analysis.iterations`)."""
+        """A row a micro-batch (:attr:`sarathi_sim.simulator.views.metrics.Analysis.iterations`)."""
         return self.analysis.iterations
 
     @property
@@ -230,7 +231,7 @@ def run_experiment(
         outcome = _with_bands(experiment, runs, effects)
         _write_summary(outcome, folder)
         if trace:
-            from experiments.figures.perfetto import write_trace
+            from sarathi_sim.experiments.figures.perfetto import write_trace
 
             for name, run in runs.items():
                 write_trace(run.analysis, window, folder / name / "timeline.json.gz")
@@ -318,7 +319,7 @@ def _narrow_by(run: ScenarioRun) -> str | None:
 
 
 def _draw(drawing: Drawing, folder: Path, told: Told) -> None:
-    from experiments.figures.drawn import draw  # which the first process never imports
+    from sarathi_sim.experiments.figures.drawn import draw  # which the first process never imports
 
     draw(drawing, folder, told)
 

@@ -9,17 +9,17 @@ from functools import cached_property
 
 import numpy as np
 
-from policies.policy import Policy
-from policies.scheduler import Scheduler
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.facts.ops import ATTENTION, OPS
-from simulator.load.workload import at_once, make_requests
-from simulator.loop.records import Ints, Records
-from simulator.loop.simulation import simulate
-from simulator.op_times.breakdown import breakdown, mixing_s
-from simulator.op_times.iteration import MIXING, IterationCost, TimeByPair
-from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
+from sarathi_sim.simulator.load.workload import at_once, make_requests
+from sarathi_sim.simulator.loop.records import Ints, Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
+from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost, TimeByPair
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 

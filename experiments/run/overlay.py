@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.errors import ConfigError
-from experiments.results import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     Tables,
     check_replaceable,
@@ -27,8 +27,8 @@ def plot_results(folders: Sequence[Path], out: Path) -> None:
     tables = {label: table for label, (_, _, table) in labelled_tables(folders).items()}
     with result_folder(out, FIGURES_FORMAT) as scratch:
         write_summary(scratch, FIGURES_FORMAT, {"plotted": sorted(tables)})
-        from experiments.figures.distributions import run_figures
-        from experiments.figures.drawn import draw_figures
+        from sarathi_sim.experiments.figures.distributions import run_figures
+        from sarathi_sim.experiments.figures.drawn import draw_figures
 
         draw_figures(run_figures(tables), scratch / "figures")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from rich.table import Table
 
-from experiments.config.deployment import Deployment
-from experiments.run.rich_table import rich_table
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.run.rich_table import rich_table
 
 
 def deployments_table(deployments: Mapping[str, Deployment]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.content import (
+from sarathi_sim.experiments.content import (
     Section,
     SortableTable,
     assumed_of,
@@ -13,9 +13,15 @@ from experiments.content import (
     enumerated,
     number_or_dash,
 )
-from experiments.results import SUMMARY
-from simulator.confidence.coverage import Outside
-from simulator.views.metric_registry import STEADY, Quantity, known, number_text, quantity
+from sarathi_sim.experiments.results import SUMMARY
+from sarathi_sim.simulator.confidence.coverage import Outside
+from sarathi_sim.simulator.views.metric_registry import (
+    STEADY,
+    Quantity,
+    known,
+    number_text,
+    quantity,
+)
 
 Summaries = Mapping[str, Mapping[str, Any]]
 OF_SCENARIOS = ("scenarios", "deployments", "notes", "doubts", "rejections", "narrow_bands")

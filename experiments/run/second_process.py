@@ -1,7 +1,7 @@
 """A process that works for this one, while this one continues.
 
-``python -m experiments.run.second_process PARENT`` imports the libraries of its work at once. It
-then calls what its parent sends, in that order, and answers with progress and results.
+``python -m sarathi_sim.experiments.run.second_process PARENT`` imports the libraries of its work at
+once. It then calls what its parent sends, in that order, and answers with progress and results.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
-from profiler.storage.child import channel_to_parent, inbox, start_child
-from profiler.storage.strict import UserError
-from simulator.loop.simulation import SimulationError
+from sarathi_sim.profiler.storage.child import channel_to_parent, inbox, start_child
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.loop.simulation import SimulationError
 
 T = TypeVar("T")
 Told = Callable[[int, int], object]
@@ -33,7 +33,7 @@ class SecondProcess:
     """Calls functions for this process, in the order given. It is gone when the context ends."""
 
     def __init__(self) -> None:
-        self.process, self._channel = start_child("experiments.run.second_process")
+        self.process, self._channel = start_child("sarathi_sim.experiments.run.second_process")
         self._left: deque[Errand[Any]] = deque()
 
     def __enter__(self) -> SecondProcess:
@@ -96,8 +96,8 @@ def main() -> None:
     """Call what the parent sends, until it ends."""
     channel: Connection = channel_to_parent()
     calls = inbox(channel)
-    import experiments.figures.drawn
-    import experiments.run.uncertainty  # noqa: F401
+    import sarathi_sim.experiments.figures.drawn
+    import sarathi_sim.experiments.run.uncertainty  # noqa: F401
 
     def told(done: int, total: int) -> None:
         channel.send(("told", (done, total)))

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from profiler.facts.device import DeviceSpec, list_devices, load_device
-from profiler.facts.formats import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices, load_device
+from sarathi_sim.profiler.facts.formats import (
     KV_DTYPES,
     STACKS,
     TWO_BYTES,
@@ -24,16 +24,16 @@ from profiler.facts.formats import (
     Stack,
     WeightDtype,
 )
-from profiler.facts.model import ModelSpec, list_models, load_model
-from profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
-from profiler.kernels.op_source import op_source, served_formats
-from profiler.kernels.stack_file import stacks_on
-from profiler.kernels.stack_times import StackTimes
-from profiler.physics.modelled import device_model
-from profiler.physics.op_times import KINDS, DeviceModel, Provenance
-from profiler.storage.strict import did_you_mean, parse
-from simulator.load.capacity import CapacityError, stage_layers
-from simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
+from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
+from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
+from sarathi_sim.profiler.kernels.stack_file import stacks_on
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.physics.modelled import device_model
+from sarathi_sim.profiler.physics.op_times import KINDS, DeviceModel, Provenance
+from sarathi_sim.profiler.storage.strict import did_you_mean, parse
+from sarathi_sim.simulator.load.capacity import CapacityError, stage_layers
+from sarathi_sim.simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
 
 #: What a layout must hold: a sequence of so many tokens, in iterations of this size.
 SEQUENCE, ITERATION, SHARE, BLOCK = 8192, Step(tokens=2048, sequences=256), 0.9, 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from experiments.run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Combination
-from profiler.facts.formats import WEIGHT_DTYPES
-from profiler.kernels.stack_file import load_stack
-from profiler.physics.op_times import KINDS
+from sarathi_sim.experiments.run.support import FAMILIES, ITERATION, SEQUENCE, SHARE, Combination
+from sarathi_sim.profiler.facts.formats import WEIGHT_DTYPES
+from sarathi_sim.profiler.kernels.stack_file import load_stack
+from sarathi_sim.profiler.physics.op_times import KINDS
 
 #: Kinds of op times as the matrix writes them.
 LETTERS = {"measured": "m", "interpolated": "i", "derived": "d", "modelled": "p"}

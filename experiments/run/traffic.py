@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
     Draft,
@@ -26,16 +26,21 @@ from experiments.config.loading import (
     load_experiment,
     read_draft,
 )
-from experiments.config.requests import Traffic, build_requests, trace_of
-from experiments.config.workload import RandomLengths
-from experiments.results import WORKLOAD_FORMAT, check_replaceable, result_folder, write_summary
-from profiler.storage.paths import user_path
-from simulator.load.describe import describe_workload, lengths_line
-from simulator.load.trace import read_trace
-from simulator.load.trace_columns import NAMES
-from simulator.load.trace_file import form
-from simulator.load.workload import WorkloadError, at_once, make_requests
-from simulator.loop.records import Ints
+from sarathi_sim.experiments.config.requests import Traffic, build_requests, trace_of
+from sarathi_sim.experiments.config.workload import RandomLengths
+from sarathi_sim.experiments.results import (
+    WORKLOAD_FORMAT,
+    check_replaceable,
+    result_folder,
+    write_summary,
+)
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.simulator.load.describe import describe_workload, lengths_line
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.trace_columns import NAMES
+from sarathi_sim.simulator.load.trace_file import form
+from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests
+from sarathi_sim.simulator.loop.records import Ints
 
 T = TypeVar("T")
 FORMS = (
@@ -297,8 +302,8 @@ def describe(
         for name, (requests, clients) in found.items()
     }
     if out is not None:
-        from experiments.figures.style import save, styled
-        from experiments.figures.workload_figure import workload_figure
+        from sarathi_sim.experiments.figures.style import save, styled
+        from sarathi_sim.experiments.figures.workload_figure import workload_figure
 
         with result_folder(out, WORKLOAD_FORMAT) as folder:
             write_summary(folder, WORKLOAD_FORMAT, {"workloads": described})

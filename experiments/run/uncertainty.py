@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config.deployment import Deployment
-from profiler.facts.ops import SEND_RECV
-from simulator.confidence.coverage import Outside, queries_outside
-from simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
-from simulator.confidence.run_band import WHOLE_LAYER, Errors, makespan_samples
-from simulator.loop.records import Floats
-from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
-from simulator.op_times.iteration import SUM
-from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.profiler.facts.ops import SEND_RECV
+from sarathi_sim.simulator.confidence.coverage import Outside, queries_outside
+from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, layer_error, op_errors
+from sarathi_sim.simulator.confidence.run_band import WHOLE_LAYER, Errors, makespan_samples
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
+from sarathi_sim.simulator.op_times.iteration import SUM
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.views.metrics import Analysis
 
 PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
 """The numbers of a summary that are something over the makespan."""

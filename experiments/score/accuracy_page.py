@@ -1,6 +1,6 @@
 """Put the tables and the figure of ``sarathi-sim score FILE --fit --peer FILE --out DIR`` into
-docs/accuracy.md: ``python -m experiments.score.accuracy_page DIR DOCS``. FILE has rows of dense
-models alone, or of mixtures of experts alone; the tables of the others stay.
+docs/accuracy.md: ``python -m sarathi_sim.experiments.score.accuracy_page DIR DOCS``. FILE has rows
+of dense models alone, or of mixtures of experts alone; the tables of the others stay.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.page_tables import markdown, update
-from experiments.results import SUMMARY
-from experiments.score.host_fit import BASE
-from experiments.score.measured import METRICS
-from profiler.storage.files import write_whole
+from sarathi_sim.experiments.figures.page_tables import markdown, update
+from sarathi_sim.experiments.results import SUMMARY
+from sarathi_sim.experiments.score.host_fit import BASE
+from sarathi_sim.experiments.score.measured import METRICS
+from sarathi_sim.profiler.storage.files import write_whole
 
 ALL, MIXTURES = "class dense", "class mixture of experts"
 """The rows of the league (dense models, no flags), and those of mixtures."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from experiments.config.host_time import HostConstants, calls_of_layer
-from experiments.score import mixtures
-from experiments.score.measured import Measured
-from profiler.facts.model import load_model
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.host_time import HostConstants, calls_of_layer
+from sarathi_sim.experiments.score import mixtures
+from sarathi_sim.experiments.score.measured import Measured
+from sarathi_sim.profiler.facts.model import load_model
 
 #: Hugging Face name -> shipped model. InferenceX serves Llama 3.3 under the name of Llama 3.1.
 MODELS = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.score.measured import SCORED, Measured
-from experiments.score.mixtures import measured_cold
+from sarathi_sim.experiments.score.measured import SCORED, Measured
+from sarathi_sim.experiments.score.mixtures import measured_cold
 
 
 @dataclass(frozen=True)

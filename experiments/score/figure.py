@@ -9,14 +9,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.figures.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, line_styles
-from experiments.score.errors import ServerTimes
-from experiments.score.measured import METRICS, Measured
-from experiments.score.server_run import MEASURES
-from simulator.views.metric_registry import METRICS as METRICS_BY_KEY
+from sarathi_sim.experiments.figures.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, line_styles
+from sarathi_sim.experiments.score.errors import ServerTimes
+from sarathi_sim.experiments.score.measured import METRICS, Measured
+from sarathi_sim.experiments.score.server_run import MEASURES
+from sarathi_sim.simulator.views.metric_registry import METRICS as METRICS_BY_KEY
 
 if TYPE_CHECKING:
-    from experiments.score.runs import Scored
+    from sarathi_sim.experiments.score.runs import Scored
 
 _NAMES = {"ttft": "time to first token", "tpot": "time per output token"}
 

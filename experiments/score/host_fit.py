@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from experiments.config.host_time import HostConstants, HostTimes, StackErrors
-from experiments.score.deployments import mean_prompt, server_of, stack_of
-from experiments.score.errors import ServerTimes
-from experiments.score.measured import METRICS, Measured
-from experiments.score.mixtures import measured_cold
-from experiments.score.server_bands import Draws, stack_sigma, with_bands
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.experiments.config.host_time import HostConstants, HostTimes, StackErrors
+from sarathi_sim.experiments.score.deployments import mean_prompt, server_of, stack_of
+from sarathi_sim.experiments.score.errors import ServerTimes
+from sarathi_sim.experiments.score.measured import METRICS, Measured
+from sarathi_sim.experiments.score.mixtures import measured_cold
+from sarathi_sim.experiments.score.server_bands import Draws, stack_sigma, with_bands
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 FOLDS = 5
 """Parts of the servers that are left out in turn."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.errors import ConfigError
-from experiments.score.errors import ServerTimes, errors, grouped
-from experiments.score.measured import SCORED, Measured
-from profiler.bundle.csv_cells import as_numbers, read_cells
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped
+from sarathi_sim.experiments.score.measured import SCORED, Measured
+from sarathi_sim.profiler.bundle.csv_cells import as_numbers, read_cells
 
 _NO_BAND = (np.nan, np.nan)
 _PREDICTED = [*SCORED.values(), *(f"{n}_{end}" for n in SCORED.values() for end in ("low", "high"))]

@@ -13,10 +13,10 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from experiments.config.errors import ConfigError
-from profiler.bundle.csv_cells import read_cells
-from profiler.storage.strict import did_you_mean, mistakes
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.profiler.bundle.csv_cells import read_cells
+from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.simulator.loop.records import Floats
 
 METRICS = ("ttft", "tpot")
 """What every row was measured for, and what constants are fitted to."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from experiments.score.measured import Measured
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.score.measured import Measured
 
 DEEPSEEK = ("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1")
 GPT_OSS, MINIMAX = "openai/gpt-oss-120b", "MiniMaxAI/MiniMax-M2.5"

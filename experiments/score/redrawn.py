@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.score.measured import METRICS, Measured
-from experiments.score.row_cache import RowCache, RowOutcome
-from experiments.score.server_bands import DRAWS, HOST, HOST_SIGMA, NORMAL_90, normals
-from experiments.score.simulated import FULL, Variant, plan_rows, simulate_rows
-from experiments.sweeps.backends import Backend
-from profiler.storage.progress import Progress, Say
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.score.measured import METRICS, Measured
+from sarathi_sim.experiments.score.row_cache import RowCache, RowOutcome
+from sarathi_sim.experiments.score.server_bands import DRAWS, HOST, HOST_SIGMA, NORMAL_90, normals
+from sarathi_sim.experiments.score.simulated import FULL, Variant, plan_rows, simulate_rows
+from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.profiler.storage.progress import Progress, Say
+from sarathi_sim.simulator.loop.records import Floats
 
 REDRAWS = 8
 """Simulations of each such row: pairs of draws with opposite signs."""

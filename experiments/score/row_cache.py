@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiments.score.server_bands import OpShares
-from experiments.sweeps.identity import code_fingerprint
-from profiler.storage.paths import data_dir
-from profiler.storage.strict import STRICT
+from sarathi_sim.experiments.score.server_bands import OpShares
+from sarathi_sim.experiments.sweeps.identity import code_fingerprint
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.strict import STRICT
 
 _CODE = tuple(f"experiments/score/{name}.py" for name in ("row_cache", "server_bands", "simulated"))
 _DATA = ("models", "devices", "kernels", "profiles")

@@ -18,18 +18,24 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.host_time import host_of
-from experiments.config.loading import Experiment
-from experiments.run.compare import Compared, comparison
-from experiments.score.server_files import ServerRun, read_server_run
-from experiments.score.server_run import MEASURES, beside, counts_of, from_queue, numbers_of
-from profiler.storage.progress import Progress
-from simulator.loop.records import Floats
-from simulator.op_times.iteration import NO_HOST, HostTime
-from simulator.views.explain import explain
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.host_time import host_of
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.run.compare import Compared, comparison
+from sarathi_sim.experiments.score.server_files import ServerRun, read_server_run
+from sarathi_sim.experiments.score.server_run import (
+    MEASURES,
+    beside,
+    counts_of,
+    from_queue,
+    numbers_of,
+)
+from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import NO_HOST, HostTime
+from sarathi_sim.simulator.views.explain import explain
+from sarathi_sim.simulator.views.metrics import Analysis
 
 UNITS = np.array([1e-3, 5e-5])
 """Host seconds of an iteration and of a sequence that the fit takes as 1."""

@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.config.host_time import Fold, HostConstants, HostTimes, StackErrors, host_times
-from experiments.score.deployments import scenario_of, server_of, stack_of
-from experiments.score.errors import ServerTimes, errors, grouped
-from experiments.score.host_fit import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.host_time import (
+    Fold,
+    HostConstants,
+    HostTimes,
+    StackErrors,
+    host_times,
+)
+from sarathi_sim.experiments.score.deployments import scenario_of, server_of, stack_of
+from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped
+from sarathi_sim.experiments.score.host_fit import (
     BASE,
     CROSS_VALIDATED,
     LAUNCHES,
@@ -30,20 +36,20 @@ from experiments.score.host_fit import (
     parts,
     slopes,
 )
-from experiments.score.league import league, of_groups
-from experiments.score.measured import METRICS, Measured, read_measured
-from experiments.score.redrawn import REDRAWS, redrawn
-from experiments.score.server_bands import DRAWS, draws, with_bands
-from experiments.score.simulated import (
+from sarathi_sim.experiments.score.league import league, of_groups
+from sarathi_sim.experiments.score.measured import METRICS, Measured, read_measured
+from sarathi_sim.experiments.score.redrawn import REDRAWS, redrawn
+from sarathi_sim.experiments.score.server_bands import DRAWS, draws, with_bands
+from sarathi_sim.experiments.score.simulated import (
     Variant,
     kept_runs,
     plan_rows,
     simulate_rows,
     times_of,
 )
-from experiments.sweeps.backends import Backend
-from profiler.storage.plain_yaml import dump_yaml
-from profiler.storage.progress import Progress, Say
+from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.progress import Progress, Say
 
 FITTED = "fitted"
 

@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments.config.deployment import Deployment
-from experiments.config.host_time import host_of
-from experiments.score.errors import ServerTimes
-from experiments.score.measured import METRICS, SCORED, Measured
-from profiler.storage.strict import STRICT
-from simulator.confidence.bands import UNKNOWN
-from simulator.loop.records import Floats
-from simulator.op_times.iteration import LAST, IterationCost
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.host_time import host_of
+from sarathi_sim.experiments.score.errors import ServerTimes
+from sarathi_sim.experiments.score.measured import METRICS, SCORED, Measured
+from sarathi_sim.profiler.storage.strict import STRICT
+from sarathi_sim.simulator.confidence.bands import UNKNOWN
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import LAST, IterationCost
 
 DRAWS = 512
 """Joint draws: an end of a 90 % band is then known to about a twentieth of its width."""

@@ -21,14 +21,14 @@ import numpy as np
 import pandas as pd
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.scenario import Scenario
-from policies.request import Request
-from profiler.bundle.csv_cells import numbers, read_cells
-from profiler.storage.files import LARGEST_DATA, read_bounded
-from simulator.load.workload import make_requests
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells
+from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
+from sarathi_sim.simulator.load.workload import make_requests
+from sarathi_sim.simulator.loop.records import Floats
 
 TOOL_SEED = 0
 """The seed that ``benchmark_serving`` takes unless another is given."""

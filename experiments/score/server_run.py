@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import Experiment
-from experiments.config.scenario import Scenario
-from experiments.score.server_files import ServerRun, Ticks
-from simulator.loop.records import Floats
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.score.server_files import ServerRun, Ticks
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metrics import Analysis
 
 MEASURES = ("ttft_s", "tpot_s", "latency_s")
 STATISTICS = ("mean", "p50", "p90", "p99")

@@ -8,21 +8,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario
-from experiments.score.errors import ServerTimes
-from experiments.score.measured import Measured
-from experiments.score.row_cache import RowCache, RowOutcome, outcome_key
-from experiments.score.server_bands import OpShares, op_shares
-from experiments.sweeps.backends import Backend
-from experiments.sweeps.execute import Report, execute
-from experiments.sweeps.identity import run_key
-from experiments.sweeps.plan import Run, SharedRequests, SweepPlan
-from experiments.sweeps.store import Store
-from profiler.storage.progress import Progress, Say
-from simulator.op_times.cache import VARIABLE, cache_folder
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.score.errors import ServerTimes
+from sarathi_sim.experiments.score.measured import Measured
+from sarathi_sim.experiments.score.row_cache import RowCache, RowOutcome, outcome_key
+from sarathi_sim.experiments.score.server_bands import OpShares, op_shares
+from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.experiments.sweeps.execute import Report, execute
+from sarathi_sim.experiments.sweeps.identity import run_key
+from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, SweepPlan
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.progress import Progress, Say
+from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder
 
 NAME = "server"
 """What each run's scenario is called: rows that describe the same one share a run."""

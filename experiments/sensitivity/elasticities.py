@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.capacity.answer import said_of
-from experiments.capacity.asked import read_question
-from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.folder import SENSITIVITY_FORMAT
-from experiments.capacity.options import Option, plan_of
-from experiments.capacity.probing import NAME, Laboratory
-from experiments.capacity.search import (
+from sarathi_sim.experiments.capacity.answer import said_of
+from sarathi_sim.experiments.capacity.asked import read_question
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT
+from sarathi_sim.experiments.capacity.options import Option, plan_of
+from sarathi_sim.experiments.capacity.probing import NAME, Laboratory
+from sarathi_sim.experiments.capacity.search import (
     Crossing,
     Probe,
     Probed,
@@ -33,20 +33,20 @@ from experiments.capacity.search import (
     together,
     too_short,
 )
-from experiments.capacity.written import UNITS
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import Assignments, Config, load_experiment, read_draft
-from experiments.config.metric_paths import SHAPE, metric
-from experiments.config.policy_file import refuse_of_session
-from experiments.sensitivity.factors import Factor, Question, chosen, factors_of
-from experiments.sensitivity.tornado import sensitivity_answer
-from experiments.sweeps.execute import execute
-from experiments.sweeps.identity import run_key
-from experiments.sweeps.plan import Run, SweepPlan
-from profiler.storage.progress import silent
-from simulator.confidence.quantile import mean_and_interval
-from simulator.views.metric_registry import known
+from sarathi_sim.experiments.capacity.written import UNITS
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment, read_draft
+from sarathi_sim.experiments.config.metric_paths import SHAPE, metric
+from sarathi_sim.experiments.config.policy_file import refuse_of_session
+from sarathi_sim.experiments.sensitivity.factors import Factor, Question, chosen, factors_of
+from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer
+from sarathi_sim.experiments.sweeps.execute import execute
+from sarathi_sim.experiments.sweeps.identity import run_key
+from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
+from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.simulator.confidence.quantile import mean_and_interval
+from sarathi_sim.simulator.views.metric_registry import known
 
 FINE = 0.01
 """The tolerance of searches: wide steps would hide what a tenth of a small op does."""

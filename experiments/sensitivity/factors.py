@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from experiments.capacity.capacity_section import CapacitySection
-from experiments.capacity.options import Option
-from experiments.config.deployment import Deployment
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import Draft
-from experiments.config.requests import build_requests
-from experiments.config.scenario import Scenario
-from experiments.config.workload import AtOnce, Closed
-from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
-from profiler.storage.strict import did_you_mean
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import Draft
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.workload import AtOnce, Closed
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 HOST = ("turnaround_s", "host_iteration_s", "host_sequence_s", "frontend_s", "launch_layer_s")
 LENGTHS = {"prompt lengths": "prompt", "output lengths": "output"}

@@ -9,13 +9,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.capacity.curves import figure_files
-from experiments.content import Section, SortableTable, assumed_of, doubts_of, enumerated
-from experiments.figures.style import BLACK, BLUE, VERMILION, styled
-from experiments.results import SUMMARY, json_bytes
-from experiments.sensitivity.factors import Question
-from profiler.storage.plain_yaml import dump_yaml
-from simulator.views.metric_registry import number_text
+from sarathi_sim.experiments.capacity.curves import figure_files
+from sarathi_sim.experiments.content import (
+    Section,
+    SortableTable,
+    assumed_of,
+    doubts_of,
+    enumerated,
+)
+from sarathi_sim.experiments.figures.style import BLACK, BLUE, VERMILION, styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
+from sarathi_sim.experiments.sensitivity.factors import Question
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.simulator.views.metric_registry import number_text
 
 MOST_PANELS, MOST_BARS = 12, 14
 HEADINGS = ("elasticity", "95 % interval")

@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from experiments.sweeps.jobs import Job, JobResult, work
+from sarathi_sim.experiments.sweeps.jobs import Job, JobResult, work
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""

@@ -9,10 +9,10 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
-from experiments.sweeps.identity import code_fingerprint
-from experiments.sweeps.jobs import Job
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
+from sarathi_sim.experiments.sweeps.identity import code_fingerprint
+from sarathi_sim.experiments.sweeps.jobs import Job
 
 CONNECT_S = 10
 WITHOUT_WORKERS_S = 60
@@ -28,7 +28,7 @@ RETRIES = 2
 # Text, because a worker ends, and says nothing to us, if it cannot unpickle a function of ours (or
 # its arguments): so Dask reads them within the call. The modules of a run are imported before their
 # files are read.
-_OURS = "__import__('experiments.sweeps.{0}', fromlist=['{1}']).{1}"
+_OURS = "__import__('sarathi_sim.experiments.sweeps.{0}', fromlist=['{1}']).{1}"
 _CHECK = f"{_OURS.format('jobs', 'work')} and {_OURS.format('identity', 'code_fingerprint')}()"
 _READ = "__import__('distributed.protocol', fromlist=['deserialize']).deserialize(*jobs)"
 _WORK = f"{_OURS.format('jobs', 'work')}({_READ})"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from experiments.config.deployment import deploy
-from experiments.config.key_paths import Source
-from experiments.results import parquet_bytes
-from experiments.sweeps.plan import SweepPlan
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.results import parquet_bytes
+from sarathi_sim.experiments.sweeps.plan import SweepPlan
+from sarathi_sim.simulator.views.metrics import Analysis
 
 PROBES, PROBE_REQUESTS = 6, 200
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes
-from experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
-from experiments.sweeps.jobs import Job, JobResult
-from experiments.sweeps.paired import paired_differences
-from experiments.sweeps.plan import Run, SweepPlan, coordinates
-from experiments.sweeps.store import RESULTS, Store
-from profiler.storage.progress import Progress, Say, silent
+from sarathi_sim.experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes
+from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
+from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
+from sarathi_sim.experiments.sweeps.paired import paired_differences
+from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, coordinates
+from sarathi_sim.experiments.sweeps.store import RESULTS, Store
+from sarathi_sim.profiler.storage.progress import Progress, Say, silent
 
 ATTEMPTS = 3
 """How often a run is started whose worker dies. The last time nothing else runs beside it, so that

@@ -9,11 +9,10 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
-from experiments.config.deployment import Deployment
-from profiler.storage.files import files_sha256
-from profiler.storage.paths import user_path
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.profiler.storage.files import files_sha256
+from sarathi_sim.profiler.storage.paths import PACKAGE, user_path
 
-_ROOT = Path(__file__).resolve().parents[2]
 # The code that a run's files depend on. The profiler's parts are those that read profiles.
 _CODE = (
     *("policies/*.py", "simulator/*/*.py"),
@@ -31,7 +30,7 @@ def code_fingerprint(*also: str) -> str:
     The libraries count because random streams, fits and file formats may change with them.
     ``also`` are further files.
     """
-    files = (path for pattern in (*_CODE, *also) for path in sorted(_ROOT.glob(pattern)))
+    files = (path for pattern in (*_CODE, *also) for path in sorted(PACKAGE.glob(pattern)))
     return files_sha256(files, *(f"{library} {version(library)}\n" for library in _LIBRARIES))
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config.deployment import deploy
-from experiments.config.key_paths import Source
-from experiments.config.scenario import Scenario
-from experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
-from experiments.sweeps.identity import run_key
-from experiments.sweeps.plan import Run, SharedRequests
-from profiler.storage.paths import user_path
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
+from sarathi_sim.experiments.sweeps.identity import run_key
+from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.simulator.views.metrics import Analysis
 
 _requests_of = SharedRequests()
 

@@ -12,8 +12,8 @@ import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.backends import (
     PATIENCE_S,
     Backend,
     Bundles,
@@ -22,12 +22,12 @@ from experiments.sweeps.backends import (
     Outcomes,
     Waiting,
 )
-from experiments.sweeps.jobs import Job, JobResult
-from profiler.storage.child import start_child
+from sarathi_sim.experiments.sweeps.jobs import Job, JobResult
+from sarathi_sim.profiler.storage.child import start_child
 
 STARTS = 3
 """Workers that may die one after the other before they are ready."""
-_MODULE = "experiments.sweeps.worker"
+_MODULE = "sarathi_sim.experiments.sweeps.worker"
 
 
 def processors() -> int:

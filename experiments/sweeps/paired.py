@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.views.metric_registry import STEADY
+from sarathi_sim.simulator.views.metric_registry import STEADY
 
 METRICS = (
     "makespan_s",

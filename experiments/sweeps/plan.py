@@ -10,20 +10,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import KeyPath, Source, assign, merge, overlap
-from experiments.config.loading import Assignments, Config, Draft, check_scenario, read_draft
-from experiments.config.policy_file import refuse_of_session
-from experiments.config.requests import build_requests, trace_path
-from experiments.config.scenario import Scenario
-from experiments.config.workload import TraceLengths
-from experiments.sweeps.identity import run_key
-from experiments.sweeps.points import MOST_RUNS, Point, expand
-from experiments.sweeps.section import SweepSpec
-from policies.request import Request
-from profiler.storage.progress import Progress, silent
-from profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import KeyPath, Source, assign, merge, overlap
+from sarathi_sim.experiments.config.loading import (
+    Assignments,
+    Config,
+    Draft,
+    check_scenario,
+    read_draft,
+)
+from sarathi_sim.experiments.config.policy_file import refuse_of_session
+from sarathi_sim.experiments.config.requests import build_requests, trace_path
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.workload import TraceLengths
+from sarathi_sim.experiments.sweeps.identity import run_key
+from sarathi_sim.experiments.sweeps.points import MOST_RUNS, Point, expand
+from sarathi_sim.experiments.sweeps.section import SweepSpec
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
 
@@ -33,7 +39,8 @@ class Run:
     """One run: its place in the sweep, and the resolved scenario that it simulates.
 
     ``point`` has the swept values by key path; ``scenario`` and ``seed`` are axes of their own.
-    ``after_warmup``: its summary also has :meth:`simulator.views.metrics.Analysis.after_warmup`.
+    ``after_warmup``: its summary also has
+    :meth:`sarathi_sim.simulator.views.metrics.Analysis.after_warmup`.
     """
 
     key: str

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import key_path
-from experiments.sweeps.section import Axes, Range, SweepSpec
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import key_path
+from sarathi_sim.experiments.sweeps.section import Axes, Range, SweepSpec
 
 MOST_RUNS = 200_000
 # As many as a place among them is a 64-bit number.

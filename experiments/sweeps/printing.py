@@ -8,11 +8,11 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from experiments.config.parameter_names import parameter, value_name
-from experiments.run.rich_table import rich_table
-from experiments.sweeps.execute import Report
-from experiments.sweeps.plan import SweepPlan, coordinates
-from simulator.views.metric_registry import Quantity, known
+from sarathi_sim.experiments.config.parameter_names import parameter, value_name
+from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.experiments.sweeps.execute import Report
+from sarathi_sim.experiments.sweeps.plan import SweepPlan, coordinates
+from sarathi_sim.simulator.views.metric_registry import Quantity, known
 
 _MOST_SHOWN = 12
 _MOST_ROWS = 20

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from experiments.config.base import Count, Strict, Text
+from sarathi_sim.experiments.config.base import Count, Strict, Text
 
 # The numbers of a range have twelve digits.
 _FURTHEST = 1e12

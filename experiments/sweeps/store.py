@@ -25,12 +25,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, about_out, resolved
-from experiments.sweeps.jobs import JobResult
-from profiler.storage.files import make_folders, partial, regular, write_whole
-from profiler.storage.folder_lock import FolderBusyError, FolderLock
-from profiler.storage.manifest import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.results import FORMAT, SUMMARY, SWEEP_FORMAT, about_out, resolved
+from sarathi_sim.experiments.sweeps.jobs import JobResult
+from sarathi_sim.profiler.storage.files import make_folders, partial, regular, write_whole
+from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
+from sarathi_sim.profiler.storage.manifest import (
     MANIFEST,
     Manifest,
     differences,
@@ -40,7 +40,7 @@ from profiler.storage.manifest import (
     replace_files,
     replace_folder,
 )
-from profiler.storage.strict import one_line
+from sarathi_sim.profiler.storage.strict import one_line
 
 POLICY = "policy.name"
 """The column of the table that names a run's policy."""

@@ -1,4 +1,4 @@
-"""A worker process of a local sweep: ``python -m experiments.sweeps.worker PARENT``.
+"""A worker process of a local sweep: ``python -m sarathi_sim.experiments.sweeps.worker PARENT``.
 
 Standard input is a socket that it shares only with its parent. Bundles of jobs come in through it,
 and results go back. The worker ends when its parent ends in any way.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from contextlib import suppress
 
-from profiler.storage.child import channel_to_parent, inbox
+from sarathi_sim.profiler.storage.child import channel_to_parent, inbox
 
 READY = "ready"
 """What a worker sends first, once everything is imported."""
@@ -18,7 +18,7 @@ READY = "ready"
 def main() -> None:
     """Answer bundles until the parent ends."""
     channel = channel_to_parent()
-    from experiments.sweeps.jobs import work
+    from sarathi_sim.experiments.sweeps.jobs import work
 
     gc.freeze()  # what was imported stays: a run's collections need not go through it
     with suppress(OSError):  # the parent is gone

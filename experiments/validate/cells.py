@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from experiments.config.deployment import layers_of
-from experiments.config.errors import ConfigError
-from experiments.config.inputs import model_of
-from experiments.config.key_paths import Source
-from experiments.config.loading import Experiment
-from experiments.config.paged import check_left_out, pool_settings, pools_of
-from experiments.config.requests import build_requests
-from experiments.config.scenario import KvCache, Scenario
-from policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
-from policies.pool import Pool
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.engine.spec import EngineSpec
-from profiler.facts.model import ModelSpec
-from profiler.measuring.in_situ import GridWork, grid_works
-from simulator.loop.quantum import quantize
+from sarathi_sim.experiments.config.deployment import layers_of
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.inputs import model_of
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.paged import check_left_out, pool_settings, pools_of
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.measuring.in_situ import GridWork, grid_works
+from sarathi_sim.simulator.loop.quantum import quantize
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -66,7 +66,8 @@ class Cell:
 
     @property
     def policy(self) -> dict[str, Any]:
-        """The policy's name and arguments, as ``policies.catalogue.build`` takes them."""
+        """The policy's name and arguments, as ``sarathi_sim.policies.catalogue.build`` takes
+        them."""
         return self.scenario.policy.described()
 
     @property

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.validate.cells import Cell
-from experiments.validate.disturbance import LostTime, lost
-from experiments.validate.playback import (
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.disturbance import LostTime, lost
+from sarathi_sim.experiments.validate.playback import (
     KINDS,
     Parity,
     kinds,
@@ -21,14 +21,14 @@ from experiments.validate.playback import (
     replay,
     stage_times,
 )
-from experiments.validate.prediction import Links, StageTimePrediction, bundle_predictor
-from experiments.validate.session import Repeat, Session
-from experiments.validate.totals import Whole
-from profiler.engine.processes import EngineRun, StageLog
-from profiler.engine.work import TIMED_OPS
-from profiler.measuring.in_situ import in_situ_bundle
-from simulator.loop.records import Floats, Records
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.validate.prediction import Links, StageTimePrediction, bundle_predictor
+from sarathi_sim.experiments.validate.session import Repeat, Session
+from sarathi_sim.experiments.validate.totals import Whole
+from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
+from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.measuring.in_situ import in_situ_bundle
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 MOST_DRIFT = 0.05
 """Decided beforehand: a repeat beyond it says something of the machine, not of the model."""

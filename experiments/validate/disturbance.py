@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.validate.playback import replay, stage_times
-from experiments.validate.totals import Whole, off
-from policies.pool import Pool
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.engine.processes import EngineRun, StageLog
-from profiler.engine.spec import EngineSpec
-from profiler.engine.work import TIMED_OPS
-from profiler.facts.ops import ALL_REDUCE
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.validate.playback import replay, stage_times
+from sarathi_sim.experiments.validate.totals import Whole, off
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE
+from sarathi_sim.simulator.loop.records import Floats
 
 TARGETS = {
     "iteration_error_median": 0.05,

@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from experiments.figures.gantt import stage_timeline
-from experiments.figures.slices import Window, stage_slices
-from experiments.figures.style import BLACK, GREY, KIND_COLOURS
-from experiments.validate.differences import Comparison
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.figures.gantt import stage_timeline
+from sarathi_sim.experiments.figures.slices import Window, stage_slices
+from sarathi_sim.experiments.figures.style import BLACK, GREY, KIND_COLOURS
+from sarathi_sim.experiments.validate.differences import Comparison
+from sarathi_sim.simulator.views.metrics import Analysis
 
 _MARKS = {"prefill": "s", "mixed": "D", "decode": "o"}
 

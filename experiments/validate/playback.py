@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.pool import Pool
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.engine.driver import Decision, Served, signature
-from profiler.engine.processes import EngineRun
-from simulator.loop.lockstep import Formed, Recorded, play_back, records_of_one
-from simulator.loop.quantum import quantize
-from simulator.loop.records import (
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.driver import Decision, Served, signature
+from sarathi_sim.profiler.engine.processes import EngineRun
+from sarathi_sim.simulator.loop.lockstep import Formed, Recorded, play_back, records_of_one
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import (
     ITERATION_COLUMNS,
     Floats,
     PoolLog,
@@ -24,7 +24,7 @@ from simulator.loop.records import (
     ReplicaLog,
     StageTimes,
 )
-from simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.switches import Switches
 
 KINDS = ("prefill", "decode", "mixed")
 

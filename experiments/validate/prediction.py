@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.validate.cells import Cell
-from experiments.validate.playback import links, stage_times
-from policies.batch import Batch
-from policies.policy import chunking_of
-from policies.request import Request
-from policies.request import Sequence as Member
-from profiler.engine.driver import Decision
-from profiler.engine.processes import EngineRun
-from simulator.loop.pipeline import nominal_times
-from simulator.loop.quantum import quantize
-from simulator.loop.records import Floats, Records
-from simulator.loop.simulation import simulate
-from simulator.loop.switches import Switches
-from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.playback import links, stage_times
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.request import Sequence as Member
+from sarathi_sim.profiler.engine.driver import Decision
+from sarathi_sim.profiler.engine.processes import EngineRun
+from sarathi_sim.simulator.loop.pipeline import nominal_times
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StageTimePrediction:
     factor: float = 1.0
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
-        """What the simulator asks; see :class:`~simulator.loop.replica.Predictor`."""
+        """What the simulator asks; see :class:`~sarathi_sim.simulator.loop.replica.Predictor`."""
         layer_s, first_s, last_s, send_s = self.bundle(batch)
         layers = self.cell.layers
         offset = self.offset_s * len(layers) / sum(layers)  # a stage's, spread over its layers

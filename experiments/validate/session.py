@@ -3,7 +3,7 @@
 One engine for each layout (pp, tp). A repeat is: grid; for each cell calibration, the workload,
 calibration; grid. The grid is a profile of the engine by synthetic micro-batches, the calibration
 runs are workloads of the same kind with other seeds. Online cells are run once, for their parity.
-:mod:`experiments.validate.differences` compares simulation and measurement.
+:mod:`sarathi_sim.experiments.validate.differences` compares simulation and measurement.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from experiments.config.scenario import Validation
-from experiments.validate.cells import Cell, engine_spec, grid_of
-from policies.request import Request
-from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
-from profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
-from profiler.engine.spec import EngineSpec
-from profiler.measuring.in_situ import GridWork
-from profiler.storage.progress import Progress, Say
+from sarathi_sim.experiments.config.scenario import Validation
+from sarathi_sim.experiments.validate.cells import Cell, engine_spec, grid_of
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
+from sarathi_sim.profiler.engine.processes import EngineProcesses, EngineRun, Facts, StageLog
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.measuring.in_situ import GridWork
+from sarathi_sim.profiler.storage.progress import Progress, Say
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.config.loading import Experiment
-from experiments.results import VALIDATION_FORMAT
-from experiments.validate.cells import Cell
-from experiments.validate.differences import (
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.results import VALIDATION_FORMAT
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.differences import (
     MOST_DRIFT,
     PREDICTIONS,
     Comparison,
@@ -25,11 +25,11 @@ from experiments.validate.differences import (
     online_outcome,
     rejection,
 )
-from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS
-from experiments.validate.session import Session
-from experiments.validate.totals import Whole, off
-from profiler.storage.progress import Progress
-from simulator.loop.records import Floats
+from sarathi_sim.experiments.validate.disturbance import MOST_OF_TARGET, TARGETS
+from sarathi_sim.experiments.validate.session import Session
+from sarathi_sim.experiments.validate.totals import Whole, off
+from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.simulator.loop.records import Floats
 
 FEWEST_REPEATS = 3
 """Accepted repeats below which nothing is claimed."""

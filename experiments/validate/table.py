@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from experiments.run.rich_table import rich_table
-from experiments.validate.cells import Cell
-from experiments.validate.differences import Comparison
-from experiments.validate.summary import FEWEST_REPEATS
+from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.differences import Comparison
+from sarathi_sim.experiments.validate.summary import FEWEST_REPEATS
 
 
 def cells_table(cells: Sequence[Cell]) -> Table:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.loop.records import Records
-from simulator.views.ledger import WAITS
-from simulator.views.metrics import Analysis
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.views.ledger import WAITS
+from sarathi_sim.simulator.views.metrics import Analysis
 
 
 @dataclass(frozen=True)

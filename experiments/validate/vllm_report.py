@@ -13,29 +13,36 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.config.loading import Experiment
-from experiments.run.decision_log import DecisionLog, Replay, replay
-from experiments.validate.cells import Cell
-from experiments.validate.differences import MOST_DRIFT, PREDICTIONS
-from experiments.validate.summary import FEWEST_REPEATS, head, judged, middle, middles, spread_of
-from experiments.validate.totals import off
-from experiments.validate.vllm_session import (
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.run.decision_log import DecisionLog, Replay, replay
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.differences import MOST_DRIFT, PREDICTIONS
+from sarathi_sim.experiments.validate.summary import (
+    FEWEST_REPEATS,
+    head,
+    judged,
+    middle,
+    middles,
+    spread_of,
+)
+from sarathi_sim.experiments.validate.totals import off
+from sarathi_sim.experiments.validate.vllm_session import (
     VllmCell,
     VllmRepeat,
     VllmRun,
     VllmSession,
     engine_arguments,
 )
-from experiments.validate.vllm_times import (
+from sarathi_sim.experiments.validate.vllm_times import (
     StepPrediction,
     StepTimes,
     between_s,
     seconds_of,
     steps_of,
 )
-from profiler.storage.progress import Progress
-from simulator.loop.records import Floats
-from simulator.views.metrics import Analysis
+from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metrics import Analysis
 
 LAYOUT = "vllm"
 TARGETS = {

@@ -1,8 +1,9 @@
 """Runs real vLLM on the CPU, in a Python of its own, interleaved with grids and calibration.
 
-A repeat is, as for our engine (:mod:`experiments.validate.session`): grid; for each cell
-calibration, the workload, calibration; grid. :mod:`experiments.validate.vllm_server` is the
-program that serves; it is started once, and never imported here with vLLM in it.
+A repeat is, as for our engine (:mod:`sarathi_sim.experiments.validate.session`): grid; for each
+cell calibration, the workload, calibration; grid.
+:mod:`sarathi_sim.experiments.validate.vllm_server` is the program that serves; it is started once,
+and never imported here with vLLM in it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from subprocess import PIPE, Popen, TimeoutExpired
 from tempfile import TemporaryFile
 from typing import Any
 
-from experiments.config.errors import ConfigError
-from experiments.config.scenario import Validation
-from experiments.validate.cells import Cell
-from policies.request import Request
-from policies.vllm import Vllm
-from profiler.facts.model import ModelSpec
-from profiler.storage.progress import Progress
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.scenario import Validation
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.storage.progress import Progress
 
 VARIABLE = "SARATHI_SIM_VLLM_PYTHON"
 """Names the Python that has vLLM, if this one has not."""

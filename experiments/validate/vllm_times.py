@@ -13,14 +13,14 @@ import numpy as np
 import pandas as pd
 from scipy.interpolate import RegularGridInterpolator
 
-from experiments.validate.cells import Cell
-from experiments.validate.vllm_session import VllmRun
-from policies.batch import Batch
-from policies.request import Request
-from simulator.loop.quantum import quantize
-from simulator.loop.records import Floats, Records
-from simulator.loop.simulation import simulate
-from simulator.loop.switches import Switches
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.experiments.validate.vllm_session import VllmRun
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.switches import Switches
 
 COLUMNS = ("decodes", "context", "prompt", "seconds", "step_s")
 """Of a grid's rows; ``seconds`` includes what it takes to add the prompt's request."""
@@ -113,7 +113,7 @@ class StepPrediction:
         return np.asarray(np.maximum(0.0, self.offset_s + self.factor * self.times(steps)))
 
     def __call__(self, batch: Batch) -> tuple[float, float, float, float]:
-        """What the simulator asks; see :class:`~simulator.loop.replica.Predictor`."""
+        """What the simulator asks; see :class:`~sarathi_sim.simulator.loop.replica.Predictor`."""
         decodes = batch.num_decodes
         mean = batch.decode_context / decodes if decodes else 0.0
         added = sum(context == 0 for _, _, context in batch.chunks)

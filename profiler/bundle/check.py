@@ -10,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.limits import too_fast
-from profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
-from profiler.bundle.tables import UNLABELLED, Table
-from profiler.facts.device import DeviceSpec, shipped_device
-from profiler.facts.ops import LAYER_GEMMS, SEND_RECV
-from profiler.facts.roofline import Array
-from profiler.storage.strict import UserError
+from sarathi_sim.profiler.bundle.limits import too_fast
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError, load_bundle
+from sarathi_sim.profiler.bundle.tables import UNLABELLED, Table
+from sarathi_sim.profiler.facts.device import DeviceSpec, shipped_device
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, SEND_RECV
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.storage.strict import UserError
 
 #: A time may drop by this share from one size to the next before it is worth a word.
 DROP = 0.10

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.bundle.tables import LARGEST, BundleError
-from profiler.storage.files import LARGEST_DATA, read_bounded
-from profiler.storage.strict import one_line, show
+from sarathi_sim.profiler.bundle.tables import LARGEST, BundleError
+from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
+from sarathi_sim.profiler.storage.strict import one_line, show
 
 
 def read_cells(path: Path, **options: Any) -> pd.DataFrame:

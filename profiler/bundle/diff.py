@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import TABLES, Bundle, BundleError
-from profiler.bundle.tables import OVERHEADS, UNLABELLED
-from profiler.facts.ops import ALL_ROW_OPS, SCOPES
-from profiler.facts.roofline import Array
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError
+from sarathi_sim.profiler.bundle.tables import OVERHEADS, UNLABELLED
+from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, SCOPES
+from sarathi_sim.profiler.facts.roofline import Array
 
 #: With fewer common sizes than this, times are interpolated between the sizes of each bundle.
 _ENOUGH = 8

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import Bundle
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import SPEEDUP, Kernels
-from profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS
-from profiler.facts.roofline import HALF, Array
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import SPEEDUP, Kernels
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS
+from sarathi_sim.profiler.facts.roofline import HALF, Array
 
 #: Clocks above the data sheet's, and rounding, are forgiven.
 _SLACK = 1.05

@@ -19,16 +19,21 @@ from typing import Literal
 
 import pandas as pd
 
-from profiler.bundle.table_files import read_table, write_table
-from profiler.bundle.tables import TABLES, BundleError, empty_table
-from profiler.facts.device import list_devices, load_device
-from profiler.facts.formats import Kernels
-from profiler.facts.model import ModelSpec
-from profiler.storage.files import files_sha256, make_folders, remove_empty, restore
-from profiler.storage.manifest import NotOursError, check_ours, read_manifest, replace_folder
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.bundle.table_files import read_table, write_table
+from sarathi_sim.profiler.bundle.tables import TABLES, BundleError, empty_table
+from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.storage.files import files_sha256, make_folders, remove_empty, restore
+from sarathi_sim.profiler.storage.manifest import (
+    NotOursError,
+    check_ours,
+    read_manifest,
+    replace_folder,
+)
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 
 __all__ = [
     "FORMAT_VERSION",

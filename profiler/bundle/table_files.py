@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.csv_cells import numbers, read_cells, refuse, whole_numbers
-from profiler.bundle.tables import (
+from sarathi_sim.profiler.bundle.csv_cells import numbers, read_cells, refuse, whole_numbers
+from sarathi_sim.profiler.bundle.tables import (
     LONGEST_US,
     REAL,
     SHORTEST_US,
@@ -18,8 +18,8 @@ from profiler.bundle.tables import (
     Table,
     empty_table,
 )
-from profiler.storage.files import LARGEST_DATA, read_bounded
-from profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.files import LARGEST_DATA, read_bounded
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 
 def read_table(path: Path, table: Table) -> pd.DataFrame:

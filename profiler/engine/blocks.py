@@ -1,8 +1,8 @@
 """The blocks of an engine's KV cache: the table of each sequence, and their content. No torch.
 
-A :class:`~policies.pool.Pool` uses them like the simulator's blocks, which are mostly only counted
-and named after the workload. Here every block has a number. A full one is found again by its tokens
-and those before it, as in vLLM. Both must have the same hits.
+A :class:`~sarathi_sim.policies.pool.Pool` uses them like the simulator's blocks, which are mostly
+only counted and named after the workload. Here every block has a number. A full one is found again
+by its tokens and those before it, as in vLLM. Both must have the same hits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from policies.kv import Block, Blocks
-from policies.request import Sequence
-from profiler.engine.work import EngineError, Table
+from sarathi_sim.policies.kv import Block, Blocks
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.profiler.engine.work import EngineError, Table
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +48,7 @@ class BlockTables(Blocks):
         self._known: dict[bytes, dict[NumberedBlock, None]] = {}
         self._digests: dict[Sequence, list[bytes]] = {}
         self._entered: dict[Sequence, int] = {}
-        self.sharing: set[Sequence] = set()  # as in policies.kv.CachedBlocks
+        self.sharing: set[Sequence] = set()  # as in sarathi_sim.policies.kv.CachedBlocks
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether a sequence has blocks."""

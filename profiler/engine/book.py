@@ -12,24 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from policies.batch import Batch
-from policies.policy import Policy, is_pooled, of_micro_batches
-from policies.pool import Pool, PoolPolicy
-from policies.request import Cohort, Request, Sequence
-from policies.scheduler import Scheduler
-from profiler.engine.blocks import BlockTables
-from profiler.engine.prompts import Prompts
-from profiler.engine.work import EngineError, Work
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.request import Cohort, Request, Sequence
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.blocks import BlockTables
+from sarathi_sim.profiler.engine.prompts import Prompts
+from sarathi_sim.profiler.engine.work import EngineError, Work
 
 
 class Book:
-    """Tokens and KV blocks of every sequence (and the :class:`~policies.pool.Endings`).
+    """Tokens and KV blocks of every sequence (and the :class:`~sarathi_sim.policies.pool.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
-    generated, or with its ``max_tokens``-th. A :class:`~policies.pool.Pool` gives blocks out as it
-    decides; for a :class:`~policies.scheduler.Scheduler` every sequence has one block, which holds
-    all it may come to. ``num_blocks`` includes one that is never used. For the rest see
-    :class:`~profiler.engine.blocks.BlockTables`.
+    generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` gives
+    blocks out as it decides; for a :class:`~sarathi_sim.policies.scheduler.Scheduler` every
+    sequence has one block, which holds all it may come to. ``num_blocks`` includes one that is
+    never used. For the rest see :class:`~sarathi_sim.profiler.engine.blocks.BlockTables`.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class Book:
                 ended.append(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free the block of a sequence that a :class:`~policies.scheduler.Scheduler` is done
-        with."""
+        """Free the block of a sequence that a :class:`~sarathi_sim.policies.scheduler.Scheduler` is
+        done with."""
         if sequence in self.blocks:
             self.blocks.release(sequence, 1, 0, again=False)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from profiler.engine.spec import EngineSpec
-from profiler.engine.work import EngineError
-from profiler.shard.environment import devices_on_node, memory_bytes, open_device
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine.work import EngineError
+from sarathi_sim.profiler.shard.environment import devices_on_node, memory_bytes, open_device
 
 
 @dataclass(frozen=True)

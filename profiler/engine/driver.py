@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from policies.batch import Batch
-from policies.pool import Pool
-from policies.request import Request, Sequence
-from policies.scheduler import Scheduler
-from profiler.engine.book import Book
-from profiler.engine.work import EngineError, Work
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.book import Book
+from sarathi_sim.profiler.engine.work import EngineError, Work
 
 _QUANTA = 2**30
 _SIGN_OF_LIFE_S = 0.5

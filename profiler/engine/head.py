@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from policies.catalogue import build
-from policies.request import Request
-from profiler.engine.book import Book
-from profiler.engine.driver import Returned, Served, serve
-from profiler.engine.rank import FLUSH, RESULT, STOP, WORK, Rank
-from profiler.engine.spec import EngineSpec
-from profiler.engine.work import EngineError, Work
-from profiler.shard.environment import facts
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.book import Book
+from sarathi_sim.profiler.engine.driver import Returned, Served, serve
+from sarathi_sim.profiler.engine.rank import FLUSH, RESULT, STOP, WORK, Rank
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine.work import EngineError, Work
+from sarathi_sim.profiler.shard.environment import facts
 
 
 class Head(Rank):
@@ -121,7 +121,7 @@ class Head(Rank):
         self._own.append(result)
 
     def returned(self, until: float | None = 0.0) -> Returned | None:
-        """See :class:`profiler.engine.driver.Executor`."""
+        """See :class:`sarathi_sim.profiler.engine.driver.Executor`."""
         if self.next is None:
             return self._own.pop(0) if self._own else None
         assert self.back is not None

@@ -1,6 +1,6 @@
-"""A process of an engine: ``python -m profiler.engine.main``. Imports torch.
+"""A process of an engine: ``python -m sarathi_sim.profiler.engine.main``. Imports torch.
 
-:mod:`profiler.engine.processes` starts one for each stage and tensor-parallel rank.
+:mod:`sarathi_sim.profiler.engine.processes` starts one for each stage and tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import sys
 import traceback
 from pathlib import Path
 
-from profiler.engine.head import Head
-from profiler.engine.rank import Rank
-from profiler.engine.spec import read_spec
-from profiler.planning.profile_error import ProfileError
-from profiler.shard.rank_processes import LOST_A_PEER, end_with_parent
+from sarathi_sim.profiler.engine.head import Head
+from sarathi_sim.profiler.engine.rank import Rank
+from sarathi_sim.profiler.engine.spec import read_spec
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, end_with_parent
 
 
 def main() -> None:
     """Join the others, then work until told to stop."""
-    parser = argparse.ArgumentParser(prog="python -m profiler.engine.main")
+    parser = argparse.ArgumentParser(prog="python -m sarathi_sim.profiler.engine.main")
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()

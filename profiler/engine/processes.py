@@ -1,7 +1,7 @@
 """An engine of several processes: starts the ranks, sends them jobs, reads their logs.
 
-No torch; the ranks are :mod:`profiler.engine.main`. All times of a run are seconds since it began,
-by the node's monotonic clock.
+No torch; the ranks are :mod:`sarathi_sim.profiler.engine.main`. All times of a run are seconds
+since it began, by the node's monotonic clock.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.catalogue import build
-from policies.policy import Policy, is_pooled
-from policies.pool import PoolPolicy
-from policies.request import Request
-from profiler.engine.driver import Decision, Served
-from profiler.engine.spec import EngineSpec, write_spec
-from profiler.engine.work import EngineError
-from profiler.shard.rank_processes import RankProcesses
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.policy import Policy, is_pooled
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.driver import Decision, Served
+from sarathi_sim.profiler.engine.spec import EngineSpec, write_spec
+from sarathi_sim.profiler.engine.work import EngineError
+from sarathi_sim.profiler.shard.rank_processes import RankProcesses
 
 Facts = dict[str, str | int | float]
 Floats = npt.NDArray[np.float64]
@@ -69,7 +69,9 @@ class EngineProcesses:
     def __init__(self, spec: EngineSpec, timeout_s: float = 20.0) -> None:
         self.spec = spec
         self._timeout_s = timeout_s
-        self._processes = RankProcesses("profiler.engine.main", self._arguments, spec.ranks, "gloo")
+        self._processes = RankProcesses(
+            "sarathi_sim.profiler.engine.main", self._arguments, spec.ranks, "gloo"
+        )
         self._number = 0
 
     def _arguments(self, folder: Path) -> Sequence[str]:
@@ -113,9 +115,11 @@ class EngineProcesses:
     ) -> EngineRun:
         """Serve requests under a named policy (``{"name": ..., its arguments}``).
 
-        ``scheduler`` are the keyword arguments of :class:`~policies.scheduler.Scheduler`, or of
-        :class:`~policies.pool.Pool`, which may have ``num_blocks`` of the engine's blocks (all by
-        default). For ``prefix_caching`` and ``eos`` see :class:`~profiler.engine.book.Book`.
+        ``scheduler`` are the keyword arguments of
+        :class:`~sarathi_sim.policies.scheduler.Scheduler`, or of
+        :class:`~sarathi_sim.policies.pool.Pool`, which may have ``num_blocks`` of the engine's
+        blocks (all by default). For ``prefix_caching`` and ``eos`` see
+        :class:`~sarathi_sim.profiler.engine.book.Book`.
         """
         self._check(build(**policy), scheduler, num_blocks)
         job = {
@@ -161,8 +165,8 @@ class EngineProcesses:
         self,
         works: Sequence[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
     ) -> StageLog:
-        """Execute ``(chunks, decodes)`` of :class:`~profiler.engine.work.Work` one after the
-        other, as many in flight as there are stages."""
+        """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.work.Work` one
+        after the other, as many in flight as there are stages."""
         result = self._do({"kind": "play", "works": works}, None)
         return self._stages(result["began"])
 

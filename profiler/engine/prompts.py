@@ -7,15 +7,16 @@ from hashlib import sha256
 
 import numpy as np
 
-from policies.request import Request
-from profiler.engine.work import EngineError
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.work import EngineError
 
 
 class Prompts:
     """Draws the prompt of each request, from ``seed`` and its id; what it shares, from the name.
 
-    Under each name of a :data:`~policies.request.Prefix` stand the tokens from the beginning on, so
-    that a turn of a session begins with those before it, what was generated included.
+    Under each name of a :data:`~sarathi_sim.policies.request.Prefix` stand the tokens from the
+    beginning on, so that a turn of a session begins with those before it, what was generated
+    included.
     """
 
     def __init__(self, vocab_size: int, seed: int) -> None:

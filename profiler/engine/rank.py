@@ -24,12 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from profiler.engine.compute import open_compute
-from profiler.engine.driver import Returned
-from profiler.engine.links import DeviceInbox, DeviceOutbox, Format, Inbox, Outbox
-from profiler.engine.spec import EngineSpec
-from profiler.engine.stage import Stage
-from profiler.engine.work import Words, Work
+from sarathi_sim.profiler.engine.compute import open_compute
+from sarathi_sim.profiler.engine.driver import Returned
+from sarathi_sim.profiler.engine.links import DeviceInbox, DeviceOutbox, Format, Inbox, Outbox
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine.stage import Stage
+from sarathi_sim.profiler.engine.work import Words, Work
 
 WORK, FLUSH, STOP = 0, 1, 2
 """What a message is: a work, the end of a run (with its number), the end."""

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import LAYER_GEMMS
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS
 
 if TYPE_CHECKING:
-    from profiler.engine.stage import StageShape
+    from sarathi_sim.profiler.engine.stage import StageShape
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,13 @@ class EngineSpec:
 
     @property
     def most_words(self) -> int:
-        """Words that describe a micro-batch (:meth:`~profiler.engine.work.Work.encode`)."""
+        """Words that describe a micro-batch
+        (:meth:`~sarathi_sim.profiler.engine.work.Work.encode`)."""
         return 16 + (4 + len(self.table(0))) * self.slots + self.max_tokens
 
     def stage(self, number: int) -> StageShape:
         """What rank ``number`` holds; the ranks of a stage are neighbours."""
-        from profiler.engine.stage import StageShape
+        from sarathi_sim.profiler.engine.stage import StageShape
 
         stage, tp_rank = divmod(number, self.tp)
         first = sum(self.layers[:stage])

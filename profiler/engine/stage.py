@@ -1,8 +1,8 @@
 """One pipeline stage of a transformer on one tensor-parallel rank, executing works. Imports torch.
 
-Linear ops are fused over all rows of a :class:`~profiler.engine.work.Work`; attention is apart for
-each chunk and one call for all decodes. The KV cache is allocated once, as blocks, and written in
-place; a work says which blocks each of its sequences has.
+Linear ops are fused over all rows of a :class:`~sarathi_sim.profiler.engine.work.Work`; attention
+is apart for each chunk and one call for all decodes. The KV cache is allocated once, as blocks, and
+written in place; a work says which blocks each of its sequences has.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profiler.engine.stopwatch import stopwatch
-from profiler.engine.work import TIMED_OPS, Work
-from profiler.facts.model import ModelSpec
-from profiler.shard.attention import KVCache, choose_attention, prefill_step
-from profiler.shard.layer import ShardLayer
-from profiler.shard.ragged import RaggedDecode, places_of
-from profiler.shard.weights import RandomWeights
+from sarathi_sim.profiler.engine.stopwatch import stopwatch
+from sarathi_sim.profiler.engine.work import TIMED_OPS, Work
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.shard.attention import KVCache, choose_attention, prefill_step
+from sarathi_sim.profiler.shard.layer import ShardLayer
+from sarathi_sim.profiler.shard.ragged import RaggedDecode, places_of
+from sarathi_sim.profiler.shard.weights import RandomWeights
 
 _EPSILON = 1e-5
 #: Laps beside TIMED_OPS.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from profiler.shard.timing import cuda_events
+from sarathi_sim.profiler.shard.timing import cuda_events
 
 
 class Stopwatch(Protocol):

@@ -1,7 +1,7 @@
 """A micro-batch as an engine's stages need it: block tables, lengths, token ids. No torch.
 
 The scheduler speaks of sequences; the stages know only blocks of the KV cache.
-:class:`~profiler.engine.book.Book` translates.
+:class:`~sarathi_sim.profiler.engine.book.Book` translates.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.ops import names
-from profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.facts.ops import names
+from sarathi_sim.profiler.planning.profile_error import ProfileError
 
 Words = npt.NDArray[np.int32]
 

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from profiler.facts.roofline import Array
-from profiler.storage.strict import strict_dataclass
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 
 _MOST = 2**24
 

@@ -8,12 +8,12 @@ from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 
-from profiler.facts.ops import op_of
-from profiler.storage.files import files_sha256
-from profiler.storage.not_modelled import not_modelled
-from profiler.storage.paths import data_dir, user_path
-from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.facts.ops import op_of
+from sarathi_sim.profiler.storage.files import files_sha256
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
 
 #: The central 90 % of a normal over its central 95 %.
 _NINETY = 1.645 / 1.96

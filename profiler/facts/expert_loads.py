@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.roofline import Array
+from sarathi_sim.profiler.facts.roofline import Array
 
 #: Rows of a tile of the grouped GEMM: an expert's rows are computed in whole tiles.
 TILE = 64

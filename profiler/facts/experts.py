@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from profiler.facts.hf_keys import short
-from profiler.storage.strict import strict_dataclass
+from sarathi_sim.profiler.facts.hf_keys import short
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 
 #: No network of a layer is wider.
 MOST_WIDE = 2**20

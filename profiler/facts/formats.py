@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from profiler.storage.strict import strict_dataclass
+from sarathi_sim.profiler.storage.strict import strict_dataclass
 
 Stack = Literal["vllm", "sglang", "trtllm"]
 WeightDtype = Literal["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from profiler.facts.hf_keys import short
-from profiler.facts.hf_reader import HfConfig
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.hf_keys import short
+from sarathi_sim.profiler.facts.hf_reader import HfConfig
+from sarathi_sim.profiler.storage.strict import SpecError
 
 Fields = dict[str, Any]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from profiler.facts.hf_families import Fields, llama_like, qwen_windows, windowed
-from profiler.facts.hf_keys import inactive, short
-from profiler.facts.hf_reader import HfConfig
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.hf_families import Fields, llama_like, qwen_windows, windowed
+from sarathi_sim.profiler.facts.hf_keys import inactive, short
+from sarathi_sim.profiler.facts.hf_reader import HfConfig
+from sarathi_sim.profiler.storage.strict import SpecError
 
 #: Of routing and training.
 _FREE = """

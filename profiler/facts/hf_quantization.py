@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from profiler.facts.hf_keys import inactive, short
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.hf_keys import inactive, short
+from sarathi_sim.profiler.storage.strict import SpecError
 
 _KEY = "quantization_config"
 #: Modules that a checkpoint may leave in bf16: they are modelled so, or are no part of the text.

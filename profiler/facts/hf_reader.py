@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.facts.hf_keys import short
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.hf_keys import short
+from sarathi_sim.profiler.storage.strict import SpecError
 
 _MOST = 2**24
 """No size of a model is larger; ModelSpec's own bounds are narrower."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import parse, strict_dataclass
+from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 
 #: The key of a model's YAML with its names on the Hub.
 HUB = "hub"

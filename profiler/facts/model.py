@@ -9,21 +9,21 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from profiler.facts.attention_kinds import Latent, Windows, mean_layer
-from profiler.facts.experts import MOST_WIDE
-from profiler.facts.experts import Experts as Experts
-from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from profiler.facts.hf_config import model_fields, plain_name, read_json
-from profiler.facts.hf_keys import short
-from profiler.facts.hf_reader import MOST_LAYERS
-from profiler.facts.hub import HUB, find_published
-from profiler.facts.hub import list_models as list_models
-from profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
-from profiler.facts.roofline import Array, attended, attended_within
-from profiler.storage.not_modelled import not_modelled
-from profiler.storage.paths import data_dir, user_path
-from profiler.storage.plain_yaml import read_mapping
-from profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
+from sarathi_sim.profiler.facts.attention_kinds import Latent, Windows, mean_layer
+from sarathi_sim.profiler.facts.experts import MOST_WIDE
+from sarathi_sim.profiler.facts.experts import Experts as Experts
+from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
+from sarathi_sim.profiler.facts.hf_config import model_fields, plain_name, read_json
+from sarathi_sim.profiler.facts.hf_keys import short
+from sarathi_sim.profiler.facts.hf_reader import MOST_LAYERS
+from sarathi_sim.profiler.facts.hub import HUB, find_published
+from sarathi_sim.profiler.facts.hub import list_models as list_models
+from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard
+from sarathi_sim.profiler.facts.roofline import Array, attended, attended_within
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, parse, strict_dataclass
 
 #: Bounds on a model's sizes, several times what any model has.
 LARGEST = {

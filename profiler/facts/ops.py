@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.facts import rank_shapes
-from profiler.facts.rank_shapes import GemmShape as GemmShape
-from profiler.facts.rank_shapes import Shard as Shard
-from profiler.facts.rank_shapes import Stream as Stream
+from sarathi_sim.profiler.facts import rank_shapes
+from sarathi_sim.profiler.facts.rank_shapes import GemmShape as GemmShape
+from sarathi_sim.profiler.facts.rank_shapes import Shard as Shard
+from sarathi_sim.profiler.facts.rank_shapes import Stream as Stream
 
 SCOPES = ("inter_node", "intra_node")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.facts.attention_kinds import Latent
+from sarathi_sim.profiler.facts.attention_kinds import Latent
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from profiler.bundle.diff import OpDiff, diff_bundles
-from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
-from profiler.first_light.devices import published_bundle, published_stacks
-from profiler.first_light.probe_machine import open_machine
-from profiler.first_light.steps import Found, Task
-from profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.bundle.diff import OpDiff, diff_bundles
+from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
+from sarathi_sim.profiler.first_light.devices import published_bundle, published_stacks
+from sarathi_sim.profiler.first_light.probe_machine import open_machine
+from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.planning.profile_error import ProfileError
 
 
 def tables(task: Task) -> Found:

@@ -9,9 +9,9 @@ import shutil
 import zipfile
 from pathlib import Path, PurePosixPath
 
-from profiler.first_light.hour_ledger import LEDGER, parse_ledger
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.files import write_whole
+from sarathi_sim.profiler.first_light.hour_ledger import LEDGER, parse_ledger
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.files import write_whole
 
 MOST_BYTES = 16 * 10**6
 _MOST_UNPACKED = 2**30

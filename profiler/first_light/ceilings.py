@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.roofline import HBM_SHARE
-from profiler.first_light.devices import data_sheet
-from profiler.first_light.probe_machine import open_machine
-from profiler.first_light.steps import Found, Task
-from profiler.planning.profile_error import ProfileError
-from profiler.shard import environment as machine
-from profiler.shard.timing import Timer, no_garbage_collection
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.roofline import HBM_SHARE
+from sarathi_sim.profiler.first_light.devices import data_sheet
+from sarathi_sim.profiler.first_light.probe_machine import open_machine
+from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.shard import environment as machine
+from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection
 
 _SIDE, _TINY_SIDE = 8192, 64
 _OFF = 0.1
@@ -66,8 +66,8 @@ def usual_product(spec: DeviceSpec) -> float:
     """FLOP/s of the product by the kernel tables of the device: the median of its stacks."""
     import numpy as np
 
-    from profiler.kernels.gemm_lattice import GemmLattice
-    from profiler.kernels.stack_file import load_stack, stacks_on, stored
+    from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+    from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on, stored
 
     tables = (
         stored(load_stack(spec.name, stack)[1], "gemm.bf16") for stack in stacks_on(spec.name)

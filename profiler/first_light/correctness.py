@@ -8,11 +8,11 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from profiler.first_light.probe_machine import SHAPES, open_machine, usable_attention
-from profiler.first_light.steps import Found, Task
-from profiler.planning.profile_error import ProfileError
-from profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
-from profiler.shard.failures import reason
+from sarathi_sim.profiler.first_light.probe_machine import SHAPES, open_machine, usable_attention
+from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
+from sarathi_sim.profiler.shard.failures import reason
 
 _PROMPT, _CHUNK = 192, 64
 _CONTEXTS = (77, 5, 30, 0)

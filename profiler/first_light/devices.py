@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from profiler.bundle.schema import Bundle, write_bundle
-from profiler.facts.device import DeviceSpec, load_device, shipped_device
-from profiler.facts.formats import Kernels, Stack
-from profiler.facts.model import ModelSpec
-from profiler.first_light.steps import Task
-from profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.bundle.schema import Bundle, write_bundle
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device, shipped_device
+from sarathi_sim.profiler.facts.formats import Kernels, Stack
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.first_light.steps import Task
+from sarathi_sim.profiler.planning.profile_error import ProfileError
 
 #: Whose tables a rehearsal without a GPU takes.
 _STAND_IN = "h100-80g-sxm"
@@ -31,7 +31,7 @@ def published_stacks(kind: str) -> tuple[str, list[Stack]]:
 
     Raises ProfileError where none do.
     """
-    from profiler.kernels.stack_file import stacks_on
+    from sarathi_sim.profiler.kernels.stack_file import stacks_on
 
     device = data_sheet(kind)
     if device is None or not stacks_on(device.name):
@@ -41,7 +41,7 @@ def published_stacks(kind: str) -> tuple[str, list[Stack]]:
 
 def published_bundle(device: str, model: ModelSpec, tp: int, stack: Stack) -> Bundle:
     """The shipped kernels of a stack for a model's shard in bf16."""
-    from profiler.kernels.stack_bundle import make_stack_bundle
+    from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
 
     return make_stack_bundle(device, model, tp, Kernels(stack), max_tokens=8192)
 

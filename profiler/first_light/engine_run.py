@@ -7,10 +7,10 @@ import runpy
 import sys
 from unittest import mock
 
-from profiler.first_light.probe_machine import open_machine
-from profiler.first_light.steps import Found, Task
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.files import write_whole
+from sarathi_sim.profiler.first_light.probe_machine import open_machine
+from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.files import write_whole
 
 #: A rehearsal's model, and its configuration but for that and the device.
 _MODEL = {
@@ -49,7 +49,7 @@ def validate(task: Task) -> Found:
     arguments += [word for setting in settings for word in ("--set", setting)]
     with mock.patch.object(sys, "argv", ["sarathi-sim", *arguments]):
         try:
-            runpy.run_module("experiments", run_name="__main__")
+            runpy.run_module("sarathi_sim", run_name="__main__")
         except SystemExit as end:
             if end.code:
                 raise ProfileError(

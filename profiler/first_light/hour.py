@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.first_light.archive import check_archive, pack, unpack
-from profiler.first_light.hour_ledger import (
+from sarathi_sim.profiler.first_light.archive import check_archive, pack, unpack
+from sarathi_sim.profiler.first_light.hour_ledger import (
     DONE,
     FAILED,
     INTERRUPTED,
@@ -25,12 +25,12 @@ from profiler.first_light.hour_ledger import (
     Entry,
     Ledger,
 )
-from profiler.first_light.steps import PROBE, STEPS, HourStep, Task
-from profiler.first_light.twenty_lines import write_summary
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.child import environment_of_child
-from profiler.storage.folder_lock import FolderBusyError, FolderLock
-from profiler.storage.progress import Say
+from sarathi_sim.profiler.first_light.steps import PROBE, STEPS, HourStep, Task
+from sarathi_sim.profiler.first_light.twenty_lines import write_summary
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.child import environment_of_child
+from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
+from sarathi_sim.profiler.storage.progress import Say
 
 #: While a step runs the archive is made anew this often: whoever kills everything leaves it behind.
 _COLLECT_S = 30.0
@@ -153,7 +153,13 @@ class _Hour:
 
     def _run_process(self, name: str, task: Task) -> int | None:
         """Its exit code; None where its time was over."""
-        command = [sys.executable, "-P", "-m", "profiler.first_light.one_step", str(os.getpid())]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "sarathi_sim.profiler.first_light.one_step",
+            str(os.getpid()),
+        ]
         command += [name, str(task.folder), str(task.seconds), str(int(task.rehearsal))]
         deadline = time.monotonic() + task.seconds
         with (task.folder / "logs" / f"{name}.log").open("ab") as log:

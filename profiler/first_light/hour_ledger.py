@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.files import write_whole
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.files import write_whole
 
 LEDGER = "ledger.json"
 _FORMAT = "sarathi-sim first light 1"

@@ -7,10 +7,10 @@ from typing import get_args
 import torch
 import torch.nn.functional as F
 
-from profiler.first_light.probe_machine import open_machine
-from profiler.first_light.steps import Found, Task
-from profiler.planning.settings import FlushMode
-from profiler.shard.timing import Timer, best_flush, no_garbage_collection
+from sarathi_sim.profiler.first_light.probe_machine import open_machine
+from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.planning.settings import FlushMode
+from sarathi_sim.profiler.shard.timing import Timer, best_flush, no_garbage_collection
 
 _COPIES, _CHOSEN_AT = 4, 16
 
@@ -20,7 +20,7 @@ def methods(task: Task) -> Found:
 
     The weights rotate over four copies. The bytes of the weights over the time are a way's
     bandwidth: ``flush``, the way that the profiles take, is chosen by that at m of 16 and the copy
-    bandwidth of the step before (:func:`profiler.shard.timing.best_flush`).
+    bandwidth of the step before (:func:`sarathi_sim.profiler.shard.timing.best_flush`).
     """
     device, dtype = open_machine(task)
     n = 64 if task.rehearsal else 5120

@@ -1,4 +1,4 @@
-"""The process of one step: ``python -m profiler.first_light.one_step``. Imports torch.
+"""The process of one step: ``python -m sarathi_sim.profiler.first_light.one_step``. Imports torch.
 
 Its arguments are the parent's process id, the step, and the three fields of a Task. It writes the
 step's result, and exits with 1 where there is an ``error`` in it.
@@ -14,16 +14,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from profiler.first_light.ceilings import ceilings
-from profiler.first_light.correctness import correctness
-from profiler.first_light.methods import methods
-from profiler.first_light.probe_machine import probe
-from profiler.first_light.profiles import PROFILES, profile_one
-from profiler.first_light.steps import PROBE, Found, Task
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.child import end_with
-from profiler.storage.files import write_whole
-from profiler.storage.strict import UserError
+from sarathi_sim.profiler.first_light.ceilings import ceilings
+from sarathi_sim.profiler.first_light.correctness import correctness
+from sarathi_sim.profiler.first_light.methods import methods
+from sarathi_sim.profiler.first_light.probe_machine import probe
+from sarathi_sim.profiler.first_light.profiles import PROFILES, profile_one
+from sarathi_sim.profiler.first_light.steps import PROBE, Found, Task
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.child import end_with
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.strict import UserError
 
 
 def work_of(step: str) -> Callable[[Task], Found]:
@@ -31,8 +31,8 @@ def work_of(step: str) -> Callable[[Task], Found]:
     if step in PROFILES:
         return lambda task: profile_one(step, task)
     if step in ("tables", "validate"):  # they import more
-        from profiler.first_light.against_tables import tables
-        from profiler.first_light.engine_run import validate
+        from sarathi_sim.profiler.first_light.against_tables import tables
+        from sarathi_sim.profiler.first_light.engine_run import validate
 
         return {"tables": tables, "validate": validate}[step]
     return {

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from profiler.first_light.steps import Found, Task
-from profiler.planning.settings import AttentionChoice
-from profiler.shard import environment as machine
-from profiler.shard.attention import Attention, choose_attention
-from profiler.shard.nvml import Sampler
+from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.planning.settings import AttentionChoice
+from sarathi_sim.profiler.shard import environment as machine
+from sarathi_sim.profiler.shard.attention import Attention, choose_attention
+from sarathi_sim.profiler.shard.nvml import Sampler
 
 #: Query heads, KV heads and head dimension of Llama 13B and Llama 3 8B.
 SHAPES = {"MHA": (40, 40, 128), "GQA": (32, 8, 128)}

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from profiler.bundle.schema import bundle_path
-from profiler.facts.model import ModelSpec, load_model
-from profiler.first_light.devices import published_collectives
-from profiler.first_light.probe_machine import open_machine
-from profiler.first_light.steps import STEPS, Found, Task
-from profiler.measuring.measure import profile
-from profiler.planning.settings import AttentionChoice, Limits, Settings, default_limits
-from profiler.shard import environment as machine
-from profiler.storage.progress import silent
+from sarathi_sim.profiler.bundle.schema import bundle_path
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.first_light.devices import published_collectives
+from sarathi_sim.profiler.first_light.probe_machine import open_machine
+from sarathi_sim.profiler.first_light.steps import STEPS, Found, Task
+from sarathi_sim.profiler.measuring.measure import profile
+from sarathi_sim.profiler.planning.settings import AttentionChoice, Limits, Settings, default_limits
+from sarathi_sim.profiler.shard import environment as machine
+from sarathi_sim.profiler.storage.progress import silent
 
 #: Of a step's limit: when points that refine are no longer added. Of what is left of it: when
 #: nothing more is measured. The rest is for the start and for writing.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiler.first_light.hour_ledger import DONE, Ledger
-from profiler.first_light.steps import HourStep, Task
-from profiler.storage.files import write_whole
+from sarathi_sim.profiler.first_light.hour_ledger import DONE, Ledger
+from sarathi_sim.profiler.first_light.steps import HourStep, Task
+from sarathi_sim.profiler.storage.files import write_whole
 
 _MOST_LINES = 20
 _WIDEST = 150

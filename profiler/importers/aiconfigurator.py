@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, BundleError
-from profiler.facts.device import DeviceSpec
-from profiler.facts.model import ModelSpec
-from profiler.importers.assemble import Publication, assemble
-from profiler.importers.head_counts import attention_part, with_context
-from profiler.importers.part import Part
-from profiler.importers.shapes import ShapePool
-from profiler.physics.op_times import DeviceModel
-from profiler.physics.study import AIC
-from profiler.public import frames as data
-from profiler.public.kernel_tables import FOLDER as PARQUET
-from profiler.public.measured_csv import source_folder
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.importers.head_counts import attention_part, with_context
+from sarathi_sim.profiler.importers.part import Part
+from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.study import AIC
+from sarathi_sim.profiler.public import frames as data
+from sarathi_sim.profiler.public.kernel_tables import FOLDER as PARQUET
+from sarathi_sim.profiler.public.measured_csv import source_folder
 
 FOLDER = "aiconfigurator_a100_sxm"
 _GEMM = "gemm_bf16.csv"

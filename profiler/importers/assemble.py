@@ -9,14 +9,14 @@ from typing import Literal
 
 import pandas as pd
 
-from profiler.bundle.schema import TABLES, Bundle, BundleError, BundleMeta
-from profiler.facts.device import DeviceSpec, device_sha256
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
-from profiler.importers.part import Part, listed
-from profiler.physics.modelled import make_bundle, rounded_us
-from profiler.physics.study import Origin
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError, BundleMeta
+from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
+from sarathi_sim.profiler.importers.part import Part, listed
+from sarathi_sim.profiler.physics.modelled import make_bundle, rounded_us
+from sarathi_sim.profiler.physics.study import Origin
+from sarathi_sim.profiler.storage.strict import SpecError
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import OPS
-from profiler.facts.roofline import HALF, Array
-from profiler.importers.part import Part
-from profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.facts.roofline import HALF, Array
+from sarathi_sim.profiler.importers.part import Part
+from sarathi_sim.profiler.physics.op_times import DeviceModel
 
 
 def head_counts(rows: pd.DataFrame) -> list[tuple[int, int]]:

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiler.bundle.schema import Bundle, BundleError
-from profiler.facts.device import DeviceSpec
-from profiler.facts.model import ModelSpec
-from profiler.importers.assemble import Publication, assemble
-from profiler.importers.head_counts import attention_part
-from profiler.importers.llmservingsim_perf import device_of, import_perf
-from profiler.importers.shapes import ShapePool
-from profiler.physics.op_times import DeviceModel
-from profiler.physics.study import LLMSERVINGSIM
-from profiler.public import frames as data
-from profiler.public.measured_csv import source_folder
-from profiler.public.perf_tables import ATTENTION, BY_SEQUENCE, DENSE, META, is_perf
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.importers.head_counts import attention_part
+from sarathi_sim.profiler.importers.llmservingsim_perf import device_of, import_perf
+from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.study import LLMSERVINGSIM
+from sarathi_sim.profiler.public import frames as data
+from sarathi_sim.profiler.public.measured_csv import source_folder
+from sarathi_sim.profiler.public.perf_tables import ATTENTION, BY_SEQUENCE, DENSE, META, is_perf
 
 FOLDER = "llmservingsim_a6000"
 _DEVICE = "a6000"

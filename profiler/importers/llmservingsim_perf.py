@@ -9,16 +9,16 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import TABLES, Bundle, BundleError
-from profiler.facts.device import DeviceSpec, list_devices
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
-from profiler.importers.assemble import Publication, assemble
-from profiler.importers.part import Kind, Part
-from profiler.physics.modelled import rounded_us
-from profiler.physics.study import LLMSERVINGSIM, Origin
-from profiler.public.measured_csv import merged
-from profiler.public.perf_tables import (
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
+from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.importers.part import Kind, Part
+from sarathi_sim.profiler.physics.modelled import rounded_us
+from sarathi_sim.profiler.physics.study import LLMSERVINGSIM, Origin
+from sarathi_sim.profiler.public.measured_csv import merged
+from sarathi_sim.profiler.public.perf_tables import (
     ATTENTION,
     DENSE,
     LAYERS,

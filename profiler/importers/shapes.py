@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.ops import GemmShape
-from profiler.facts.roofline import Array, gemm_us
-from profiler.importers.part import Part, listed
-from profiler.physics.op_times import DeviceModel
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.ops import GemmShape
+from sarathi_sim.profiler.facts.roofline import Array, gemm_us
+from sarathi_sim.profiler.importers.part import Part, listed
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.storage.strict import SpecError
 
 #: (tokens, shape) -> microseconds.
 Expectation = Callable[[Array, GemmShape], Array]

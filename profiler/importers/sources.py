@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiler.bundle.schema import Bundle, BundleError
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.facts.model import ModelSpec, load_model
-from profiler.importers.aiconfigurator import import_aiconfigurator
-from profiler.importers.llmservingsim import FORMS, import_llmservingsim, measured_on
-from profiler.importers.vidur import import_vidur
-from profiler.public import kernel_tables
-from profiler.storage.paths import WHERE
-from profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.importers.aiconfigurator import import_aiconfigurator
+from sarathi_sim.profiler.importers.llmservingsim import FORMS, import_llmservingsim, measured_on
+from sarathi_sim.profiler.importers.vidur import import_vidur
+from sarathi_sim.profiler.public import kernel_tables
+from sarathi_sim.profiler.storage.paths import WHERE
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 Importer = Callable[[Path, ModelSpec, int, DeviceSpec], Bundle]
 """Makes the bundle of a model at a TP degree on a device from a source's folder.

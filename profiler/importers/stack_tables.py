@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from profiler.bundle.schema import Bundle, BundleError
-from profiler.facts.formats import Kernels
-from profiler.facts.model import load_model
-from profiler.kernels.stack_bundle import make_stack_bundle
-from profiler.kernels.stack_fit import check_fitted, fit_stack
-from profiler.public.kernel_tables import FORMS, SYSTEMS
-from profiler.storage.paths import WHERE
-from profiler.storage.strict import SpecError, did_you_mean
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
+from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
+from sarathi_sim.profiler.public.kernel_tables import FORMS, SYSTEMS
+from sarathi_sim.profiler.storage.paths import WHERE
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 
 def import_stack(folder: Path, model: str | Path, tp: int, device: str, kernels: Kernels) -> Bundle:

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.bundle.schema import Bundle
-from profiler.facts.device import DeviceSpec
-from profiler.facts.model import ModelSpec
-from profiler.importers.assemble import Publication, assemble
-from profiler.importers.head_counts import attention_part
-from profiler.importers.part import Part, half_octaves, listed
-from profiler.importers.shapes import ShapePool
-from profiler.physics.op_times import DeviceModel
-from profiler.physics.study import VIDUR
-from profiler.public import vidur_frames as vidur
-from profiler.public.measured_csv import merged, source_folder
-from profiler.public.vidur_frames import GEMMS, OTHERS, median_of
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.importers.assemble import Publication, assemble
+from sarathi_sim.profiler.importers.head_counts import attention_part
+from sarathi_sim.profiler.importers.part import Part, half_octaves, listed
+from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.study import VIDUR
+from sarathi_sim.profiler.public import vidur_frames as vidur
+from sarathi_sim.profiler.public.measured_csv import merged, source_folder
+from sarathi_sim.profiler.public.vidur_frames import GEMMS, OTHERS, median_of
 
 _MILLI = 1e3
 _ATTENTION_FILE = "attention_a100_CodeLlama-34b_tp2.csv"

@@ -9,17 +9,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.facts.device import load_device
-from profiler.facts.formats import KV_BYTES, KV_DTYPES, KvDtype
-from profiler.facts.roofline import Array
-from profiler.kernels import left_out
-from profiler.kernels.attention_grid import HeadGrid, fastest_us, fit_added, fit_decode, fit_prefill
-from profiler.kernels.fitted import Fitted, record
-from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.latent_rows import latent_rows
-from profiler.kernels.left_out import Errors
-from profiler.kernels.stack_attention import LATENT, MEASURED_LATENT
-from profiler.public import kernel_tables as tables
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import KV_BYTES, KV_DTYPES, KvDtype
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels.attention_grid import (
+    HeadGrid,
+    fastest_us,
+    fit_added,
+    fit_decode,
+    fit_prefill,
+)
+from sarathi_sim.profiler.kernels.fitted import Fitted, record
+from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.latent_rows import latent_rows
+from sarathi_sim.profiler.kernels.left_out import Errors
+from sarathi_sim.profiler.kernels.stack_attention import LATENT, MEASURED_LATENT
+from sarathi_sim.profiler.public import kernel_tables as tables
 
 #: A table with fewer pairs of head counts is a stub.
 _FEWEST_HEADS = 4

@@ -1,9 +1,9 @@
 """Attention times by head counts: prefill over the chunk, decode over batch and context.
 
-Prompts follow a law of their blocks (:mod:`profiler.physics.prompt_law`), decodes one of what they
-read (:mod:`profiler.physics.decode_law`). Decodes of other head counts are interpolated in the
-logarithm of the query heads. For KV heads that were not measured, a decode of ``b`` sequences with
-twice the KV heads counts as one of ``2 b`` sequences.
+Prompts follow a law of their blocks (:mod:`sarathi_sim.profiler.physics.prompt_law`), decodes one
+of what they read (:mod:`sarathi_sim.profiler.physics.decode_law`). Decodes of other head counts are
+interpolated in the logarithm of the query heads. For KV heads that were not measured, a decode of
+``b`` sequences with twice the KV heads counts as one of ``2 b`` sequences.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.roofline import Array
-from profiler.kernels.gemm_lattice import Stored, packed, unpacked
-from profiler.physics.decode_law import DecodeLaw
-from profiler.physics.prompt_law import NEAR_CALLS, call_rows, calls_us, prompt_us
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from sarathi_sim.profiler.physics.decode_law import DecodeLaw
+from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, call_rows, calls_us, prompt_us
 
 #: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
 #: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.facts.roofline import Array
-from profiler.kernels.attention_grid import HeadGrid
-from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.left_out import Errors, summary
-from profiler.kernels.moe_surface import MoeSurface
-from profiler.kernels.reduce_curves import ReduceCurve
-from profiler.kernels.stack_file import KernelFit
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels.attention_grid import HeadGrid
+from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.left_out import Errors, summary
+from sarathi_sim.profiler.kernels.moe_surface import MoeSurface
+from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
+from sarathi_sim.profiler.kernels.stack_file import KernelFit
 
 Surface = GemmLattice | HeadGrid | ReduceCurve | MoeSurface
 

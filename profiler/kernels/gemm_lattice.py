@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.roofline import Array
+from sarathi_sim.profiler.facts.roofline import Array
 
 #: Smaller sides than any shard of a model has; what is smaller counts as this.
 LEAST_SIDE = 256

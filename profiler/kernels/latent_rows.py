@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.facts.formats import KvDtype
-from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.stack_attention import LESS, MEASURED_LATENT
-from profiler.public import kernel_tables as tables
+from sarathi_sim.profiler.facts.formats import KvDtype
+from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.stack_attention import LESS, MEASURED_LATENT
+from sarathi_sim.profiler.public import kernel_tables as tables
 
 #: The hidden state of the published blocks.
 _HIDDEN = 7168

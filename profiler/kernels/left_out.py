@@ -7,22 +7,28 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pandas as pd
 
-from profiler.facts.roofline import Array
-from profiler.kernels.attention_grid import (
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
     fit_decode,
     fit_prefill,
     prefill_us,
 )
-from profiler.kernels.gemm_lattice import GemmCube, GemmLattice, fit_lattice, gemm_cube, through
-from profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
-from profiler.kernels.prefix_grid import fit_prefix, prefix_us
-from profiler.kernels.reduce_curves import cleaned_messages, reduce_curve
-from profiler.kernels.stack_file import LeftOut
-from profiler.physics.hold_out import Rows, median_p95_worst
-from profiler.physics.moe_expected import Rates
-from profiler.physics.prompt_law import NEAR_CALLS, calls_us
+from sarathi_sim.profiler.kernels.gemm_lattice import (
+    GemmCube,
+    GemmLattice,
+    fit_lattice,
+    gemm_cube,
+    through,
+)
+from sarathi_sim.profiler.kernels.moe_surface import MoeTable, between_knots, fit_moe, groups
+from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix, prefix_us
+from sarathi_sim.profiler.kernels.reduce_curves import cleaned_messages, reduce_curve
+from sarathi_sim.profiler.kernels.stack_file import LeftOut
+from sarathi_sim.profiler.physics.hold_out import Rows, median_p95_worst
+from sarathi_sim.profiler.physics.moe_expected import Rates
+from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, calls_us
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
 Errors = tuple[Array, Array]

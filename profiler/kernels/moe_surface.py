@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.roofline import Array
-from profiler.kernels.gemm_lattice import Stored, packed, unpacked
-from profiler.physics.moe_expected import SHAPE, Rates, expected_us, factors, parts_us
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from sarathi_sim.profiler.physics.moe_expected import SHAPE, Rates, expected_us, factors, parts_us
 
 #: Octaves over which two shapes become unlike; the results hardly depend on it (3 to 16).
 _OCTAVES = 12.0

@@ -7,17 +7,23 @@ from functools import cached_property
 
 import numpy as np
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import MOE_BYTES, Kernels, Stack
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_TO_ALL, MOE
-from profiler.facts.roofline import HALF, Array
-from profiler.kernels.gemm_lattice import Stored
-from profiler.kernels.moe_surface import MoeSurface
-from profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
-from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stacks_on, stored
-from profiler.physics.moe_expected import moved_bytes, rates_of
-from profiler.physics.op_times import DOUBT
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import MOE_BYTES, Kernels, Stack
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
+from sarathi_sim.profiler.facts.roofline import HALF, Array
+from sarathi_sim.profiler.kernels.gemm_lattice import Stored
+from sarathi_sim.profiler.kernels.moe_surface import MoeSurface
+from sarathi_sim.profiler.kernels.reduce_curves import SEND_LATENCY_US, ReduceCurve, sent_us
+from sarathi_sim.profiler.kernels.stack_file import (
+    KernelFit,
+    StackSpec,
+    load_stack,
+    stacks_on,
+    stored,
+)
+from sarathi_sim.profiler.physics.moe_expected import moved_bytes, rates_of
+from sarathi_sim.profiler.physics.op_times import DOUBT
 
 #: Half-widths, percent, of what has no errors on rows left out: experts of which no model's like
 #: was measured in this format, and an all-to-all, whose tokens here spread evenly. Assumed.

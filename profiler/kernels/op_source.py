@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiler.bundle.schema import Bundle, bundle_path, find_bundle
-from profiler.facts.device import DeviceSpec, list_devices
-from profiler.facts.formats import Kernels
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import MOE
-from profiler.kernels.stack_bundle import make_stack_bundle
-from profiler.kernels.stack_file import load_stack, stacks_on
-from profiler.kernels.stack_times import StackTimes
-from profiler.physics.modelled import device_model, make_bundle
-from profiler.physics.op_times import DeviceModel
-from profiler.storage.paths import data_dir
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, find_bundle
+from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import MOE
+from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
+from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.physics.modelled import device_model, make_bundle
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.strict import SpecError
 
 _MXFP4, _MXFP4_FP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 

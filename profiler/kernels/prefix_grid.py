@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from profiler.facts.roofline import KEY_BLOCK, Array, attended
-from profiler.kernels.attention_grid import HeadGrid, prefill_us
+from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended
+from sarathi_sim.profiler.kernels.attention_grid import HeadGrid, prefill_us
 
 #: Queries of a block: FlashAttention 2's on GPUs with little shared memory, which were measured.
 _BLOCK = 64

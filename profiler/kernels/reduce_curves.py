@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.device import Link
-from profiler.facts.ops import OPS, Shard
-from profiler.facts.roofline import HALF, Array
-from profiler.kernels.gemm_lattice import Stored, packed, unpacked
+from sarathi_sim.profiler.facts.device import Link
+from sarathi_sim.profiler.facts.ops import OPS, Shard
+from sarathi_sim.profiler.facts.roofline import HALF, Array
+from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
 
 #: Tokens of the largest batch that a stack captures as a CUDA graph; beyond it runs its eager
 #: kernel (assumed: vLLM's and SGLang's defaults on these GPUs).

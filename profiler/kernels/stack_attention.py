@@ -12,23 +12,23 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from profiler.facts.attention_kinds import Latent
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import Kernels
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import PREFILL
-from profiler.facts.roofline import KEY_BLOCK, Array, attended_within
-from profiler.kernels.attention_grid import (
+from sarathi_sim.profiler.facts.attention_kinds import Latent
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import PREFILL
+from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended_within
+from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
     fastest_us,
     prefill_us,
     together_us,
 )
-from profiler.kernels.prefix_grid import alike, prefix_us
-from profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
-from profiler.physics.layer_mix import composed_decode, composed_prefill
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.kernels.prefix_grid import alike, prefix_us
+from sarathi_sim.profiler.kernels.stack_file import KernelFit, StackSpec, load_stack, stored
+from sarathi_sim.profiler.physics.layer_mix import composed_decode, composed_prefill
+from sarathi_sim.profiler.storage.strict import SpecError
 
 #: The tables of latent attention, which are by heads only.
 LATENT = "mla"

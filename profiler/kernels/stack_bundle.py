@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
-from profiler.facts.attention_kinds import mean_layer
-from profiler.facts.device import device_sha256
-from profiler.facts.formats import Kernels
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_TO_ALL, PREFILL
-from profiler.kernels.stack_file import Arrays, StackSpec, stack_sha256, surfaces_sha256
-from profiler.kernels.stack_times import StackTimes
-from profiler.physics.modelled import TILE, SampledSizes, rounded_us, sampled
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta, KernelOrigin
+from sarathi_sim.profiler.facts.attention_kinds import mean_layer
+from sarathi_sim.profiler.facts.device import device_sha256
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, PREFILL
+from sarathi_sim.profiler.kernels.stack_file import Arrays, StackSpec, stack_sha256, surfaces_sha256
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.physics.modelled import TILE, SampledSizes, rounded_us, sampled
 
 #: Contexts to sample: the kernels' times change their slope between powers of two.
 _MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192

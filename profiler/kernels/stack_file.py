@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.device import list_devices, load_device
-from profiler.facts.formats import STACKS, Stack
-from profiler.storage.files import files_sha256, write_whole
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import dump_yaml, read_mapping
-from profiler.storage.strict import SpecError, parse, strict_dataclass
+from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.formats import STACKS, Stack
+from sarathi_sim.profiler.storage.files import files_sha256, write_whole
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError, parse, strict_dataclass
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

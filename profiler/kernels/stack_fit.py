@@ -12,26 +12,37 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.device import load_device
-from profiler.facts.formats import DISTRIBUTIONS, MOE_DTYPES, STACKS, WEIGHT_DTYPES, MoeDtype
-from profiler.facts.model import load_model
-from profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
-from profiler.kernels import left_out
-from profiler.kernels.attention_fit import attention_fits, fit_attention
-from profiler.kernels.attention_grid import fit_prefill
-from profiler.kernels.fitted import Fitted, record
-from profiler.kernels.gemm_lattice import GemmLattice, choose_knots, fit_lattice, gemm_cube
-from profiler.kernels.left_out import Errors
-from profiler.kernels.moe_surface import choose_tokens, fit_moe, moe_table
-from profiler.kernels.prefix_grid import fit_prefix
-from profiler.kernels.reduce_curves import cleaned_messages, fit_reduce, stream_bytes
-from profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
-from profiler.physics.moe_expected import Rates, rates_of
-from profiler.physics.study import AIC, LLMSERVINGSIM
-from profiler.public import kernel_tables as tables
-from profiler.public import perf_tables as perf
-from profiler.public.measured_csv import source_folder
-from profiler.storage.strict import SpecError, did_you_mean
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import (
+    DISTRIBUTIONS,
+    MOE_DTYPES,
+    STACKS,
+    WEIGHT_DTYPES,
+    MoeDtype,
+)
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, MOE, OTHERS, names
+from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels.attention_fit import attention_fits, fit_attention
+from sarathi_sim.profiler.kernels.attention_grid import fit_prefill
+from sarathi_sim.profiler.kernels.fitted import Fitted, record
+from sarathi_sim.profiler.kernels.gemm_lattice import (
+    GemmLattice,
+    choose_knots,
+    fit_lattice,
+    gemm_cube,
+)
+from sarathi_sim.profiler.kernels.left_out import Errors
+from sarathi_sim.profiler.kernels.moe_surface import choose_tokens, fit_moe, moe_table
+from sarathi_sim.profiler.kernels.prefix_grid import fit_prefix
+from sarathi_sim.profiler.kernels.reduce_curves import cleaned_messages, fit_reduce, stream_bytes
+from sarathi_sim.profiler.kernels.stack_file import Arrays, KernelFit, StackSpec
+from sarathi_sim.profiler.physics.moe_expected import Rates, rates_of
+from sarathi_sim.profiler.physics.study import AIC, LLMSERVINGSIM
+from sarathi_sim.profiler.public import kernel_tables as tables
+from sarathi_sim.profiler.public import perf_tables as perf
+from sarathi_sim.profiler.public.measured_csv import source_folder
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean
 
 ExpertTables = Mapping[str, tuple[pd.DataFrame, str, Rates]]
 

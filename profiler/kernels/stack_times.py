@@ -7,10 +7,10 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.facts.formats import Kernels
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import (
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import (
     ALL_REDUCE,
     ALL_TO_ALL,
     DECODE,
@@ -21,19 +21,19 @@ from profiler.facts.ops import (
     SENDS,
     names,
 )
-from profiler.facts.roofline import HALF, HBM_SHARE, Array
-from profiler.kernels.attention_grid import HeadGrid
-from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.moe_times import ExpertTimes, experts_name
-from profiler.kernels.reduce_curves import (
+from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
+from sarathi_sim.profiler.kernels.attention_grid import HeadGrid
+from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.moe_times import ExpertTimes, experts_name
+from sarathi_sim.profiler.kernels.reduce_curves import (
     CAPTURED_TOKENS,
     SEND_LATENCY_US,
     ReduceCurve,
     sent_us,
     stream_bytes,
 )
-from profiler.kernels.stack_attention import LESS, StackAttention, shipped_grid
-from profiler.kernels.stack_file import (
+from sarathi_sim.profiler.kernels.stack_attention import LESS, StackAttention, shipped_grid
+from sarathi_sim.profiler.kernels.stack_file import (
     Arrays,
     KernelFit,
     StackSpec,
@@ -41,7 +41,7 @@ from profiler.kernels.stack_file import (
     stacks_on,
     stored,
 )
-from profiler.physics.op_times import Provenance
+from sarathi_sim.profiler.physics.op_times import Provenance
 
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.

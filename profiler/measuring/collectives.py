@@ -1,5 +1,5 @@
-"""All-reduce and send/recv times on one node, from ranks of :mod:`profiler.measuring.ranks`.
-No torch."""
+"""All-reduce and send/recv times on one node, from ranks of
+:mod:`sarathi_sim.profiler.measuring.ranks`. No torch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from profiler.planning.journal import Timing
-from profiler.planning.profile_error import ProfileError
-from profiler.shard.rank_processes import RankProcesses
-from profiler.storage.files import read_bounded
+from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.shard.rank_processes import RankProcesses
+from sarathi_sim.profiler.storage.files import read_bounded
 
 
 def message_sizes(largest: int) -> list[int]:
@@ -43,7 +43,9 @@ def time_collectives(
         listed += ["--all-reduce", *map(str, all_reduce), "--send-recv", *map(str, send_recv)]
         return listed
 
-    with RankProcesses("profiler.measuring.ranks", arguments, ranks, backend) as processes:
+    with RankProcesses(
+        "sarathi_sim.profiler.measuring.ranks", arguments, ranks, backend
+    ) as processes:
         while line := processes.line("timing the collectives", timeout_s):
             began = time.perf_counter()
             entry = json.loads(line)
@@ -53,7 +55,8 @@ def time_collectives(
 
 
 def read_inter_node(path: Path) -> dict[int, Timing]:
-    """Sends by bytes, from the file that :mod:`profiler.measuring.ranks` wrote between two nodes.
+    """Sends by bytes, from the file that :mod:`sarathi_sim.profiler.measuring.ranks` wrote between
+    two nodes.
 
     Raises ProfileError for a file that is not one.
     """
@@ -70,7 +73,8 @@ def read_inter_node(path: Path) -> dict[int, Timing]:
                 found[size] = Timing(time_us, spread, int(entry["samples"]))
         except (ValueError, KeyError, TypeError, OverflowError):
             raise ProfileError(
-                f"{path}: row {number} is not a line of profiler.measuring.ranks: {line[:80]!r}"
+                f"{path}: row {number} is not a line of "
+                f"sarathi_sim.profiler.measuring.ranks: {line[:80]!r}"
             ) from None
     if not found:
         raise ProfileError(f"{path}: holds no send_recv")

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from profiler.bundle.tables import OVERHEADS
-from profiler.facts.ops import OPS
-from profiler.measuring.collectives import message_sizes, time_collectives
-from profiler.measuring.to_bundle import Facts, measured, skipped
-from profiler.planning.designed import DESIGNED, designed_points
-from profiler.planning.grid import Grid, Key
-from profiler.planning.journal import Journal, Timing
-from profiler.planning.profile_error import ProfileError
-from profiler.planning.settings import Settings, coarse_grid, make_grid
-from profiler.storage.progress import Progress, Say
+from sarathi_sim.profiler.bundle.tables import OVERHEADS
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.measuring.collectives import message_sizes, time_collectives
+from sarathi_sim.profiler.measuring.to_bundle import Facts, measured, skipped
+from sarathi_sim.profiler.planning.designed import DESIGNED, designed_points
+from sarathi_sim.profiler.planning.grid import Grid, Key
+from sarathi_sim.profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.settings import Settings, coarse_grid, make_grid
+from sarathi_sim.profiler.storage.progress import Progress, Say
 
 if TYPE_CHECKING:
-    from profiler.measuring.shard_ops import ShardOps
+    from sarathi_sim.profiler.measuring.shard_ops import ShardOps
 
 
 #: Points nearer than this share of the size are not worth a measurement on a CPU, whose times have
@@ -206,8 +206,8 @@ class DegreeSession:
 
     def overhead(self) -> None:
         """Measure the launch overhead of a layer, and print what it means for a simulation."""
-        from profiler.measuring.overhead import advice, overheads
-        from profiler.shard.failures import guarded
+        from sarathi_sim.profiler.measuring.overhead import advice, overheads
+        from sarathi_sim.profiler.shard.failures import guarded
 
         for what, measure in overheads(self.ops).items():
             key = (OVERHEADS.index(what),)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from profiler.facts.formats import Distribution, Kernels
-from profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
-from profiler.shard.layer import ShardLayer
+from sarathi_sim.profiler.facts.formats import Distribution, Kernels
+from sarathi_sim.profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
+from sarathi_sim.profiler.shard.layer import ShardLayer
 
 
 def slots_of(chunk: int, context: int, batch: int, decode_context: int) -> int:

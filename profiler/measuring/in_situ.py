@@ -12,13 +12,13 @@ from datetime import date
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, BundleMeta
-from profiler.bundle.tables import TABLES
-from profiler.engine.processes import Floats, StageLog
-from profiler.engine.spec import EngineSpec
-from profiler.engine.work import TIMED_OPS
-from profiler.facts.ops import LAYER_GEMMS, OPS
-from profiler.planning.designed import skewed_contexts
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
+from sarathi_sim.profiler.bundle.tables import TABLES
+from sarathi_sim.profiler.engine.processes import Floats, StageLog
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, OPS
+from sarathi_sim.profiler.planning.designed import skewed_contexts
 
 GridWork = tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]
 _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1

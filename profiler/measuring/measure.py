@@ -13,16 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.bundle.schema import (
+from sarathi_sim.profiler.bundle.schema import (
     Bundle,
     bundle_path,
     check_replaceable,
     load_bundle,
     write_bundle,
 )
-from profiler.measuring.collectives import read_inter_node
-from profiler.measuring.degree import DegreeSession
-from profiler.measuring.to_bundle import (
+from sarathi_sim.profiler.measuring.collectives import read_inter_node
+from sarathi_sim.profiler.measuring.degree import DegreeSession
+from sarathi_sim.profiler.measuring.to_bundle import (
     Facts,
     borrow_collectives,
     collectives_source,
@@ -31,21 +31,21 @@ from profiler.measuring.to_bundle import (
     skipped,
     write_device,
 )
-from profiler.planning.designed import DESIGNED
-from profiler.planning.grid import Grid
-from profiler.planning.journal import Journal, settings_hash
-from profiler.planning.profile_error import ProfileError
-from profiler.planning.settings import Settings
-from profiler.storage.manifest import check_files
-from profiler.storage.progress import Progress, Say
-from profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.planning.designed import DESIGNED
+from sarathi_sim.profiler.planning.grid import Grid
+from sarathi_sim.profiler.planning.journal import Journal, settings_hash
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.settings import Settings
+from sarathi_sim.profiler.storage.manifest import check_files
+from sarathi_sim.profiler.storage.progress import Progress, Say
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
-    from profiler.measuring.shard_ops import ShardOps
-    from profiler.shard.attention import Attention
-    from profiler.shard.nvml import Sampler
+    from sarathi_sim.profiler.measuring.shard_ops import ShardOps
+    from sarathi_sim.profiler.shard.attention import Attention
+    from sarathi_sim.profiler.shard.nvml import Sampler
 
 
 def profile(settings: Settings, say: Say, progress: Progress) -> list[Path]:
@@ -81,10 +81,10 @@ class _ProfileRun:
     """The opened device, and what all TP degrees measured on it share."""
 
     def __init__(self, settings: Settings, say: Say, progress: Progress) -> None:
-        from profiler.shard import environment as machine
-        from profiler.shard.failures import reason
-        from profiler.shard.nvml import Sampler
-        from profiler.shard.timing import Timer
+        from sarathi_sim.profiler.shard import environment as machine
+        from sarathi_sim.profiler.shard.failures import reason
+        from sarathi_sim.profiler.shard.nvml import Sampler
+        from sarathi_sim.profiler.shard.timing import Timer
 
         self.until = time.perf_counter() + settings.max_s
 
@@ -120,7 +120,7 @@ class _ProfileRun:
 
         None where only some ops were asked for: their points stay in the journal.
         """
-        from profiler.shard.timing import no_garbage_collection
+        from sarathi_sim.profiler.shard.timing import no_garbage_collection
 
         settings = self.settings
         self._say_attention(tp)
@@ -153,8 +153,8 @@ class _ProfileRun:
 
     def _ops(self, tp: int, free_bytes: float) -> ShardOps:
         """The shard whose ops are timed. Raises ProfileError where it does not fit."""
-        from profiler.measuring.shard_ops import ShardOps
-        from profiler.shard.failures import reason
+        from sarathi_sim.profiler.measuring.shard_ops import ShardOps
+        from sarathi_sim.profiler.shard.failures import reason
 
         model, limits, attention = self.settings.model, self.settings.limits, self.attentions[tp][0]
         try:
@@ -286,7 +286,7 @@ def _attention(
     settings: Settings, tp: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Attention, str]:
     """The attention backend, and why it is not xformers; chosen before the first measurement."""
-    from profiler.shard.attention import choose_attention
+    from sarathi_sim.profiler.shard.attention import choose_attention
 
     model = settings.model
     try:

@@ -14,12 +14,12 @@ from statistics import median
 
 import torch
 
-from profiler.measuring.fused import fused_layer
-from profiler.measuring.shard_ops import ShardOps
-from profiler.planning.journal import Timing
-from profiler.shard.attention import KVCache
-from profiler.shard.layer import ShardLayer
-from profiler.shard.timing import relative_iqr
+from sarathi_sim.profiler.measuring.fused import fused_layer
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps
+from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.shard.attention import KVCache
+from sarathi_sim.profiler.shard.layer import ShardLayer
+from sarathi_sim.profiler.shard.timing import relative_iqr
 
 _CONTEXT = 16
 

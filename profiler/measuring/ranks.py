@@ -1,10 +1,13 @@
-"""One rank of a timed collective: ``python -m profiler.measuring.ranks``. Imports torch.
+"""One rank of a timed collective: ``python -m sarathi_sim.profiler.measuring.ranks``. Imports
+torch.
 
-:mod:`profiler.measuring.collectives` starts one such process a rank. Between nodes, start two with
-torchrun (one per node) and give the file of rank 0 to ``sarathi-sim profile --inter-node``::
+:mod:`sarathi_sim.profiler.measuring.collectives` starts one such process a rank. Between nodes,
+start two with torchrun (one per node) and give the file of rank 0 to
+``sarathi-sim profile --inter-node``::
 
     torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
-        -m profiler.measuring.ranks --backend nccl --send-recv 1024 65536 ... --out inter_node.jsonl
+        -m sarathi_sim.profiler.measuring.ranks --backend nccl --send-recv 1024 65536 ... \\
+        --out inter_node.jsonl
 
 Rank 0 prints one JSON object a point: op, num_bytes, time_us, spread, samples.
 """
@@ -24,8 +27,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from profiler.shard.rank_processes import end_with_parent
-from profiler.shard.timing import cuda_events, no_garbage_collection, relative_iqr
+from sarathi_sim.profiler.shard.rank_processes import end_with_parent
+from sarathi_sim.profiler.shard.timing import cuda_events, no_garbage_collection, relative_iqr
 
 _WARM_UPS = 5
 #: A size whose times spread (relative interquartile range) more than this is timed again, at most
@@ -39,7 +42,7 @@ _WAIT_CYCLES = 4_000_000
 
 def main() -> None:
     """Parse the arguments, join the group, time every size, leave."""
-    parser = argparse.ArgumentParser(prog="python -m profiler.measuring.ranks")
+    parser = argparse.ArgumentParser(prog="python -m sarathi_sim.profiler.measuring.ranks")
     parser.add_argument("--backend", choices=("gloo", "nccl"), required=True)
     parser.add_argument("--store", help="a file to meet at; without it the variables of torchrun")
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))

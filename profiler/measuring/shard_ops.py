@@ -10,23 +10,23 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 
-from profiler.facts.formats import Distribution, Kernels
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import MOE, OPS
-from profiler.measuring.fused import fused_layer, slots_of
-from profiler.planning.designed import skewed_contexts
-from profiler.planning.grid import Key
-from profiler.planning.journal import Timing
-from profiler.planning.settings import FlushMode, Limits
-from profiler.shard.attention import (
+from sarathi_sim.profiler.facts.formats import Distribution, Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import MOE, OPS
+from sarathi_sim.profiler.measuring.fused import fused_layer, slots_of
+from sarathi_sim.profiler.planning.designed import skewed_contexts
+from sarathi_sim.profiler.planning.grid import Key
+from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.settings import FlushMode, Limits
+from sarathi_sim.profiler.shard.attention import (
     Attention,
     KVCache,
     decode_step,
     prefill_step,
 )
-from profiler.shard.failures import guarded
-from profiler.shard.layer import ShardLayer
-from profiler.shard.timing import Timer
+from sarathi_sim.profiler.shard.failures import guarded
+from sarathi_sim.profiler.shard.layer import ShardLayer
+from sarathi_sim.profiler.shard.timing import Timer
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
 #: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2; where it does

@@ -12,18 +12,24 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, BundleMeta, bundle_path, list_bundles, load_bundle
-from profiler.bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
-from profiler.facts.device import DeviceSpec, Link
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_ROW_OPS, ATTENTION, MESSAGES, OPS
-from profiler.planning.designed import DESIGNED
-from profiler.planning.grid import Key
-from profiler.planning.journal import Journal, Timing
-from profiler.planning.profile_error import ProfileError
-from profiler.planning.settings import TILE
-from profiler.storage.manifest import replace_files
-from profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.bundle.schema import (
+    Bundle,
+    BundleMeta,
+    bundle_path,
+    list_bundles,
+    load_bundle,
+)
+from sarathi_sim.profiler.bundle.tables import OVERHEADS, TABLES, UNLABELLED, Table
+from sarathi_sim.profiler.facts.device import DeviceSpec, Link
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, ATTENTION, MESSAGES, OPS
+from sarathi_sim.profiler.planning.designed import DESIGNED
+from sarathi_sim.profiler.planning.grid import Key
+from sarathi_sim.profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.settings import TILE
+from sarathi_sim.profiler.storage.manifest import replace_files
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 Facts = dict[str, str | int | float]

@@ -17,15 +17,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.facts.device import DeviceSpec, ErrorStats, FittedOp, list_devices, load_device
-from profiler.physics.fit import OpModel, columns_of, errors, fit_op, held_out
-from profiler.physics.residual import Arrays
-from profiler.physics.studies import STUDIES
-from profiler.physics.study import BINS, Study
-from profiler.storage.files import write_whole
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import dump_yaml
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.device import (
+    DeviceSpec,
+    ErrorStats,
+    FittedOp,
+    list_devices,
+    load_device,
+)
+from sarathi_sim.profiler.physics.fit import OpModel, columns_of, errors, fit_op, held_out
+from sarathi_sim.profiler.physics.residual import Arrays
+from sarathi_sim.profiler.physics.studies import STUDIES
+from sarathi_sim.profiler.physics.study import BINS, Study
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
+from sarathi_sim.profiler.storage.strict import SpecError
 
 #: The device file is written by hand above this line, and by :meth:`CalibrationResult.write` below.
 MARKER = "# --- below: written by `sarathi-sim calibrate --write` ---\n"

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.roofline import Array
+from sarathi_sim.profiler.facts.roofline import Array
 
 #: Octaves of batch, context and cached tokens over which decodes are alike; 8 to 32 are as good.
 _OCTAVES = 16.0

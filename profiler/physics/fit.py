@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from profiler.facts.device import ErrorStats
-from profiler.facts.roofline import Array, Columns
-from profiler.physics.forms import Form
-from profiler.physics.hold_out import Folds, median_p95_worst
-from profiler.physics.residual import Residual, fit_curve, fit_trees
+from sarathi_sim.profiler.facts.device import ErrorStats
+from sarathi_sim.profiler.facts.roofline import Array, Columns
+from sarathi_sim.profiler.physics.forms import Form
+from sarathi_sim.profiler.physics.hold_out import Folds, median_p95_worst
+from sarathi_sim.profiler.physics.residual import Residual, fit_curve, fit_trees
 
 #: Physics needs few rows for its few constants; more only cost time.
 _PHYSICS_ROWS = 4000

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from profiler.facts.roofline import (
+from sarathi_sim.profiler.facts.roofline import (
     GEMM_TILES,
     Array,
     Columns,
@@ -142,7 +142,8 @@ ATTN_CONTEXT = Form(
 
 
 def decode_form(splits: bool, packed: bool, hbm: float | None = None) -> Form:
-    """Decode attention; see :func:`~profiler.facts.roofline.attn_decode_us` for the two switches.
+    """Decode attention; see :func:`~sarathi_sim.profiler.facts.roofline.attn_decode_us` for the two
+    switches.
 
     ``hbm`` sets the HBM efficiency where the measurements do not show it; None fits it.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.roofline import Array
+from sarathi_sim.profiler.facts.roofline import Array
 
 Rows = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]

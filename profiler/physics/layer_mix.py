@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from profiler.facts.attention_kinds import mean_layer
-from profiler.facts.model import ModelSpec
-from profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
+from sarathi_sim.profiler.facts.attention_kinds import mean_layer
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.roofline import KEY_BLOCK, Array, attended, attended_within
 
 #: Keys beyond the window that a row of queries costs, as if it read them: kernels mask whole blocks
 #: of queries and keys. Fitted to vLLM's and TensorRT-LLM's rows with windows of 128 and 1,024.

@@ -9,13 +9,13 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, BundleMeta
-from profiler.facts.device import device_sha256
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import OPS, SCOPES
-from profiler.facts.roofline import Array
-from profiler.physics.layer_mix import mean_time
-from profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
+from sarathi_sim.profiler.facts.device import device_sha256
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import OPS, SCOPES
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.physics.layer_mix import mean_time
+from sarathi_sim.profiler.physics.op_times import DeviceModel
 
 TILE = 128
 #: LM-head rows: one a sequence, unless a whole prompt's logits are wanted.

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.device import load_device
-from profiler.facts.expert_loads import busiest
-from profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
-from profiler.facts.roofline import HALF, HBM_SHARE, Array
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.expert_loads import busiest
+from sarathi_sim.profiler.facts.formats import MOE_BYTES, MOE_SPEEDUP, MoeDtype, exponent_of
+from sarathi_sim.profiler.facts.roofline import HALF, HBM_SHARE, Array
 
 #: The columns of a shape: a model's sizes, and how its experts are divided among ranks.
 SHAPE = ("hidden", "inter", "top_k", "experts", "tp", "ep")

@@ -9,15 +9,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.device import DeviceSpec, device_files, load_device
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SENDS, GemmShape
-from profiler.facts.roofline import Array
-from profiler.physics.fit import OpModel
-from profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, LINK, STREAM, Form, decode_form
-from profiler.physics.layer_mix import composed_decode, composed_prefill
-from profiler.physics.residual import residual_from_arrays
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.device import DeviceSpec, device_files, load_device
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS, SENDS, GemmShape
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.physics.fit import OpModel
+from sarathi_sim.profiler.physics.forms import (
+    ATTN_CONTEXT,
+    ATTN_PREFILL,
+    GEMM,
+    LINK,
+    STREAM,
+    Form,
+    decode_form,
+)
+from sarathi_sim.profiler.physics.layer_mix import composed_decode, composed_prefill
+from sarathi_sim.profiler.physics.residual import residual_from_arrays
+from sarathi_sim.profiler.storage.strict import SpecError
 
 _FORMS: dict[str, Form] = {
     "gemm": GEMM,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, decode_form
-from profiler.physics.study import (
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.physics.forms import ATTN_CONTEXT, ATTN_PREFILL, GEMM, decode_form
+from sarathi_sim.profiler.physics.study import (
     AIC,
     LLMSERVINGSIM,
     VIDUR,
@@ -27,8 +27,8 @@ from profiler.physics.study import (
     on,
     stream_studies,
 )
-from profiler.public import frames as data
-from profiler.public import vidur_frames as vidur
+from sarathi_sim.profiler.public import frames as data
+from sarathi_sim.profiler.public import vidur_frames as vidur
 
 #: Half-widths, percent, that the kernels of another software stack add. GEMMs: with 12 the band
 #: covers 92 % of the A100's rows of three stacks that were not fitted (70 % without; see

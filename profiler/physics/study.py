@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.facts.device import DeviceSpec
-from profiler.physics.forms import LINK, STREAM, Form
-from profiler.physics.hold_out import Folds, fold_of, leave_one_group_out
-from profiler.public import vidur_frames as vidur
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.physics.forms import LINK, STREAM, Form
+from sarathi_sim.profiler.physics.hold_out import Folds, fold_of, leave_one_group_out
+from sarathi_sim.profiler.public import vidur_frames as vidur
 
 BINS = {
     "m": (0, 16, 64, 128, 256, 512, 1024, 4096, 40000),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise, product
 
-from profiler.planning.grid import Key
-from profiler.planning.settings import Limits
+from sarathi_sim.profiler.planning.grid import Key
+from sarathi_sim.profiler.planning.settings import Limits
 
 #: Journal and table name of each.
 DESIGNED = ("attn_decode_skew", "mixed")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.planning.grid import Key
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.folder_lock import FolderBusyError, FolderLock
+from sarathi_sim.profiler.planning.grid import Key
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 
 
 @dataclass(frozen=True)

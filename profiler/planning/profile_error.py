@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.storage.strict import UserError
+from sarathi_sim.profiler.storage.strict import UserError
 
 
 class ProfileError(UserError):

@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from profiler.facts.formats import Distribution, Kernels
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ATTENTION, OPS
-from profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
+from sarathi_sim.profiler.facts.formats import Distribution, Kernels
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
+from sarathi_sim.profiler.planning.grid import Floats, Grid, Key, SizeGrid, Surface
 
 TILE = 128
 #: What computes attention: xformers where it works, else SDPA's flash or efficient kernel; or one
@@ -41,7 +41,7 @@ class Settings:
 
     ``target`` is the held-out error (a fraction) at which the adaptive grid stops, ``budget_s`` the
     seconds for all of ``tps`` together after which it stops anyway (the coarse grid is always
-    measured whole). ``inter_node`` is a file of :mod:`profiler.measuring.ranks`.
+    measured whole). ``inter_node`` is a file of :mod:`sarathi_sim.profiler.measuring.ranks`.
     ``collectives`` is a bundle (or the folder of its tp<k>) to take the collectives from.
     ``force`` replaces bundles that were measured already. ``ops`` are all that is measured, if any
     are named: the journal keeps them, and a run without completes the bundle. ``weights``: the

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.tables import BundleError
-from profiler.public.measured_csv import read_measurements, source_folder, tidy
-from profiler.public.vidur_frames import attention_rows
+from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.public.measured_csv import read_measurements, source_folder, tidy
+from sarathi_sim.profiler.public.vidur_frames import attention_rows
 
 _AIC = "aiconfigurator_a100_sxm"
 _LLMSERVINGSIM = "llmservingsim_a6000"

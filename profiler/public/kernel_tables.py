@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.tables import BundleError
-from profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
-from profiler.public.measured_csv import merged, source_folder
-from profiler.storage.files import regular
+from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
+from sarathi_sim.profiler.public.measured_csv import merged, source_folder
+from sarathi_sim.profiler.storage.files import regular
 
 FOLDER = "aiconfigurator"
 #: What the tables call our devices.

@@ -8,8 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from profiler.bundle.csv_cells import check_end, numbers, read_cells, refuse, whole_numbers
-from profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.bundle.csv_cells import (
+    check_end,
+    numbers,
+    read_cells,
+    refuse,
+    whole_numbers,
+)
+from sarathi_sim.profiler.bundle.tables import BundleError
 
 #: Two rows for one point may differ by this factor; they are merged by their median.
 _REPEAT_FACTOR = 2.0

@@ -16,10 +16,10 @@ from typing import Any
 
 import pandas as pd
 
-from profiler.bundle.tables import BundleError
-from profiler.facts.ops import OPS
-from profiler.public.measured_csv import merged, read_measurements
-from profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.public.measured_csv import merged, read_measurements
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 
 META, DENSE, BY_SEQUENCE, ATTENTION = "meta.yaml", "dense.csv", "per_sequence.csv", "attention.csv"
 #: How often each of its layers runs in one of our ops. The last norm goes with the embedding: both

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.public.measured_csv import merged, read_measurements, source_folder, tidy
+from sarathi_sim.profiler.public.measured_csv import merged, read_measurements, source_folder, tidy
 
 _ATTENTION = "attention_a100_CodeLlama-34b_tp2.csv"
 _SHAPE = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd")

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from profiler.planning.settings import AttentionChoice
-from profiler.shard.attention_backends import SdpaAttention, XformersAttention
+from sarathi_sim.profiler.planning.settings import AttentionChoice
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention
 
 
 class KVCache:

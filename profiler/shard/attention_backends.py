@@ -1,7 +1,7 @@
 """The attention backends: torch's SDPA with a fused kernel of choice, and xformers. Imports torch.
 
-Both have the methods of :class:`profiler.shard.attention.Attention`, which says what they take and
-give.
+Both have the methods of :class:`sarathi_sim.profiler.shard.attention.Attention`, which says what
+they take and give.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from profiler.facts.device import product_folder
-from profiler.planning.journal import Timing
-from profiler.planning.profile_error import ProfileError
-from profiler.shard.failures import guarded
-from profiler.shard.timing import Timer
+from sarathi_sim.profiler.facts.device import product_folder
+from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.shard.failures import guarded
+from sarathi_sim.profiler.shard.timing import Timer
 
 Facts = dict[str, str | int | float]
 
@@ -71,7 +71,9 @@ def memory_bytes(device: str) -> tuple[int, int]:
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(total), int(free)
-    from profiler.storage.memory import host_memory  # psutil, which a GPU node does not need
+    from sarathi_sim.profiler.storage.memory import (
+        host_memory,  # psutil, which a GPU node does not need
+    )
 
     return host_memory()
 

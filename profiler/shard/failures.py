@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.journal import Timing
 
 
 def guarded(measure: Callable[[], Timing], device: torch.device) -> Timing:

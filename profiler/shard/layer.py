@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from profiler.facts.expert_loads import rows_of_experts
-from profiler.facts.formats import Distribution, exponent_of
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import OPS
+from sarathi_sim.profiler.facts.expert_loads import rows_of_experts
+from sarathi_sim.profiler.facts.formats import Distribution, exponent_of
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import OPS
 
 _EPSILON = 1e-5
 

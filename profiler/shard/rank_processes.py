@@ -21,7 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.paths import PACKAGE
 
 _SCRATCH = "sarathi-sim-ranks-"
 LOST_A_PEER = 4
@@ -171,9 +172,8 @@ def end_with_parent(folder: Path, on_line: Callable[[bytes], object] | None = No
 
 def _environment(backend: str) -> dict[str, str]:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(
-        part for part in (root, environment.get("PYTHONPATH", "")) if part
+        part for part in (str(PACKAGE.parent), environment.get("PYTHONPATH", "")) if part
     )
     if backend == "gloo" and sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

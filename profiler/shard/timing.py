@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from profiler.planning.journal import Timing
-from profiler.planning.settings import FlushMode
-from profiler.shard.nvml import Sampler
+from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.settings import FlushMode
+from sarathi_sim.profiler.shard.nvml import Sampler
 
 #: Written or read before each GPU sample: more than any L2. Many times over, it takes longer (0.9
 #: ms at 5 TB/s) than launching a whole layer's kernels, so the host is ahead and launches do not

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import LAYER_GEMMS, OPS
-from profiler.shard.layer import Weights
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, OPS
+from sarathi_sim.profiler.shard.layer import Weights
 
 
 @dataclass(frozen=True)

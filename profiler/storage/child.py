@@ -12,13 +12,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from profiler.storage.threads import default_to_one_thread
+from sarathi_sim.profiler.storage.paths import PACKAGE
+from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PR_SET_PDEATHSIG = 1
 # glibc's: freed memory is kept for the next arrays. Pages given back and mapped again took a tenth
 # of a short run's time.
@@ -46,7 +45,7 @@ def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
 
 def environment_of_child() -> dict[str, str]:
     """The environment of a Python process that finds our modules where this process did."""
-    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
     environment = dict(os.environ, PYTHONPATH=path)
     default_to_one_thread(environment)
     return environment

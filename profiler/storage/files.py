@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError
 
 LARGEST_FILE = 8 * 2**20
 """The largest file that people write, bytes: a configuration, a model."""

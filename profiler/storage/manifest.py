@@ -18,8 +18,15 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from profiler.storage.files import exchange, flush_folder, partial, regular, restore, write_whole
-from profiler.storage.strict import UserError
+from sarathi_sim.profiler.storage.files import (
+    exchange,
+    flush_folder,
+    partial,
+    regular,
+    restore,
+    write_whole,
+)
+from sarathi_sim.profiler.storage.strict import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = "sarathi-sim manifest 1"

@@ -1,7 +1,7 @@
 """What is not modelled, by the names that users of serving engines know it by, and what to do.
 
 Every door that refuses an unknown name asks :func:`not_modelled` first (``strict.py``).
-docs/limits.md is made from :data:`LIMITS` (``python -m experiments.reference docs``).
+docs/limits.md is made from :data:`LIMITS` (``python -m sarathi_sim.experiments.reference docs``).
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def page() -> str:
     lines = [
         "# Limits",
         "",
-        "`python -m experiments.reference docs` makes this page from",
+        "`python -m sarathi_sim.experiments.reference docs` makes this page from",
         "`profiler/storage/not_modelled.py`.",
         "",
         "What is not modelled is refused by its name: as a key or a value of a configuration, an",

@@ -6,26 +6,26 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.storage.strict import SpecError
 
 DATASETS_VARIABLE = "SARATHI_SIM_DATASETS"
+
+
+PACKAGE = Path(__file__).absolute().parents[2]
+"""The folder ``sarathi_sim``. In a checkout its packages are links; a wheel has the files
+themselves."""
 
 
 @lru_cache(maxsize=1)
 def data_dir() -> Path:
     """The folder that holds ``models/``, ``devices/`` and ``profiles/``.
 
-    In a checkout it is ``<root>/data``; a wheel carries the same folder as ``experiments/data``
-    (see ``[tool.setuptools.package-dir]`` in pyproject.toml). Raises FileNotFoundError, naming both
-    places, where neither is there.
+    Raises FileNotFoundError where it is not there.
     """
-    root = Path(__file__).resolve().parents[2]
-    candidates = (root / "data", root / "experiments" / "data")
-    for candidate in candidates:
-        if (candidate / "models").is_dir():
-            return candidate
-    tried = " nor ".join(str(c) for c in candidates)
-    raise FileNotFoundError(f"shipped data not found: neither {tried} has a models/ folder")
+    folder = (PACKAGE / "data").resolve()
+    if not (folder / "models").is_dir():
+        raise FileNotFoundError(f"shipped data not found: {folder} has no models/ folder")
+    return folder
 
 
 WHERE = "data/README.md says where the measurements come from"

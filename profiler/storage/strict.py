@@ -14,7 +14,7 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_origin, get_
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
 
 T = TypeVar("T")
 KeyPath = tuple[str, ...]

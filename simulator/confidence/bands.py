@@ -6,11 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.physics.hold_out import Bools, Folds, Rows
-from simulator.confidence.held_out import FOLDS, Fit, OpTable, between, beyond, residuals
-from simulator.confidence.region import MeasuredRegion
-from simulator.loop.records import Floats
-from simulator.op_times.surface import coordinates
+from sarathi_sim.profiler.physics.hold_out import Bools, Folds, Rows
+from sarathi_sim.simulator.confidence.held_out import (
+    FOLDS,
+    Fit,
+    OpTable,
+    between,
+    beyond,
+    residuals,
+)
+from sarathi_sim.simulator.confidence.region import MeasuredRegion
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.surface import coordinates
 
 LEVEL = 0.9
 FEWEST = 8

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.facts.ops import op_of
-from simulator.confidence.held_out import OpTable
-from simulator.confidence.region import MeasuredRegion
-from simulator.loop.records import Floats
-from simulator.op_times.breakdown import OpUse, distinct_sizes
+from sarathi_sim.profiler.facts.ops import op_of
+from sarathi_sim.simulator.confidence.held_out import OpTable
+from sarathi_sim.simulator.confidence.region import MeasuredRegion
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.breakdown import OpUse, distinct_sizes
 
 FEW = 3
 """Points that are proposed for an op."""

@@ -19,13 +19,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from profiler.bundle.schema import Bundle
-from profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, LOCAL, OPS, GemmShape
-from profiler.physics.hold_out import Bools, Folds, Rows, leave_one_group_out, median_p95_worst
-from simulator.loop.records import Floats
-from simulator.op_times.linear import PiecewiseLinear
-from simulator.op_times.regression import Gemms, pooled_roofline
-from simulator.op_times.surface import decode_surface, prefill_surface
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, LOCAL, OPS, GemmShape
+from sarathi_sim.profiler.physics.hold_out import (
+    Bools,
+    Folds,
+    Rows,
+    leave_one_group_out,
+    median_p95_worst,
+)
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
+from sarathi_sim.simulator.op_times.regression import Gemms, pooled_roofline
+from sarathi_sim.simulator.op_times.surface import decode_surface, prefill_surface
 
 Model = Callable[[Floats], Floats]
 Fit = Callable[[Floats, Floats], Model]

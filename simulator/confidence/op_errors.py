@@ -24,15 +24,15 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from profiler.bundle.schema import Bundle
-from profiler.facts.device import DeviceSpec, load_device
-from profiler.physics.op_times import DOUBT
-from profiler.storage.strict import SpecError
-from simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
-from simulator.confidence.held_out import OpTable, op_tables
-from simulator.loop.records import Floats
-from simulator.op_times.interaction import interaction_errors
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.physics.op_times import DOUBT
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
+from sarathi_sim.simulator.confidence.held_out import OpTable, op_tables
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.interaction import interaction_errors
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 COMMON_SHARE = 0.25
 """Of the variance of a device model's held-out error, what all sizes of one shape share.

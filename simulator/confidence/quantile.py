@@ -19,8 +19,8 @@ from scipy.special import nctdtrit, ndtri, stdtrit
 
 LEVEL = 0.97
 """Of the interval of a fixed number. With the rule of
-:func:`experiments.capacity.search.replications`, which stops when the interval is narrow, 95 %
-remain (tests/experiments/test_quantile.py)."""
+:func:`sarathi_sim.experiments.capacity.search.replications`, which stops when the interval is
+narrow, 95 % remain (tests/experiments/test_quantile.py)."""
 
 
 class Estimate(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.loop.records import Floats
-from simulator.op_times.surface import coordinates
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.surface import coordinates
 
 SLACK = 1e-9
 
@@ -14,7 +14,8 @@ class MeasuredRegion:
     """The region that measured points span.
 
     Over one size this is the range. Over two it is the convex hull in the regression's coordinates
-    (:func:`~simulator.op_times.surface.coordinates`), outside of which the regression extrapolates.
+    (:func:`~sarathi_sim.simulator.op_times.surface.coordinates`), outside of which the regression
+    extrapolates.
     """
 
     def __init__(self, points: Floats) -> None:

@@ -8,12 +8,17 @@ from functools import partial
 
 import numpy as np
 
-from profiler.facts.ops import OPS, PARTS
-from simulator.confidence.op_errors import OCTAVES, LayerError, OpError, standard_normals
-from simulator.confidence.retime import retimed_finish
-from simulator.loop.records import Floats, Ints, Records
-from simulator.op_times.breakdown import OpUse, distinct_sizes
-from simulator.views.spans import Spans
+from sarathi_sim.profiler.facts.ops import OPS, PARTS
+from sarathi_sim.simulator.confidence.op_errors import (
+    OCTAVES,
+    LayerError,
+    OpError,
+    standard_normals,
+)
+from sarathi_sim.simulator.confidence.retime import retimed_finish
+from sarathi_sim.simulator.loop.records import Floats, Ints, Records
+from sarathi_sim.simulator.op_times.breakdown import OpUse, distinct_sizes
+from sarathi_sim.simulator.views.spans import Spans
 
 Errors = Mapping[str, OpError | LayerError]
 
@@ -92,9 +97,10 @@ def makespan_samples(
 ) -> Floats:
     """The makespan in seconds under each of :data:`SAMPLES` joint draws of the op errors.
 
-    ``uses`` are the replicas' :func:`~simulator.op_times.breakdown.breakdown` (those of idle ones
-    may be empty); ``key`` names the bundle. Runs on the same bundle get the same draws. Replicas
-    do not wait for each other, so they are re-timed some at a time, which bounds the memory.
+    ``uses`` are the replicas' :func:`~sarathi_sim.simulator.op_times.breakdown.breakdown` (those of
+    idle ones may be empty); ``key`` names the bundle. Runs on the same bundle get the same draws.
+    Replicas do not wait for each other, so they are re-timed some at a time, which bounds the
+    memory.
     """
     at_work = [number for number, log in enumerate(records.replicas) if log.num_iterations]
     together = max(1, STAGES_AT_ONCE // records.replicas[0].num_stages)

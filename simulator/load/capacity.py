@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import TWO_BYTES, NumberBytes
-from profiler.facts.model import ModelSpec
-from profiler.storage.strict import UserError
-from simulator.loop.records import Floats
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import TWO_BYTES, NumberBytes
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.loop.records import Floats
 
 
 class CapacityError(UserError):

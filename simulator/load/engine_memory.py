@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.formats import STACKS, TWO_BYTES, NumberBytes, Stack
-from profiler.facts.model import ModelSpec
-from simulator.load.capacity import CapacityError, stage_weight_bytes
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import STACKS, TWO_BYTES, NumberBytes, Stack
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.simulator.load.capacity import CapacityError, stage_weight_bytes
 
 #: Bytes of a logit: as a number; and where a sampler sorts rows: as bf16 (2) and fp32 (4), sorted
 #: values and indices (12), the indices that CUB's segmented sort is given (8), its buffer (12).

@@ -14,9 +14,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from policies.request import Prefix
-from profiler.storage.strict import STRICT, mistakes
-from simulator.load.trace_file import (
+from sarathi_sim.policies.request import Prefix
+from sarathi_sim.profiler.storage.strict import STRICT, mistakes
+from sarathi_sim.simulator.load.trace_file import (
     MOST_SECONDS,
     MOST_TOKENS,
     SAMPLED_ROWS,
@@ -25,7 +25,7 @@ from simulator.load.trace_file import (
     lines,
     opened,
 )
-from simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.load.workload import WorkloadError
 
 BLOCK_TOKENS = 512
 

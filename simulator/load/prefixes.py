@@ -1,6 +1,7 @@
 """Prompts that share their beginning: system prompts, and the turns of a session.
 
-A :data:`~policies.request.Prefix` names the shared part. Only its length matters, not its words.
+A :data:`~sarathi_sim.policies.request.Prefix` names the shared part. Only its length matters, not
+its words.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from policies.request import Prefix
-from simulator.loop.records import Ints
+from sarathi_sim.policies.request import Prefix
+from sarathi_sim.simulator.loop.records import Ints
 
 
 def draw_groups(count: int, shares: Sequence[float], rng: np.random.Generator) -> Ints:

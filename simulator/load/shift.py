@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from policies.request import Prefix
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.policies.request import Prefix
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 _STEEPEST = 256.0
 """Of the power that gaps are raised to."""

@@ -6,11 +6,18 @@ import csv
 from pathlib import Path
 from sys import getsizeof
 
-from simulator.load.mooncake import read_mooncake
-from simulator.load.trace_columns import Reading, TraceTable, find_columns
-from simulator.load.trace_file import SAMPLED_ROWS, Trace, check_memory, form, lines, opened
-from simulator.load.trace_json import is_mooncake, read_json_lines, read_vllm_benchmark
-from simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.load.mooncake import read_mooncake
+from sarathi_sim.simulator.load.trace_columns import Reading, TraceTable, find_columns
+from sarathi_sim.simulator.load.trace_file import (
+    SAMPLED_ROWS,
+    Trace,
+    check_memory,
+    form,
+    lines,
+    opened,
+)
+from sarathi_sim.simulator.load.trace_json import is_mooncake, read_json_lines, read_vllm_benchmark
+from sarathi_sim.simulator.load.workload import WorkloadError
 
 _PLAIN = Reading()
 
@@ -21,9 +28,9 @@ def read_trace(path: Path, limit: int | None = None, reading: Reading = _PLAIN) 
     The file's name says what it is: ``*.jsonl`` holds a request a line, in Mooncake's form
     (``mooncake.py``) where lines have ``hash_ids``; ``*.json`` is a result of vLLM's
     ``bench serve``; any other is CSV. Each may be gzipped, with ``.gz`` at the end. Columns go by
-    the names in :data:`~simulator.load.trace_columns.NAMES`, or by those that ``reading`` gives.
-    Raises WorkloadError, naming file and row (the header of a CSV is row 1), for a missing column,
-    a truncated row, and a value that is not a number or is out of range.
+    the names in :data:`~sarathi_sim.simulator.load.trace_columns.NAMES`, or by those that
+    ``reading`` gives. Raises WorkloadError, naming file and row (the header of a CSV is row 1), for
+    a missing column, a truncated row, and a value that is not a number or is out of range.
     """
     if form(path) == ".json":
         return read_vllm_benchmark(path, limit).trace(reading)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from simulator.load.prefixes import shared_prefixes
-from simulator.load.trace_file import MOST_SECONDS, MOST_TOKENS, Trace
-from simulator.load.workload import WorkloadError
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.load.prefixes import shared_prefixes
+from sarathi_sim.simulator.load.trace_file import MOST_SECONDS, MOST_TOKENS, Trace
+from sarathi_sim.simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 #: What a column means, and the names that it has in published traces and in tools' outputs; the
 #: first one that a file has counts. ``a.b`` is the key b of the object a in a line of JSON.

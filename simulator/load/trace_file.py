@@ -12,12 +12,12 @@ from typing import TextIO
 
 import numpy as np
 
-from policies.request import Prefix
-from profiler.storage.files import open_file, unzipped
-from profiler.storage.memory import available_bytes, size_text
-from profiler.storage.strict import UserError
-from simulator.load.workload import WorkloadError
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.policies.request import Prefix
+from sarathi_sim.profiler.storage.files import open_file, unzipped
+from sarathi_sim.profiler.storage.memory import available_bytes, size_text
+from sarathi_sim.profiler.storage.strict import UserError
+from sarathi_sim.simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 MOST_TOKENS = 2**24
 MOST_SECONDS = 1e12  # far beyond any clock; differences of two stay exact enough

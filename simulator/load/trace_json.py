@@ -8,10 +8,10 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
-from profiler.storage.files import LARGEST_DATA
-from simulator.load.trace_columns import OF_TEXT, TraceTable, find_columns
-from simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened
-from simulator.load.workload import WorkloadError
+from sarathi_sim.profiler.storage.files import LARGEST_DATA
+from sarathi_sim.simulator.load.trace_columns import OF_TEXT, TraceTable, find_columns
+from sarathi_sim.simulator.load.trace_file import SAMPLED_ROWS, check_memory, lines, opened
+from sarathi_sim.simulator.load.workload import WorkloadError
 
 _START = 2**12  # characters that show what a file is
 # Of vLLM's results: what the lists mean. Its releases since 2025 record when each request started.

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from policies.request import Prefix, Request
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 
 class WorkloadError(ValueError):

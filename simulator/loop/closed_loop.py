@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.loop.records import Floats, Ints
 
 Arrival = tuple[float, int]
 """When a request arrives, in seconds, and its place in the list of requests."""

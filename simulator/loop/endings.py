@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from policies.batch import Batch
-from policies.request import Cohort, Sequence
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.request import Cohort, Sequence
 
 
 class OutputLengths:
-    """Tells a pool which sequences end with an iteration (:class:`~policies.pool.Endings`).
+    """Tells a pool which sequences end with an iteration
+    (:class:`~sarathi_sim.policies.pool.Endings`).
 
     ``output_tokens`` are the true lengths, by request. A sequence that decodes yields a token in
     every iteration of its cohort, so the iteration that yields its last one is known when it joins.

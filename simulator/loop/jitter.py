@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from policies.batch import Batch
-from simulator.loop.pipeline import nominal_times
-from simulator.loop.quantum import ROUNDER, quantize
-from simulator.loop.switches import Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.simulator.loop.pipeline import nominal_times
+from sarathi_sim.simulator.loop.quantum import ROUNDER, quantize
+from sarathi_sim.simulator.loop.switches import Switches
 
 
 class Jitter:
@@ -35,7 +35,8 @@ class Jitter:
 
 
 class JitteredService:
-    """Predicted stage times with random variation (a :class:`~simulator.loop.replica.Service`)."""
+    """Predicted stage times with random variation (a
+    :class:`~sarathi_sim.simulator.loop.replica.Service`)."""
 
     def __init__(
         self, layers: tuple[int, ...], switches: Switches, seed: np.random.SeedSequence

@@ -1,9 +1,9 @@
 """The simulator's own loop with the measured times of a real engine.
 
-:func:`play_back` runs :class:`~simulator.loop.replica.Replica` with recorded times in place of
-predicted ones. With the clocks of the engine's decisions, scheduler and event loop must form the
-same batches (*lock-step*). Without these clocks, and with the measured busy times of the stages,
-the difference from the measurement is what the recurrence does not model (*replay*).
+:func:`play_back` runs :class:`~sarathi_sim.simulator.loop.replica.Replica` with recorded times in
+place of predicted ones. With the clocks of the engine's decisions, scheduler and event loop must
+form the same batches (*lock-step*). Without these clocks, and with the measured busy times of the
+stages, the difference from the measurement is what the recurrence does not model (*replay*).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simpy
 
-from policies.batch import Batch
-from policies.pool import Pool
-from policies.request import Request
-from policies.scheduler import Scheduler
-from simulator.loop.moment import ARRIVAL, Moment
-from simulator.loop.pipeline import scan
-from simulator.loop.quantum import quantize
-from simulator.loop.records import Floats, Records, ReplicaLog
-from simulator.loop.replica import Replica
-from simulator.loop.switches import Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
+from sarathi_sim.simulator.loop.pipeline import scan
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import Floats, Records, ReplicaLog
+from sarathi_sim.simulator.loop.replica import Replica
+from sarathi_sim.simulator.loop.switches import Switches
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Formed:
 class _Recording:
     """The k-th batch takes the k-th recorded times, the last ones again when they run out.
 
-    It is what a :class:`~simulator.loop.replica.Replica` takes as predictor, as service and, where
-    there are clocks, as what opens the next batch. It keeps what was ``formed``.
+    It is what a :class:`~sarathi_sim.simulator.loop.replica.Replica` takes as predictor, as service
+    and, where there are clocks, as what opens the next batch. It keeps what was ``formed``.
     """
 
     def __init__(self, recorded: Recorded) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.loop.records import Floats, ReplicaLog, StageTimes
+from sarathi_sim.simulator.loop.records import Floats, ReplicaLog, StageTimes
 
 
 class Pipeline:

@@ -10,7 +10,7 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.switches import Switches
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -15,15 +15,15 @@ from typing import Protocol
 import numpy as np
 import simpy
 
-from policies.batch import Batch
-from policies.pool import Pool
-from policies.request import Request, Sequence
-from policies.scheduler import Scheduler
-from simulator.loop.moment import DISPATCH, RETURN, Moment
-from simulator.loop.pipeline import Pipeline, slowest_stage_s
-from simulator.loop.quantum import quantize
-from simulator.loop.records import ROW, Columns, PoolLog, ReplicaLog
-from simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.moment import DISPATCH, RETURN, Moment
+from sarathi_sim.simulator.loop.pipeline import Pipeline, slowest_stage_s
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import ROW, Columns, PoolLog, ReplicaLog
+from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 FIRST_ROWS, MOST_ROWS = 16, 2048
 """Iterations in the first block that goes to the columns, and in the largest. Each has twice as

@@ -12,17 +12,17 @@ from typing import Literal
 import numpy as np
 import simpy
 
-from policies.log import LivelockError
-from policies.pool import Pool
-from policies.request import Request, Sequence
-from policies.scheduler import Scheduler
-from simulator.loop.closed_loop import Arrival, Clients
-from simulator.loop.jitter import JitteredService
-from simulator.loop.moment import ARRIVAL, Moment
-from simulator.loop.quantum import HORIZON_S, quantize
-from simulator.loop.records import Floats, Records
-from simulator.loop.replica import Predictor, Replica
-from simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
+from sarathi_sim.simulator.loop.jitter import JitteredService
+from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
+from sarathi_sim.simulator.loop.quantum import HORIZON_S, quantize
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.replica import Predictor, Replica
+from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 
 Router = Literal["round_robin", "least_tokens"]
 

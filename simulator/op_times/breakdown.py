@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL, SEND_RECV
-from simulator.loop.records import Floats, Ints, ReplicaLog
-from simulator.op_times.iteration import FIRST, LAST, IterationCost
-from simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL, SEND_RECV
+from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
+from sarathi_sim.simulator.op_times.iteration import FIRST, LAST, IterationCost
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
 
 
 @dataclass(frozen=True)

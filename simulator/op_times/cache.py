@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from profiler.storage.paths import user_path
-from profiler.storage.strict import SpecError
-from simulator.loop.records import Floats
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.loop.records import Floats
 
 VARIABLE = "SARATHI_SIM_CACHE"
 _FORMAT = 2

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.bundle.schema import Bundle
-from profiler.physics.hold_out import Bools, Rows, leave_one_group_out
-from simulator.loop.records import Floats
-from simulator.op_times.iteration import (
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.physics.hold_out import Bools, Rows, leave_one_group_out
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.iteration import (
     SUM,
     IterationCost,
     OpFunctions,

@@ -14,10 +14,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.model import ModelSpec
-from profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
-from simulator.loop.records import Floats
-from simulator.op_times.together import Together
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.together import Together
 
 MIXING = "mixing"
 """Of a layer's parts, the one that is no op: what a chunk and decodes in one batch add."""
@@ -32,7 +32,8 @@ TimeByPair = Callable[[npt.ArrayLike, npt.ArrayLike], Floats]
 
 class OpFunctions(Protocol):
     """Every op's seconds as a function of its sizes, for one layer on one tensor-parallel rank: as
-    much of :class:`~simulator.op_times.regression.OpTimes` as the cost of an iteration needs."""
+    much of :class:`~sarathi_sim.simulator.op_times.regression.OpTimes` as the cost of an iteration
+    needs."""
 
     model: ModelSpec
     tp: int
@@ -167,7 +168,7 @@ class IterationCost:
 
     def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
         """What chunks that take ``alone_s`` without context take less in a batch with others
-        (:meth:`~simulator.op_times.together.Together.saved`)."""
+        (:meth:`~sarathi_sim.simulator.op_times.together.Together.saved`)."""
         scale = self.layer.scale
         return scale * self.ops.together.saved(chunk, alone_s / scale)
 

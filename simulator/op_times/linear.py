@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.ops import GemmShape
-from profiler.facts.roofline import Size, gemm_time_us
-from profiler.physics.fit import fit_constants
-from simulator.loop.records import Floats
+from sarathi_sim.profiler.facts.ops import GemmShape
+from sarathi_sim.profiler.facts.roofline import Size, gemm_time_us
+from sarathi_sim.profiler.physics.fit import fit_constants
+from sarathi_sim.simulator.loop.records import Floats
 
 Curve = Callable[[Floats], Floats]
 

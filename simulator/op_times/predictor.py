@@ -8,11 +8,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from policies.batch import Batch
-from simulator.loop.quantum import QUANTUM_S, ROUNDER, quantize
-from simulator.loop.records import Floats, Ints
-from simulator.op_times.iteration import NO_HOST, SUM, HostTime, IterationCost, counted_context
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.simulator.loop.quantum import QUANTUM_S, ROUNDER, quantize
+from sarathi_sim.simulator.loop.records import Floats, Ints
+from sarathi_sim.simulator.op_times.iteration import (
+    NO_HOST,
+    SUM,
+    HostTime,
+    IterationCost,
+    counted_context,
+)
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
 """Attention rows hold a time every so many tokens of context, or coarser for very long ones."""
@@ -75,19 +81,20 @@ def _power_of_two(least: int) -> int:
 
 
 class BundlePredictor:
-    """Times a :class:`~policies.batch.Batch` from a bundle's regressions.
+    """Times a :class:`~sarathi_sim.policies.batch.Batch` from a bundle's regressions.
 
-    It tabulates :class:`~simulator.op_times.iteration.IterationCost`. One layer of a batch with M
-    token rows takes the linear ops and elementwise ones of M tokens (fused over chunks and
-    decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and one
-    attention of all decodes. The first stage adds the embedding of M tokens and the time of the
+    It tabulates :class:`~sarathi_sim.simulator.op_times.iteration.IterationCost`. One layer of a
+    batch with M token rows takes the linear ops and elementwise ones of M tokens (fused over chunks
+    and decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and
+    one attention of all decodes. The first stage adds the embedding of M tokens and the time of the
     ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
     hidden / TP numbers per rank. Where the bundle has calls of several chunks, each chunk takes its
-    share of one (:mod:`simulator.op_times.together`).
+    share of one (:mod:`sarathi_sim.simulator.op_times.together`).
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
-    the extra time of a chunk and decodes in one batch (:mod:`simulator.op_times.interaction`);
-    "sum" does not. A layer with chunks takes as long as the ``host`` needs to launch its kernels.
+    the extra time of a chunk and decodes in one batch
+    (:mod:`sarathi_sim.simulator.op_times.interaction`); "sum" does not. A layer with chunks takes
+    as long as the ``host`` needs to launch its kernels.
 
     ``max_tokens`` is the most token rows and ``max_batch`` the most decodes tabulated beforehand
     (more are tabulated when met), ``max_length`` the longest context, ``max_prompt`` the longest
@@ -171,7 +178,7 @@ class BundlePredictor:
         return (layer_s + ROUNDER) - ROUNDER, first_s, self._head[rows], send_s
 
     def _saved_s(self, batch: Batch) -> float:
-        """:meth:`~simulator.op_times.iteration.IterationCost.saved_s` of a batch."""
+        """:meth:`~sarathi_sim.simulator.op_times.iteration.IterationCost.saved_s` of a batch."""
         tokens, whole = batch.prefill_tokens, self._whole
         saved = alone = longest = 0.0
         for _, chunk, _ in batch.chunks:

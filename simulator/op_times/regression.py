@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from profiler.bundle.schema import Bundle
-from profiler.facts.formats import NumberBytes
-from profiler.facts.ops import (
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.facts.formats import NumberBytes
+from sarathi_sim.profiler.facts.ops import (
     ALL_LAYER_OPS,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -31,18 +31,18 @@ from profiler.facts.ops import (
     SEND_RECV,
     GemmShape,
 )
-from simulator.loop.records import Floats
-from simulator.op_times.cache import cached
-from simulator.op_times.interaction import fit_skew, fit_whole_layer
-from simulator.op_times.iteration import TimeByPair, TimeBySize, WholeLayer
-from simulator.op_times.linear import PiecewiseLinear, PooledRoofline
-from simulator.op_times.surface import (
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.cache import cached
+from sarathi_sim.simulator.op_times.interaction import fit_skew, fit_whole_layer
+from sarathi_sim.simulator.op_times.iteration import TimeByPair, TimeBySize, WholeLayer
+from sarathi_sim.simulator.op_times.linear import PiecewiseLinear, PooledRoofline
+from sarathi_sim.simulator.op_times.surface import (
     LEAVES,
     TREES,
     decode_surface,
     prefill_surface,
 )
-from simulator.op_times.together import Together
+from sarathi_sim.simulator.op_times.together import Together
 
 FITS = 2
 """Of the regressions: to be raised with every change of what they give."""

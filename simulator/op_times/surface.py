@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from profiler.facts.roofline import attended, attended_within
-from profiler.physics.residual import Trees, fit_trees
-from simulator.loop.records import Floats
+from sarathi_sim.profiler.facts.roofline import attended, attended_within
+from sarathi_sim.profiler.physics.residual import Trees, fit_trees
+from sarathi_sim.simulator.loop.records import Floats
 
 Columns = Callable[[Floats, Floats], Floats]
 TREES, LEAVES = 200, 15

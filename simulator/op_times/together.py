@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.loop.records import Floats
+from sarathi_sim.simulator.loop.records import Floats
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,15 +23,15 @@ from fractions import Fraction
 
 import numpy as np
 
-from profiler.facts.ops import ATTENTION, OPS, with_account
-from simulator.loop.quantum import QUANTUM_S
-from simulator.loop.records import Floats, Ints, ReplicaLog
-from simulator.op_times.breakdown import breakdown, mixing_s
-from simulator.op_times.iteration import MIXING
-from simulator.op_times.predictor import BundlePredictor
-from simulator.views.ledger import ACCOUNTS, WAITS
-from simulator.views.metrics import Analysis
-from simulator.views.spans import Spans
+from sarathi_sim.profiler.facts.ops import ATTENTION, OPS, with_account
+from sarathi_sim.simulator.loop.quantum import QUANTUM_S
+from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
+from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
+from sarathi_sim.simulator.op_times.iteration import MIXING
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS
+from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.spans import Spans
 
 # A layer's accounts that follow from its rows, then decodes; prefill attention is the rest.
 _ROWS = [op.account for op in OPS.values() if op.part == "layer" and op.name not in ATTENTION]

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.loop.pipeline import stage_times
-from simulator.loop.records import Floats, Ints, Records, ReplicaLog, StageTimes
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.records import Floats, Ints, Records, ReplicaLog, StageTimes
 
 BUBBLES = ("pb1", "pb2", "pb3", "equal")
 WAITS = (*BUBBLES, "communication", "turnaround")

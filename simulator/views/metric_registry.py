@@ -2,7 +2,7 @@
 
 The summary's keys, the printed tables, the axes of figures, Pareto fronts, the tables of sweeps and
 the list in docs/metrics.md are made from :data:`METRICS`. A new metric is an entry there, and its
-computation in :mod:`simulator.views.metrics`.
+computation in :mod:`sarathi_sim.simulator.views.metrics`.
 
 A *path* is a metric's key with a statistic, as in ``ttft_s.p99``: its place in ``summary.json``,
 its name in a ``compare`` section, and a column of a sweep's table.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from simulator.views.ledger import ACCOUNTS
+from sarathi_sim.simulator.views.ledger import ACCOUNTS
 
 QUANTILES = (0.5, 0.9, 0.99)
 _QUANTILES = tuple(f"p{round(100 * quantile)}" for quantile in QUANTILES)

@@ -10,15 +10,27 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from profiler.facts.device import DeviceSpec
-from profiler.facts.model import ModelSpec
-from simulator.loop.records import Floats, Records
-from simulator.views.ledger import ACCOUNTS, WAITS, Gaps, gaps, iteration_bubbles, ledger
-from simulator.views.metric_registry import QUANTILES, STEADY
-from simulator.views.paging import extra_decodes, is_paged, paging_columns, paging_summary
-from simulator.views.per_replica import PerReplica
-from simulator.views.spans import Counts, Spans
-from simulator.views.steady import steady_state, trend
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.views.ledger import (
+    ACCOUNTS,
+    WAITS,
+    Gaps,
+    gaps,
+    iteration_bubbles,
+    ledger,
+)
+from sarathi_sim.simulator.views.metric_registry import QUANTILES, STEADY
+from sarathi_sim.simulator.views.paging import (
+    extra_decodes,
+    is_paged,
+    paging_columns,
+    paging_summary,
+)
+from sarathi_sim.simulator.views.per_replica import PerReplica
+from sarathi_sim.simulator.views.spans import Counts, Spans
+from sarathi_sim.simulator.views.steady import steady_state, trend
 
 WARM_UP = 5
 """One of so many parts of a run, the first, is its warm-up where loads are compared."""
@@ -150,7 +162,7 @@ class Analysis:
 
     @cached_property
     def ledger_columns(self) -> Table:
-        """One row per replica and stage: see :func:`simulator.views.ledger.ledger`."""
+        """One row per replica and stage: see :func:`sarathi_sim.simulator.views.ledger.ledger`."""
         return ledger(self.records, self.gaps)
 
     def tbt_quantiles(self, quantiles: Sequence[float] = QUANTILES) -> list[float]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from policies.log import DECODE, HIT, HIT_AGAIN, LOST
-from simulator.loop.records import Ints, Records, ReplicaLog
+from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST
+from sarathi_sim.simulator.loop.records import Ints, Records, ReplicaLog
 
 
 def is_paged(records: Records) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from simulator.loop.records import Records, ReplicaLog
+from sarathi_sim.simulator.loop.records import Records, ReplicaLog
 
 T = TypeVar("T")
 MOST_KEPT = 4_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from policies.log import DECODE, PART, PREFILL, RECOMPUTE
-from simulator.loop.records import Floats, Ints, ReplicaLog
+from sarathi_sim.policies.log import DECODE, PART, PREFILL, RECOMPUTE
+from sarathi_sim.simulator.loop.records import Floats, Ints, ReplicaLog
 
 Counts = npt.NDArray[np.int32]
 

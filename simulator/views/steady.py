@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from simulator.loop.records import Floats
+from sarathi_sim.simulator.loop.records import Floats
 
 BLOCKS, CRITICAL = 10, 27
 FEWEST = 50

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.errors import ConfigError
 from tests.answers.judge import SEEDS, Judgement, Scenario, judged, load_of
 from tests.answers.questions import Question
 from tests.answers.questions import question as one_question
@@ -91,7 +91,7 @@ def _ask(found: dict[str, Any], folder: Path, limit_s: float) -> dict[str, Any] 
     """Run the command; the content of its ``summary.json``, if there is one."""
     out = folder / "result"
     words = [*found["arguments"], "--out", str(out), "--workers", "1", "--quiet"]
-    command = [sys.executable, "-m", "experiments", *words]
+    command = [sys.executable, "-m", "sarathi_sim", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:

@@ -3,7 +3,7 @@
 One replication's crossing depends on its seed alone. So the crossings of many seeds are searched
 once, with runs of one length. Their quantile is the truth (10 % of replications have less). Groups
 of them, drawn anew for each repeat, are what a search would have had: replications come one by one
-until the interval is narrow, as in :func:`experiments.capacity.search.replications`.
+until the interval is narrow, as in :func:`sarathi_sim.experiments.capacity.search.replications`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from experiments.capacity.asked import read_question
-from experiments.capacity.options import plan_of
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.search import Crossing, Probe, Search, SearchPlan, crossing, pilot
-from experiments.capacity.search import together as side_by_side
-from experiments.sweeps.local_processes import LocalProcesses
-from experiments.sweeps.store import Store
-from simulator.confidence.quantile import quantile, spread
+from sarathi_sim.experiments.capacity.asked import read_question
+from sarathi_sim.experiments.capacity.options import plan_of
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.search import (
+    Crossing,
+    Probe,
+    Search,
+    SearchPlan,
+    crossing,
+    pilot,
+)
+from sarathi_sim.experiments.capacity.search import together as side_by_side
+from sarathi_sim.experiments.sweeps.local_processes import LocalProcesses
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.simulator.confidence.quantile import quantile, spread
 
 
 def crossings(plan: SearchPlan, count: int) -> Search[list[float]]:

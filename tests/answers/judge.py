@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.simulator.views.metrics import Analysis
 
 Floats = npt.NDArray[np.float64]
 Scenario = Mapping[str, Any]

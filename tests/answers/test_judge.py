@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.config.deployment import deploy
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.answers import judge
 from tests.answers.questions import Trace, questions
 

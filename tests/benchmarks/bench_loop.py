@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import load_experiment
-from simulator.loop.pipeline import stage_times
-from simulator.loop.records import Records
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.benchmarks.timing import _fast, _textbook
 
 REQUESTS = 2000

@@ -17,9 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import resource, sys, time
-from experiments.config.deployment import deploy
-from experiments.config.loading import load_experiment
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.simulator.views.metrics import Analysis
 
 policy, count = sys.argv[1], int(sys.argv[2])
 experiment = load_experiment(*{

@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import Experiment
-from experiments.config.requests import build_clients
-from experiments.run.rich_table import rich_table
-from policies.policy import is_pooled
-from profiler.storage.progress import Progress
-from simulator.load.workload import at_once, make_requests
-from simulator.loop.pipeline import stage_times
-from simulator.loop.records import Records
-from simulator.loop.simulation import simulate
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.requests import build_clients
+from sarathi_sim.experiments.run.rich_table import rich_table
+from sarathi_sim.policies.policy import is_pooled
+from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.simulator.load.workload import at_once, make_requests
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import simulate
 from tests.textbook.pipeline import TextbookPipeline
 from tests.textbook.simulation import simulate_textbook
 

@@ -25,7 +25,7 @@ class Bash:
 
     def __init__(self, bin_folder: Path, limit_s: float) -> None:
         program = bin_folder / "sarathi-sim"
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m experiments "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sarathi_sim "$@"\n')
         program.chmod(0o755)
         path = os.pathsep.join([str(bin_folder), str(Path(sys.executable).parent)])
         self.limit_s = limit_s

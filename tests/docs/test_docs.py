@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config import inputs, loading
-from profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config import inputs, loading
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from tests.docs import runner
 from tests.docs.page import PAGES, ROOT, blocks
 from tests.docs.runner import run_page
@@ -55,15 +55,15 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if page not in WHOLE:
         monkeypatch.setattr(loading, "read_mapping", smaller)
     for name, size in {
-        "simulator.op_times.surface.TREES": 20,
-        "simulator.op_times.regression.TREES": 20,
-        "simulator.confidence.held_out.FOLDS": 2,
-        "simulator.confidence.bands.FOLDS": 2,
-        "simulator.confidence.held_out.FOREST": 5,
-        "experiments.capacity.capacity_section.BEYOND": 1,
-        "experiments.capacity.options.LEAST_REQUESTS": 100,
-        "experiments.capacity.options.PILOT_REQUESTS": 100,
-        "experiments.capacity.options.FINEST_REQUESTS": 100,
+        "sarathi_sim.simulator.op_times.surface.TREES": 20,
+        "sarathi_sim.simulator.op_times.regression.TREES": 20,
+        "sarathi_sim.simulator.confidence.held_out.FOLDS": 2,
+        "sarathi_sim.simulator.confidence.bands.FOLDS": 2,
+        "sarathi_sim.simulator.confidence.held_out.FOREST": 5,
+        "sarathi_sim.experiments.capacity.capacity_section.BEYOND": 1,
+        "sarathi_sim.experiments.capacity.options.LEAST_REQUESTS": 100,
+        "sarathi_sim.experiments.capacity.options.PILOT_REQUESTS": 100,
+        "sarathi_sim.experiments.capacity.options.FINEST_REQUESTS": 100,
     }.items():
         monkeypatch.setattr(name, size)
     for name in ("torch", "a GPU", "vLLM", "Dask"):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import inputs
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import run_experiment
-from experiments.run.overlay import plot_results
-from experiments.run.second_process import SecondProcess
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.plan import SweepPlan, plan_sweep
+from sarathi_sim.experiments.config import inputs
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.run.overlay import plot_results
+from sarathi_sim.experiments.run.second_process import SecondProcess
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_report import (
     write_capacities,
@@ -48,14 +48,14 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ``result`` is that of two processes. test_second_process.py and test_terminal.py have more.
     """
     for module in ("second_process", "experiment"):
-        monkeypatch.setattr(f"experiments.run.{module}.SecondProcess", DoneHere)
+        monkeypatch.setattr(f"sarathi_sim.experiments.run.{module}.SecondProcess", DoneHere)
 
 
 @pytest.fixture
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Op times of fewer trees: less exact, and a bundle is fitted in a tenth of the time."""
     for module in ("surface", "regression"):  # in the fits, and in the key of what is kept of them
-        monkeypatch.setattr(f"simulator.op_times.{module}.TREES", 20)
+        monkeypatch.setattr(f"sarathi_sim.simulator.op_times.{module}.TREES", 20)
     _forget_op_times()
     yield
     _forget_op_times()

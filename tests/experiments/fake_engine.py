@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.validate.cells import Cell
-from policies.batch import Batch
-from policies.request import Request
-from profiler.engine.driver import Decision, Served
-from profiler.engine.processes import EngineRun, StageLog
-from profiler.engine.work import TIMED_OPS
-from profiler.measuring.in_situ import GridWork
-from simulator.loop.pipeline import stage_times
-from simulator.loop.quantum import quantize
-from simulator.loop.records import Records
-from simulator.loop.simulation import simulate
-from simulator.loop.switches import Switches
+from sarathi_sim.experiments.validate.cells import Cell
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.driver import Decision, Served
+from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
+from sarathi_sim.profiler.engine.work import TIMED_OPS
+from sarathi_sim.profiler.measuring.in_situ import GridWork
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.switches import Switches
 
 SEND_S, TURNAROUND_S = float(quantize(2e-4)), float(quantize(3e-4))
 

@@ -14,8 +14,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import experiments.sweeps.jobs
-from experiments.sweeps.worker import main
+import sarathi_sim.experiments.sweeps.jobs
+from sarathi_sim.experiments.sweeps.worker import main
 
 VARIABLE = "ODD_WORKER"
 
@@ -55,7 +55,7 @@ if __name__ == "__main__":
     what, _, mark = os.environ[VARIABLE].partition(":")
     if chosen(Path(mark)):
         if what == "busy":
-            experiments.sweeps.jobs.work = never_ends  # type: ignore[assignment]
+            sarathi_sim.experiments.sweeps.jobs.work = never_ends  # type: ignore[assignment]
         else:
             half_an_answer({"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
     main()

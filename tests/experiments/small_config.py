@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
 
 SMALL = """\
 name: small

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments import find_sensitivity
-from experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT
-from experiments.capacity.prices import add_costs
-from experiments.results import SCORE_FORMAT, result_folder, write_summary
-from experiments.run.compare import compare
-from experiments.run.compare_figure import write_comparison
+from sarathi_sim import find_sensitivity
+from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, RECOMMEND_FORMAT
+from sarathi_sim.experiments.capacity.prices import add_costs
+from sarathi_sim.experiments.results import SCORE_FORMAT, result_folder, write_summary
+from sarathi_sim.experiments.run.compare import compare
+from sarathi_sim.experiments.run.compare_figure import write_comparison
 
 PRICES = {"date": "2026-01-01", "currency": "USD", "mark": "assumed"}
 ALL_KINDS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from experiments.sweeps.backends import Backend
-from experiments.sweeps.execute import Report, execute
-from experiments.sweeps.plan import SweepPlan
-from experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.backends import Backend
+from sarathi_sim.experiments.sweeps.execute import Report, execute
+from sarathi_sim.experiments.sweeps.plan import SweepPlan
+from sarathi_sim.experiments.sweeps.store import Store
 
 SWEEP = """\
 name: tiny

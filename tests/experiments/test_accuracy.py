@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.figures import accuracy, kernel_errors
-from experiments.figures.accuracy import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.figures import accuracy, kernel_errors
+from sarathi_sim.experiments.figures.accuracy import (
     STUDIES,
     Score,
     adaptive_grid,
@@ -19,10 +19,10 @@ from experiments.figures.accuracy import (
     inside_aim,
     spread_points,
 )
-from experiments.figures.kernel_page import shipped_stacks, tables
-from experiments.figures.page_tables import update
-from profiler.kernels.stack_fit import fitted_devices
-from profiler.storage.paths import data_dir, public_datasets
+from sarathi_sim.experiments.figures.kernel_page import shipped_stacks, tables
+from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.profiler.kernels.stack_fit import fitted_devices
+from sarathi_sim.profiler.storage.paths import data_dir, public_datasets
 from tests.experiments.test_uncertainty import DATASETS
 
 needs_datasets = pytest.mark.skipif(not DATASETS.is_dir(), reason="needs the public measurements")
@@ -123,6 +123,6 @@ def test_accuracy_has_every_shipped_kernel_and_names_what_misses(
 
 
 def test_the_page_has_the_errors_of_the_shipped_kernels() -> None:
-    """Made by ``python -m experiments.figures.kernel_page data/README.md``."""
+    """Made by ``python -m sarathi_sim.experiments.figures.kernel_page data/README.md``."""
     page = (data_dir() / "README.md").read_text(encoding="utf-8")
     assert update(page, tables(shipped_stacks())) == page

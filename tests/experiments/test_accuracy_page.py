@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.figures.page_tables import update
-from experiments.score.accuracy_page import ALL, MIXTURES, tables
+from sarathi_sim.experiments.figures.page_tables import update
+from sarathi_sim.experiments.score.accuracy_page import ALL, MIXTURES, tables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.capacity.answer import said_of
-from experiments.capacity.layouts import Wanted, layouts, wanted_of
-from experiments.capacity.options import Option
-from experiments.capacity.recommend import doubts_by_name
-from experiments.capacity.recommended import recommend_answer
-from experiments.cli.app import app
-from experiments.cli.common import print_assumed
-from experiments.config.deployment import Deployment
-from experiments.config.loading import load_experiment
-from experiments.content import assumed, assumed_of, topic_of
-from experiments.run.experiment import deploy_all, simulate_all
+from sarathi_sim.experiments.capacity.answer import said_of
+from sarathi_sim.experiments.capacity.layouts import Wanted, layouts, wanted_of
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.recommend import doubts_by_name
+from sarathi_sim.experiments.capacity.recommended import recommend_answer
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli.common import print_assumed
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.content import assumed, assumed_of, topic_of
+from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 
 MIXTURE: dict[str, Any] = {
     "name": "mixture",
@@ -121,7 +121,7 @@ def test_lines_of_some_say_of_which_and_stand_together() -> None:
 def test_the_block_is_aligned(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from experiments.cli import common
+    from sarathi_sim.experiments.cli import common
 
     class Narrow:
         width = 30

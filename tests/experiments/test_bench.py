@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
 from tests.bench import main
 from tests.benchmarks.timing import _fast, _textbook, benchmark
 from tests.simulator import test_textbook_pool

@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
-from experiments.capacity.asked import read_question
-from experiments.capacity.capacity_section import Objective, parse_slo
-from experiments.capacity.curves import cheapest, points
-from experiments.capacity.judgement import (
+from sarathi_sim.experiments.capacity.answer import Answer, _scaled_pilots, answers, as_json
+from sarathi_sim.experiments.capacity.asked import read_question
+from sarathi_sim.experiments.capacity.capacity_section import Objective, parse_slo
+from sarathi_sim.experiments.capacity.curves import cheapest, points
+from sarathi_sim.experiments.capacity.judgement import (
     GAPS,
     OVERLOAD,
     REJECTED,
@@ -27,10 +27,10 @@ from experiments.capacity.judgement import (
     attainment,
     judge,
 )
-from experiments.capacity.options import options_of, plan_of
-from experiments.capacity.prices import add_costs, load_prices, per_million_tokens
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.search import (
+from sarathi_sim.experiments.capacity.options import options_of, plan_of
+from sarathi_sim.experiments.capacity.prices import add_costs, load_prices, per_million_tokens
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.search import (
     Capacity,
     Crossing,
     Probe,
@@ -42,16 +42,22 @@ from experiments.capacity.search import (
     pilot,
     race,
 )
-from experiments.capacity.written import breaking, breaks, capacity_text, doubts, sentence
-from experiments.cli.app import app
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import load_experiment
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.store import Store
-from simulator.confidence.quantile import quantile
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.capacity.written import (
+    breaking,
+    breaks,
+    capacity_text,
+    doubts,
+    sentence,
+)
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.simulator.confidence.quantile import quantile
+from sarathi_sim.simulator.views.metrics import Analysis
 
 T = TypeVar("T")
 

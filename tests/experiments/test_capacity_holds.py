@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
+from sarathi_sim.experiments.cli.app import app
 from tests.answers.judge import judged
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from experiments.cli.app import GROUPS, app
-from experiments.cli.common import print_notes
+from sarathi_sim.experiments.cli.app import GROUPS, app
+from sarathi_sim.experiments.cli.common import print_notes
 from tests.experiments.small_config import SMALL
 
 COMMANDS = sorted(typer.main.get_command(app).commands)
@@ -182,7 +182,7 @@ def test_a_list_of_degrees_is_shown_as_one_gives_it() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; import experiments.cli.app; "
+        "import sys; import sarathi_sim.experiments.cli.app; "
         "heavy = {'numpy', 'pandas', 'simpy', 'matplotlib', 'pydantic', 'scipy', 'yaml'}; "
         "print(*sorted(heavy & set(sys.modules)))"
     )
@@ -192,7 +192,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_module_runs_like_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "experiments", "--help"],
+        [sys.executable, "-X", "importtime", "-m", "sarathi_sim", "--help"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -215,7 +215,7 @@ def test_no_name_and_no_number_is_broken(
 ) -> None:
     """Every cell's words stand whole in its line; what has no room is named, and in --json."""
     console = Console(file=StringIO(), width=width, force_terminal=False)
-    monkeypatch.setattr("experiments.cli.data.consoles", lambda: (console, console))
+    monkeypatch.setattr("sarathi_sim.experiments.cli.data.consoles", lambda: (console, console))
     assert CliRunner().invoke(app, [command]).exit_code == 0
     told = json.loads(CliRunner().invoke(app, [command, "--json"]).stdout)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.simulator.views.metrics import Analysis
 
 RANDOM = "workload.lengths={kind: random, prompt: 100, decode: 20, tool: sglang, range_ratio: 0.8}"
 CLOSED = "workload.arrivals={kind: closed_loop, clients: 4, think_s: 0.5}"

@@ -11,14 +11,14 @@ from matplotlib.colors import to_hex
 from PIL import Image
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.figures.style import policy_colour
-from experiments.results import SUMMARY
-from experiments.run.compare import TITLES, compare, comparison_tables, part_label
-from experiments.run.compare_figure import drawn_parts, parts_figure
-from experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.figures.style import policy_colour
+from sarathi_sim.experiments.results import SUMMARY
+from sarathi_sim.experiments.run.compare import TITLES, compare, comparison_tables, part_label
+from sarathi_sim.experiments.run.compare_figure import drawn_parts, parts_figure
+from sarathi_sim.experiments.run.experiment import run_experiment
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment, shipped_configs
-from experiments.config.scenario import Scenario
-from experiments.run.experiment import deploy_all
-from experiments.validate.cells import engine_spec, make_cells
-from experiments.validate.vllm_session import check_cells, grid_work
-from profiler.bundle.schema import bundle_path
-from profiler.storage.paths import data_dir
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment, shipped_configs
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.experiments.validate.cells import engine_spec, make_cells
+from sarathi_sim.experiments.validate.vllm_session import check_cells, grid_work
+from sarathi_sim.profiler.bundle.schema import bundle_path
+from sarathi_sim.profiler.storage.paths import data_dir
 from tests.experiments.small_config import SMALL, message
 
 Write = Callable[[str], Path]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
-from profiler.facts.hf_config import model_fields
-from profiler.storage.strict import SpecError
-from simulator.load.trace import read_trace
-from simulator.load.workload import WorkloadError
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.profiler.facts.hf_config import model_fields
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_config import SMALL
 
 

@@ -10,16 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.config.loading import load_experiment
-from experiments.validate.cells import Cell, engine_spec, make_cells
-from experiments.validate.disturbance import MOST_OF_TARGET, TARGETS, LostTime, lost, lost_seconds
-from policies.catalogue import build
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.engine.driver import Decision, Served
-from profiler.engine.processes import EngineRun, StageLog
-from profiler.engine.spec import EngineSpec
-from profiler.engine.work import TIMED_OPS
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.validate.cells import Cell, engine_spec, make_cells
+from sarathi_sim.experiments.validate.disturbance import (
+    MOST_OF_TARGET,
+    TARGETS,
+    LostTime,
+    lost,
+    lost_seconds,
+)
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.driver import Decision, Served
+from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine.work import TIMED_OPS
 from tests.experiments.fake_engine import FakeEngine
 from tests.experiments.test_validation import cell_of, load
 

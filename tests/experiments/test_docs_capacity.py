@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.capacity.asked import read_question
-from experiments.capacity.layouts import layouts, wanted_of
-from experiments.capacity.options import LEAST_REQUESTS, plan_of
-from experiments.capacity.prices import load_prices
-from experiments.cli.app import app
-from experiments.report.sections import sections_of
+from sarathi_sim.experiments.capacity.asked import read_question
+from sarathi_sim.experiments.capacity.layouts import layouts, wanted_of
+from sarathi_sim.experiments.capacity.options import LEAST_REQUESTS, plan_of
+from sarathi_sim.experiments.capacity.prices import load_prices
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.report.sections import sections_of
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "capacity.md").read_text(encoding="utf-8")
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    sarathi-sim (.*)$", PAGE, re.M)]

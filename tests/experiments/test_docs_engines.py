@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from experiments.config.deployment import deploy
-from experiments.config.loading import load_experiment
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.simulator.views.metrics import Analysis
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
 YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)

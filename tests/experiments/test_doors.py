@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config import inputs
-from profiler.bundle.schema import _content_sha256
-from profiler.storage.paths import data_dir, user_path
-from profiler.storage.strict import SpecError
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config import inputs
+from sarathi_sim.profiler.bundle.schema import _content_sha256
+from sarathi_sim.profiler.storage.paths import data_dir, user_path
+from sarathi_sim.profiler.storage.strict import SpecError
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]
@@ -257,7 +257,7 @@ def test_an_error_of_ours_is_one_line_and_70(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("experiments.config.loading.load_experiment", fail)
+    monkeypatch.setattr("sarathi_sim.experiments.config.loading.load_experiment", fail)
     done = CliRunner().invoke(app, ["check", "gpt3_pp"])
     (line,) = done.stderr.splitlines()
     assert done.exit_code == code

@@ -12,16 +12,16 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.sweeps.plan import plan_sweep
-from profiler.bundle.schema import TABLES, BundleError, load_bundle
-from profiler.bundle.table_files import read_table
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import parse_yaml, read_mapping
-from profiler.storage.strict import SpecError
-from simulator.load.trace import read_trace
-from simulator.load.workload import WorkloadError
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, load_bundle
+from sarathi_sim.profiler.bundle.table_files import read_table
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_sweep import SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]

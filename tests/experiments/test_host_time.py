@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.host_time import host_of, host_times
-from experiments.config.key_paths import Source
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
-from simulator.op_times.iteration import NO_HOST
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.host_time import host_of, host_times
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.simulator.op_times.iteration import NO_HOST
+from sarathi_sim.simulator.views.metrics import Analysis
 
 TEXT = """\
 name: hosts

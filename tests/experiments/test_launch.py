@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from experiments.capacity.launch import launch
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario
-from experiments.config.scenario import Scenario
-from profiler.facts.hub import checkpoints
-from profiler.facts.model import list_models, load_model
-from profiler.storage.plain_yaml import parse_yaml
+from sarathi_sim.experiments.capacity.launch import launch
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.profiler.facts.hub import checkpoints
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("vllm", "sglang", "trtllm")

@@ -9,11 +9,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
-from profiler.bundle.schema import TABLES, bundle_path, find_bundle, load_bundle, write_bundle
-from profiler.storage.paths import data_dir
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.profiler.bundle.schema import (
+    TABLES,
+    bundle_path,
+    find_bundle,
+    load_bundle,
+    write_bundle,
+)
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.simulator.op_times.regression import OpTimes
 from tests.experiments.small_config import message
 
 SHARD = ("a100-80g-sxm", "gpt3-175b", 8)

@@ -17,12 +17,12 @@ import yaml
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-import experiments as sim
-from experiments import api
-from experiments.cli.app import app
-from experiments.config.loading import load_experiment
-from experiments.run.advise import explain
-from policies.policy import DECODES
+import sarathi_sim as sim
+from sarathi_sim.experiments import api
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.advise import explain
+from sarathi_sim.policies.policy import DECODES
 from tests.experiments.notebook import NOTEBOOK, Outputs, outputs
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import RUNS, SWEEP
@@ -125,7 +125,7 @@ def test_a_score_is_that_of_the_command(tmp_path: Path) -> None:
 
 def test_no_name_is_that_of_a_room() -> None:
     """A room that was imported would take its place."""
-    rooms = {path.stem for path in (ROOT / "experiments").iterdir()}
+    rooms = {path.stem for path in (ROOT / "sarathi_sim").iterdir()}
     assert not rooms & set(sim.__all__)
 
 
@@ -228,7 +228,7 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
 
     file = tmp_path / "odd.py"
     file.write_text(
-        "from policies.policy import DECODES, named\n@named('odd')\nclass Odd:\n"
+        "from sarathi_sim.policies.policy import DECODES, named\n@named('odd')\nclass Odd:\n"
         "    '''Raises.'''\n    holds_finished = False\n"
         "    def plan(self, view):\n        raise RuntimeError('odd')\n"
     )
@@ -240,7 +240,7 @@ def test_a_failed_run_of_a_sweep_is_an_error(tmp_path: Path) -> None:
 
 def test_the_example_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(import experiments.*?)```", readme, re.DOTALL)
+    (code,) = re.findall(r"```python\n(import sarathi_sim.*?)```", readme, re.DOTALL)
     said: list[float] = []
     exec(code, {"print": said.append})
     assert len(said) == 1
@@ -279,8 +279,9 @@ def test_every_name_is_there_and_documented() -> None:
 
 def test_imports_are_light() -> None:
     code = (
-        "import sys, policies, profiler, simulator, experiments\n"
-        "assert experiments.__doc__ and 'simulate' in dir(experiments)\n"
+        "import sys, sarathi_sim\n"
+        "from sarathi_sim import policies, profiler, simulator, experiments\n"
+        "assert sarathi_sim.__doc__ and 'simulate' in dir(sarathi_sim)\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -290,7 +291,7 @@ def test_imports_are_light() -> None:
 def test_a_simulation_draws_nothing(result: Path) -> None:
     """Loading the library itself imports no matplotlib, nor does a simulation."""
     code = (
-        "import sys, experiments as sim\n"
+        "import sys, sarathi_sim as sim\n"
         f"sim.simulate({str(result / 'config.yaml')!r})\n"  # its op times are kept already
         "print([name for name in ('matplotlib', 'bokeh', 'torch') if name in sys.modules])\n"
     )

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.config.parameter_names import PARAMETERS
-from profiler.facts.device import list_devices, load_device
-from profiler.facts.formats import KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
-from profiler.facts.model import list_models, load_model
-from profiler.storage.not_modelled import LIMITS, Limit, not_modelled, page
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.parameter_names import PARAMETERS
+from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.formats import KV_DTYPES, MOE_DTYPES, STACKS, WEIGHT_DTYPES
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.storage.not_modelled import LIMITS, Limit, not_modelled, page
 from tests.experiments.small_config import message
 from tests.profiler.hf_configs import LLAMA_3
 
@@ -25,7 +25,7 @@ Write = Callable[[str], Path]
 
 
 def test_the_page_is_up_to_date() -> None:
-    """``python -m experiments.reference docs`` writes it."""
+    """``python -m sarathi_sim.experiments.reference docs`` writes it."""
     assert (ROOT / "docs/limits.md").read_text(encoding="utf-8") == page()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
+from sarathi_sim.experiments.cli.app import app
 from tests.vllm_recorder import SHIPPED
 
 ROOT = Path(__file__).parents[2]

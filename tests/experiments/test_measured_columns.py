@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler.bundle.check import check_bundle
-from profiler.bundle.diff import diff_bundles
-from profiler.bundle.schema import TABLES, Bundle, load_bundle
-from profiler.facts.device import load_device
-from profiler.measuring.to_bundle import best_gemm, best_send
-from profiler.storage.paths import data_dir
-from simulator.confidence.held_out import op_tables
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.profiler.bundle.check import check_bundle
+from sarathi_sim.profiler.bundle.diff import diff_bundles
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, load_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.measuring.to_bundle import best_gemm, best_send
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.simulator.confidence.held_out import op_tables
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config import memory
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all, simulate_all
-from profiler.storage.memory import size_text
-from simulator.load import trace_file
-from simulator.load.trace import read_trace
-from simulator.load.workload import WorkloadError
-from simulator.op_times.predictor import BundlePredictor, TableSizes
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.experiments.config import memory
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
+from sarathi_sim.profiler.storage.memory import size_text
+from sarathi_sim.simulator.load import trace_file
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
+from sarathi_sim.simulator.op_times.regression import OpTimes
 from tests.experiments.small_config import SMALL, message
 from tests.simulator.test_predictor import simple_bundle
 

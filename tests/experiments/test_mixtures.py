@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
-from profiler.facts.formats import MOE_BYTES
-from profiler.facts.model import load_model
-from profiler.facts.ops import ALL_TO_ALL, MOE, OPS
-from simulator.op_times.breakdown import breakdown
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.profiler.facts.formats import MOE_BYTES
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE, OPS
+from sarathi_sim.simulator.op_times.breakdown import breakdown
 from tests.experiments.small_config import message
 
 TEXT = """\

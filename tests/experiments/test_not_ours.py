@@ -13,17 +13,17 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from experiments.cli.app import app
-from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from profiler.facts.device import load_device
-from profiler.facts.model import load_model
-from profiler.measuring.measure import asked_for, missing_degrees
-from profiler.measuring.to_bundle import write_device
-from profiler.physics.modelled import make_bundle
-from profiler.planning.settings import Limits, Settings
-from profiler.storage.files import remove_empty
-from profiler.storage.paths import data_dir
-from profiler.storage.strict import UserError
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.measuring.measure import asked_for, missing_degrees
+from sarathi_sim.profiler.measuring.to_bundle import write_device
+from sarathi_sim.profiler.physics.modelled import make_bundle
+from sarathi_sim.profiler.planning.settings import Limits, Settings
+from sarathi_sim.profiler.storage.files import remove_empty
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import SWEEP, tree
 
@@ -120,7 +120,7 @@ def test_figures_in_a_sweep_are_no_obstacle_and_stay(
 
 
 def test_a_traceback_that_was_annotated_stays(finished: tuple[Path, Path], tmp_path: Path) -> None:
-    from experiments.sweeps.store import Store
+    from sarathi_sim.experiments.sweeps.store import Store
 
     config, original = finished
     out = Path(shutil.copytree(original, tmp_path / "out"))
@@ -308,7 +308,7 @@ def test_the_papers_figures_replace_only_such(
     def drawn(out: Path, *_: object) -> None:
         (out / "tables.md").write_text("tables")
 
-    monkeypatch.setattr("experiments.paper.figures.gallery.write_gallery", drawn)
+    monkeypatch.setattr("sarathi_sim.experiments.paper.figures.gallery.write_gallery", drawn)
     out = tmp_path / "paper"
     for _ in range(2):
         assert command("reproduce", "tile_257", "--out", out).exit_code == 0

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.capacity import options
-from experiments.cli.app import app
-from experiments.cli.common import print_section
-from experiments.content import Section, SortableTable, thinned, topic_of
+from sarathi_sim.experiments.capacity import options
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.cli.common import print_section
+from sarathi_sim.experiments.content import Section, SortableTable, thinned, topic_of
 
 # Poisson arrivals and two requests at a time: short runs differ, so there is much to warn of.
 SERVER = """\

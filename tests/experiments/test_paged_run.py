@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all, run_experiment
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all, run_experiment
 from tests.experiments.small_config import message
 
 PAGED = """\

@@ -14,17 +14,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.config.policy import FilePolicy
-from experiments.run.experiment import run_experiment, simulate_all
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.execute import execute
-from experiments.sweeps.local_processes import LocalProcesses
-from experiments.sweeps.plan import plan_sweep
-from experiments.sweeps.store import Store
-from policies.catalogue import build
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.policy import FilePolicy
+from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.execute import execute
+from sarathi_sim.experiments.sweeps.local_processes import LocalProcesses
+from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.policies.catalogue import build
 from tests.experiments.small_config import SMALL, message
 from tests.experiments.small_sweep import SWEEP, tree
 
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.policy import DECODES, Plan, View, named
+from sarathi_sim.policies.policy import DECODES, Plan, View, named
 
 
 @named("at_most")
@@ -109,6 +109,11 @@ MISTAKES = {
     "raises": ("\n1 / 0\n", "file: mine.py, name: a", "line 2: ZeroDivisionError: division by"),
     "exits": ("raise SystemExit(3)\n", "file: mine.py, name: a", "line 1: SystemExit: 3"),
     "imports": ("import nosuch\n", "file: mine.py, name: a", "line 1: ModuleNotFoundError: No"),
+    "a former name": (
+        AT_MOST.replace("sarathi_sim.", ""),
+        "file: mine.py, name: at_most, prompts: 2",
+        "line 7: ModuleNotFoundError: No module named 'policies': from sarathi_sim.policies... is",
+    ),
     "no policy": ("x = 1\n", "file: mine.py, name: a", "marks no policy with @named"),
     "no such name": (AT_MOST, "file: mine.py, name: at_mots", "one of at_most (did you mean at_"),
     "a list": (AT_MOST, "file: mine.py, name: [1]", "policy.name: value [1]: one of at_most"),

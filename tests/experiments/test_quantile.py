@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from simulator.confidence import quantile as module
-from simulator.confidence.quantile import mean_and_interval, quantile, spread
+from sarathi_sim.simulator.confidence import quantile as module
+from sarathi_sim.simulator.confidence.quantile import mean_and_interval, quantile, spread
 
 
 @pytest.mark.parametrize(("count", "factor"), [(5, 3.407), (10, 2.355), (20, 1.926)])

@@ -10,29 +10,33 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.capacity import recommend as chosen_by
-from experiments.capacity.answer import answers
-from experiments.capacity.bounds import alone, most_requests_per_s
-from experiments.capacity.capacity_section import CapacitySection, Replications, parse_slo
-from experiments.capacity.curves import front, frontier_figures
-from experiments.capacity.judgement import judge
-from experiments.capacity.layouts import Wanted, deployable, wanted_of
-from experiments.capacity.options import Option
-from experiments.capacity.prices import Prices, load_prices, per_million_tokens
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.recommend import SCREENING, Worth, recommend, whole
-from experiments.capacity.recommended import answer_of, recommend_files, winner
-from experiments.capacity.search import AT_ONCE, Probe
-from experiments.cli.app import app
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.store import Store
-from profiler.storage.progress import silent
-from simulator.views.metric_registry import number_text
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.capacity import recommend as chosen_by
+from sarathi_sim.experiments.capacity.answer import answers
+from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
+from sarathi_sim.experiments.capacity.capacity_section import (
+    CapacitySection,
+    Replications,
+    parse_slo,
+)
+from sarathi_sim.experiments.capacity.curves import front, frontier_figures
+from sarathi_sim.experiments.capacity.judgement import judge
+from sarathi_sim.experiments.capacity.layouts import Wanted, deployable, wanted_of
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.prices import Prices, load_prices, per_million_tokens
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.recommend import SCREENING, Worth, recommend, whole
+from sarathi_sim.experiments.capacity.recommended import answer_of, recommend_files, winner
+from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.simulator.views.metric_registry import number_text
+from sarathi_sim.simulator.views.metrics import Analysis
 
 SLO = "p90 ttft 2s, mean tbt 150ms"
 SHORT = {"requests": 400, "replications": Replications(least=2, most=2)}

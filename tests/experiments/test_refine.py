@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments import find_capacity
-from experiments.capacity.capacity_section import CapacitySection, Replications
-from experiments.capacity.layouts import wanted_of
-from experiments.capacity.prices import load_prices
-from experiments.capacity.probing import Laboratory
-from experiments.capacity.recommend import refined
-from experiments.capacity.recommended import answer_of, recommend_answer
-from experiments.cli.app import app
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.neighbours import between, halfway, in_order, neighbours
-from experiments.sweeps.store import Store
+from sarathi_sim import find_capacity
+from sarathi_sim.experiments.capacity.capacity_section import CapacitySection, Replications
+from sarathi_sim.experiments.capacity.layouts import wanted_of
+from sarathi_sim.experiments.capacity.prices import load_prices
+from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.recommend import refined
+from sarathi_sim.experiments.capacity.recommended import answer_of, recommend_answer
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.neighbours import between, halfway, in_order, neighbours
+from sarathi_sim.experiments.sweeps.store import Store
 
 GRID = [
     {"scenario": "a", "pp": pp, "policy.chunk_size": chunk}

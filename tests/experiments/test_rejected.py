@@ -10,13 +10,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from experiments.capacity.bounds import most_requests_per_s
-from experiments.capacity.layouts import deployable, wanted_of
-from experiments.cli.app import app
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.report.html_page import write_page
+from sarathi_sim.experiments.capacity.bounds import most_requests_per_s
+from sarathi_sim.experiments.capacity.layouts import deployable, wanted_of
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.report.html_page import write_page
 
 ASKED = {
     "model": "llama-13b", "device": "a6000", "gpus": 1, "rate": None, "stack": None,

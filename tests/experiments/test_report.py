@@ -20,23 +20,23 @@ import pytest
 from bokeh.models import GlyphRenderer, Step, TapTool, Text
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.content import Chart, Section, enumerated
-from experiments.report.charts import Spots, StyledLine, lines, points
-from experiments.report.html_page import page, write_report
-from experiments.report.of_run import _ledger
-from experiments.report.of_score import score_section
-from experiments.report.of_sweep import _answer
-from experiments.report.sections import sections_of
-from experiments.report.stages_chart import boxes_window, busy_shares
-from experiments.results import read_summary
-from experiments.run.compare import simulate_again
-from experiments.run.experiment import run_experiment
-from experiments.run.overlay import labelled_tables
-from experiments.run.run_answer import answer
-from experiments.score.measured import METRICS
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.content import Chart, Section, enumerated
+from sarathi_sim.experiments.report.charts import Spots, StyledLine, lines, points
+from sarathi_sim.experiments.report.html_page import page, write_report
+from sarathi_sim.experiments.report.of_run import _ledger
+from sarathi_sim.experiments.report.of_score import score_section
+from sarathi_sim.experiments.report.of_sweep import _answer
+from sarathi_sim.experiments.report.sections import sections_of
+from sarathi_sim.experiments.report.stages_chart import boxes_window, busy_shares
+from sarathi_sim.experiments.results import read_summary
+from sarathi_sim.experiments.run.compare import simulate_again
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.run.overlay import labelled_tables
+from sarathi_sim.experiments.run.run_answer import answer
+from sarathi_sim.experiments.score.measured import METRICS
 from tests.experiments.small_report import ALL_KINDS
 
 PAGE = re.compile(r"<script.*?</script>", re.DOTALL)

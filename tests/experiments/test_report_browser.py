@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments.report.html_page import page, write_report
-from experiments.report.sections import sections_of
+from sarathi_sim.experiments.report.html_page import page, write_report
+from sarathi_sim.experiments.report.sections import sections_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")

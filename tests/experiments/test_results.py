@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.config.metric_paths import SHAPE
-from experiments.figures.slices import Window
-from experiments.results import csv_bytes, parquet_bytes, read_tables
-from experiments.run.experiment import run_experiment
-from experiments.run.overlay import plot_results
-from experiments.run.uncertainty import PER_MAKESPAN
-from simulator.views.metric_registry import METRICS
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.metric_paths import SHAPE
+from sarathi_sim.experiments.figures.slices import Window
+from sarathi_sim.experiments.results import csv_bytes, parquet_bytes, read_tables
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.experiments.run.overlay import plot_results
+from sarathi_sim.experiments.run.uncertainty import PER_MAKESPAN
+from sarathi_sim.simulator.views.metric_registry import METRICS
 from tests.experiments.small_config import SMALL
 
 Write = Callable[[str], Path]
@@ -113,7 +113,9 @@ def test_where_nothing_can_be_written_nothing_is_simulated(
     write_config: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("experiments.run.experiment._run", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr(
+        "sarathi_sim.experiments.run.experiment._run", lambda *_: pytest.fail("simulated")
+    )
     with pytest.raises(ConfigError, match=r"--out .*file/run: "):
         run_experiment(load_experiment(write_config(SMALL)), tmp_path / "file" / "run")
 

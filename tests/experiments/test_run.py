@@ -14,13 +14,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.figures.slices import Window, parse_window, stage_slices
-from experiments.results import FORMAT
-from experiments.run.experiment import run_experiment, simulate_all
-from experiments.run.overlay import plot_results
-from simulator.views.ledger import ACCOUNTS
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.figures.slices import Window, parse_window, stage_slices
+from sarathi_sim.experiments.results import FORMAT
+from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
+from sarathi_sim.experiments.run.overlay import plot_results
+from sarathi_sim.simulator.views.ledger import ACCOUNTS
 from tests.experiments.small_config import SMALL
 
 CDFS = ("ttft_cdf", "tbt_cdf", "latency_cdf", "bubble_cdf")
@@ -145,7 +145,7 @@ def test_a_run_that_fails_leaves_nothing(
 
     out = tmp_path / "out" / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.run.experiment._write_tables", full_disk)
+        patch.setattr("sarathi_sim.experiments.run.experiment._write_tables", full_disk)
         with pytest.raises(OSError, match="No space left"):
             run_experiment(experiment, out)
     assert not out.parent.exists()
@@ -154,7 +154,7 @@ def test_a_run_that_fails_leaves_nothing(
     run_experiment(experiment, out, figures=False)
     before = (out / "summary.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("experiments.run.experiment._write_tables", full_disk)
+        patch.setattr("sarathi_sim.experiments.run.experiment._write_tables", full_disk)
         with pytest.raises(OSError, match="No space left"):
             run_experiment(experiment, out)
     assert [path.name for path in out.parent.iterdir()] == ["run"]

@@ -12,17 +12,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.host_time import NONE, HostConstants
-from experiments.score.deployments import MODELS, scenario_of
-from experiments.score.errors import ServerTimes, errors, grouped
-from experiments.score.league import league, predictions_table, read_peer, short_reason
-from experiments.score.measured import Measured, read_measured
-from experiments.score.row_cache import RowCache, RowOutcome, data_fingerprint, outcome_key
-from experiments.score.simulated import RowPlan, plan_rows
-from experiments.sweeps.store import Store
-from profiler.facts.model import list_models
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.host_time import NONE, HostConstants
+from sarathi_sim.experiments.score.deployments import MODELS, scenario_of
+from sarathi_sim.experiments.score.errors import ServerTimes, errors, grouped
+from sarathi_sim.experiments.score.league import league, predictions_table, read_peer, short_reason
+from sarathi_sim.experiments.score.measured import Measured, read_measured
+from sarathi_sim.experiments.score.row_cache import (
+    RowCache,
+    RowOutcome,
+    data_fingerprint,
+    outcome_key,
+)
+from sarathi_sim.experiments.score.simulated import RowPlan, plan_rows
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.facts.model import list_models
 
 HEADER = "id,backend,model,system,precision,dense,isl,osl,length_range_ratio,concurrency,tp,flags"
 ROW = "a,vllm,meta-llama/Llama-3.1-70B,h100_sxm,fp8,True,1024,1024,0.8,16,4.0,"
@@ -261,8 +266,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (tmp_path / "out" / "predictions.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["id", "a", "b", "c"]
     assert (tmp_path / "out" / "figures" / "measured_predicted.png").stat().st_size > 10_000
-    monkeypatch.setattr("experiments.score.simulated.deploy", None)  # nothing is built again,
-    monkeypatch.setattr("experiments.score.simulated.execute", None)  # nothing is run
+    monkeypatch.setattr(
+        "sarathi_sim.experiments.score.simulated.deploy", None
+    )  # nothing is built again,
+    monkeypatch.setattr("sarathi_sim.experiments.score.simulated.execute", None)  # nothing is run
     again = CliRunner().invoke(app, call)
     assert again.stdout == first.stdout
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.config.host_time import NONE, HostConstants, host_times
-from experiments.score.deployments import scenario_of, server_of, stack_of
-from experiments.score.errors import ServerTimes, errors
-from experiments.score.host_fit import (
+from sarathi_sim.experiments.config.host_time import NONE, HostConstants, host_times
+from sarathi_sim.experiments.score.deployments import scenario_of, server_of, stack_of
+from sarathi_sim.experiments.score.errors import ServerTimes, errors
+from sarathi_sim.experiments.score.host_fit import (
     BASE,
     FOLDS,
     SCHEMES,
@@ -25,14 +25,20 @@ from experiments.score.host_fit import (
     parts,
     slopes,
 )
-from experiments.score.measured import Measured
-from experiments.score.redrawn import REDRAWS, drawn, redrawn
-from experiments.score.row_cache import RowCache, RowOutcome
-from experiments.score.scoring import host_time_yaml, to_ship
-from experiments.score.server_bands import DRAWS, OpShares, draws, stack_sigma, with_bands
-from experiments.sweeps.backends import InProcess
-from profiler.storage.plain_yaml import parse_yaml
-from profiler.storage.progress import silent
+from sarathi_sim.experiments.score.measured import Measured
+from sarathi_sim.experiments.score.redrawn import REDRAWS, drawn, redrawn
+from sarathi_sim.experiments.score.row_cache import RowCache, RowOutcome
+from sarathi_sim.experiments.score.scoring import host_time_yaml, to_ship
+from sarathi_sim.experiments.score.server_bands import (
+    DRAWS,
+    OpShares,
+    draws,
+    stack_sigma,
+    with_bands,
+)
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.profiler.storage.plain_yaml import parse_yaml
+from sarathi_sim.profiler.storage.progress import silent
 
 TRUE = HostConstants(0.0008, 2e-5, 0.01)
 """What the made-up servers below have."""
@@ -217,8 +223,8 @@ def test_only_rows_with_a_full_cache_are_drawn_again(monkeypatch: pytest.MonkeyP
         }
         return SimpleNamespace(known=known)
 
-    monkeypatch.setattr("experiments.score.redrawn.plan_rows", plan)
-    monkeypatch.setattr("experiments.score.redrawn.simulate_rows", lambda *_: {})
+    monkeypatch.setattr("sarathi_sim.experiments.score.redrawn.plan_rows", plan)
+    monkeypatch.setattr("sarathi_sim.experiments.score.redrawn.simulate_rows", lambda *_: {})
     where = (Path(), RowCache(None))
     found = redrawn("f.csv", rows, lambda _: {}, outcomes, where, InProcess(), silent, silent)
     assert asked == [rows[1].id, rows[2].id] and list(found) == [rows[1].id]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.config.host_time import NONE, HostConstants, calls_of_layer, host_times
-from experiments.score.deployments import mean_prompt, scenario_of, server_of
-from experiments.score.errors import ServerTimes, grouped
-from experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
-from experiments.score.measured import Measured
-from experiments.score.server_bands import OpShares
-from profiler.facts.model import load_model
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.host_time import NONE, HostConstants, calls_of_layer, host_times
+from sarathi_sim.experiments.score.deployments import mean_prompt, scenario_of, server_of
+from sarathi_sim.experiments.score.errors import ServerTimes, grouped
+from sarathi_sim.experiments.score.host_fit import LAUNCHES, fitting, grid, launching, slopes
+from sarathi_sim.experiments.score.measured import Measured
+from sarathi_sim.experiments.score.server_bands import OpShares
+from sarathi_sim.profiler.facts.model import load_model
 
 DEEPSEEK = {"model": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "system": "b200_sxm", "tp": 8}
 GPT_OSS = {"model": "openai/gpt-oss-120b", "precision": "fp4", "system": "h100_sxm", "tp": 2}

@@ -12,14 +12,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.deployment import deploy
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.score.runs import Case, Overheads, cases_of, content_of, fitted_to, score_runs
-from experiments.score.server_files import ServerRun, read_server_run
-from profiler.storage.progress import silent
-from simulator.op_times.iteration import HostTime
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.score.runs import (
+    Case,
+    Overheads,
+    cases_of,
+    content_of,
+    fitted_to,
+    score_runs,
+)
+from sarathi_sim.experiments.score.server_files import ServerRun, read_server_run
+from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.simulator.op_times.iteration import HostTime
 from tests.experiments.test_server_run import SMALL
 
 TOOL: dict[str, Any] = {

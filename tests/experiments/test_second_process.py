@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from experiments.config.loading import load_experiment
-from experiments.figures.drawn import draw
-from experiments.figures.slices import Drawing, Window, stage_slices
-from experiments.run.experiment import run_experiment, simulate_all, tables_of
-from experiments.run.second_process import SecondProcess
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.figures.drawn import draw
+from sarathi_sim.experiments.figures.slices import Drawing, Window, stage_slices
+from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all, tables_of
+from sarathi_sim.experiments.run.second_process import SecondProcess
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-import experiments as sim
-from experiments.capacity.options import Option
-from experiments.cli.app import app
-from experiments.config.deployment import deploy
-from experiments.config.loading import load_experiment
-from experiments.sensitivity.elasticities import read_sensitivity
-from experiments.sensitivity.factors import factors_of
+import sarathi_sim as sim
+from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity
+from sarathi_sim.experiments.sensitivity.factors import factors_of
 
 # One request at a time, all alike, from clients that wait for their answers: N of them wait N times
 # the service time, so as many as the limit over the service time keep the SLO.

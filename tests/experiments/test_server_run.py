@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.score.server_files import read_server_run, read_ticks
-from experiments.score.server_run import replay_server, simulated_ticks
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.score.server_files import read_server_run, read_ticks
+from sarathi_sim.experiments.score.server_run import replay_server, simulated_ticks
 
 SMALL = """\
 name: server

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
 from tests.experiments.small_config import SMALL, message
 
 Write = Callable[[str], Path]

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.deployment import Deployment
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
-from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from profiler.facts.formats import Kernels
-from profiler.facts.model import load_model
-from profiler.kernels.stack_bundle import make_stack_bundle
-from profiler.storage.paths import data_dir
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
+from sarathi_sim.profiler.storage.paths import data_dir
 from tests.experiments.small_config import message
 from tests.profiler.hf_configs import LLAMA_3, MISTRAL_1
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import deploy_all
-from experiments.run.support import Combination, build, cells
-from experiments.run.support_text import LEGEND, page
-from profiler.facts.device import list_devices, load_device
-from profiler.facts.model import list_models, load_model
-from profiler.physics.op_times import KINDS
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.experiments.run.support import Combination, build, cells
+from sarathi_sim.experiments.run.support_text import LEGEND, page
+from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.physics.op_times import KINDS
 
 Write = Callable[[str], Path]
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,18 +19,18 @@ from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.execute import execute
-from experiments.sweeps.figures import lines as figures
-from experiments.sweeps.figures import plot
-from experiments.sweeps.figures.drawing import label
-from experiments.sweeps.figures.pareto import pareto, pareto_front
-from experiments.sweeps.figures.plot import plot_sweep
-from experiments.sweeps.paired import paired_differences
-from experiments.sweeps.plan import plan_sweep
-from experiments.sweeps.store import Store
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.execute import execute
+from sarathi_sim.experiments.sweeps.figures import lines as figures
+from sarathi_sim.experiments.sweeps.figures import plot
+from sarathi_sim.experiments.sweeps.figures.drawing import label
+from sarathi_sim.experiments.sweeps.figures.pareto import pareto, pareto_front
+from sarathi_sim.experiments.sweeps.figures.plot import plot_sweep
+from sarathi_sim.experiments.sweeps.paired import paired_differences
+from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.experiments.sweeps.store import Store
 from tests.experiments.small_sweep import SWEEP
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.plan import SweepPlan
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.plan import SweepPlan
 from tests.experiments.small_sweep import RUNS, swept, tree
 
 

@@ -16,19 +16,19 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import InProcess
-from experiments.sweeps.execute import execute
-from experiments.sweeps.plan import plan_sweep
-from experiments.sweeps.store import Store
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.execute import execute
+from sarathi_sim.experiments.sweeps.plan import plan_sweep
+from sarathi_sim.experiments.sweeps.store import Store
 from tests.experiments.small_sweep import RUNS, SWEEP, tree
 from tests.experiments.test_policy_file import AT_MOST, OWN_SWEEP
 from tests.experiments.test_sweep_trust import ROOT, finished, wait_for_runs
 from tests.patience import PATIENCE_S
 
 pytest.importorskip("distributed")
-from experiments.sweeps.dask_backend import DaskWorkers
+from sarathi_sim.experiments.sweeps.dask_backend import DaskWorkers
 
 DASK = Path(sys.executable).with_name("dask")
 
@@ -72,7 +72,7 @@ class Cluster:
 
 def without_package(folder: Path) -> Path:
     """A folder for PYTHONPATH that hides ours."""
-    blocked = folder / "experiments"
+    blocked = folder / "sarathi_sim"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ModuleNotFoundError('no such package here')")
     return folder
@@ -134,7 +134,7 @@ def test_a_policy_of_the_users_own_goes_along(cluster: Cluster, tmp_path: Path) 
 def test_a_cluster_that_loses_its_last_worker_is_not_waited_for_without_end(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.sweeps.dask_backend.WITHOUT_WORKERS_S", 2)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.dask_backend.WITHOUT_WORKERS_S", 2)
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP.replace("requests: 40", "requests: 400"), encoding="utf-8")
     only, out = cluster.worker(), tmp_path / "out"
@@ -200,7 +200,7 @@ def test_a_worker_without_the_package_is_named_and_ends_the_sweep(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that joins while runs are under way: a task must not end it without a word."""
-    monkeypatch.setattr("experiments.sweeps.dask_backend._LOOK_S", 0.01)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.dask_backend._LOOK_S", 0.01)
     config = tmp_path / "tiny.yaml"
     config.write_text(SWEEP, encoding="utf-8")
     store = Store(tmp_path / "there")
@@ -222,14 +222,16 @@ def test_a_worker_with_other_code_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.worker()
-    monkeypatch.setattr("experiments.sweeps.dask_backend.code_fingerprint", lambda: "other")
+    monkeypatch.setattr(
+        "sarathi_sim.experiments.sweeps.dask_backend.code_fingerprint", lambda: "other"
+    )
     with pytest.raises(ConfigError, match="has another version of this package"):
         DaskWorkers(cluster.address)
 
 
 @pytest.mark.slow
 def test_no_worker_and_no_scheduler(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.sweeps.dask_backend.CONNECT_S", 5)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.dask_backend.CONNECT_S", 5)
     with pytest.raises(ConfigError, match=r"has no workers after 5 s: start one with: dask worker"):
         DaskWorkers(cluster.address)
     cluster.stop()
@@ -245,7 +247,7 @@ BAD_ADDRESSES = {
 }
 EACH_ADDRESS = """
 import sys
-from experiments.cli.app import main
+from sarathi_sim.experiments.cli.app import main
 words = sys.argv[2:]
 for address in sys.argv[1].split():
     sys.argv[1:] = [*words, "--address", address]

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.parameter_names import PARAMETERS, value_name
-from experiments.config.scenario import Scenario
-from experiments.figures.style import policy_colour
-from experiments.sweeps.figures.drawing import groups, label, ticks_at
-from experiments.sweeps.figures.pareto import pareto, seed_means
-from experiments.sweeps.printing import results_table
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.parameter_names import PARAMETERS, value_name
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.figures.style import policy_colour
+from sarathi_sim.experiments.sweeps.figures.drawing import groups, label, ticks_at
+from sarathi_sim.experiments.sweeps.figures.pareto import pareto, seed_means
+from sarathi_sim.experiments.sweeps.printing import results_table
 from tests.experiments.small_sweep import SWEEP
 
 AXES = ["cluster.tp", "cluster.pp", "seed"]

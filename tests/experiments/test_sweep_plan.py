@@ -12,15 +12,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import load_experiment
-from experiments.config.policy import POLICIES
-from experiments.sweeps.estimate import seconds_of_work
-from experiments.sweeps.identity import _CODE
-from experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
-from profiler.bundle.schema import load_bundle, write_bundle
-from profiler.storage.paths import data_dir
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.config.policy import POLICIES
+from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
+from sarathi_sim.experiments.sweeps.identity import _CODE
+from sarathi_sim.experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
+from sarathi_sim.profiler.bundle.schema import load_bundle, write_bundle
+from sarathi_sim.profiler.storage.paths import data_dir
 from tests.experiments.small_sweep import RUNS, SWEEP
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,10 +221,13 @@ def test_the_sweep_section_is_yaml_like_the_rest(write_config: Write) -> None:
 
 def test_the_key_covers_the_code_that_reads_profiles() -> None:
     code = (
-        "import sys, experiments.sweeps.jobs; print(*(m for m in sys.modules if 'profiler.' in m))"
+        "import sys, sarathi_sim.experiments.sweeps.jobs\n"
+        "print(*(m for m in sys.modules if 'profiler.' in m))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    loaded = {f"{name.replace('.', '/')}.py" for name in done.stdout.split()}
+    loaded = {
+        f"{name.replace('.', '/')}.py".removeprefix("sarathi_sim/") for name in done.stdout.split()
+    }
     assert loaded, done.stderr
     modules = {path for path in loaded if (ROOT / path).is_file()}  # the others are packages
     assert "profiler/bundle/table_files.py" in modules

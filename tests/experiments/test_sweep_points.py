@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config.errors import ConfigError
-from experiments.sweeps.points import axis_values, expand
-from experiments.sweeps.section import Range, Sample, SweepSpec
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.points import axis_values, expand
+from sarathi_sim.experiments.sweeps.section import Range, Sample, SweepSpec
 
 
 def points(contrast: str | None = None, **sections: Any) -> list[dict[str, Any]]:

@@ -15,17 +15,17 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.deployment import Deployment
-from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import Bundles, InProcess, LostJobs, Outcomes
-from experiments.sweeps.execute import ATTEMPTS
-from experiments.sweeps.jobs import work
-from experiments.sweeps.local_processes import LocalProcesses
-from experiments.sweeps.plan import SweepPlan, plan_sweep
-from experiments.sweeps.store import Store
-from profiler.storage.files import partial
-from simulator.loop.records import Records
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.deployment import Deployment
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, LostJobs, Outcomes
+from sarathi_sim.experiments.sweeps.execute import ATTEMPTS
+from sarathi_sim.experiments.sweeps.jobs import work
+from sarathi_sim.experiments.sweeps.local_processes import LocalProcesses
+from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.profiler.storage.files import partial
+from sarathi_sim.simulator.loop.records import Records
 from tests.experiments.small_sweep import RUNS, swept, tree
 from tests.patience import PATIENCE_S
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(config: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "experiments", "sweep", str(config), "--out", str(out)]
+    command = [sys.executable, "-m", "sarathi_sim", "sweep", str(config), "--out", str(out)]
     return subprocess.Popen(
         [*command, "--workers", "2", "--quiet", *more],
         cwd=out.parent,
@@ -151,7 +151,7 @@ def test_what_was_lost_runs_one_by_one_even_if_that_is_everything(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("experiments.sweeps.backends.BUNDLE_S", 1e9)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.BUNDLE_S", 1e9)
     backend = Flaky(losses=ATTEMPTS - 1)
     swept(tiny_plan, tmp_path / "sweep", backend)
     assert tree(tmp_path / "sweep") == tiny_files

@@ -16,14 +16,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.sweeps.backends import Bundles, Waiting
-from experiments.sweeps.execute import execute, waited_for
-from experiments.sweeps.jobs import Job
-from experiments.sweeps.local_processes import STARTS, LocalProcesses
-from experiments.sweeps.plan import SweepPlan
-from experiments.sweeps.store import Store
-from experiments.sweeps.worker import READY
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.sweeps.backends import Bundles, Waiting
+from sarathi_sim.experiments.sweeps.execute import execute, waited_for
+from sarathi_sim.experiments.sweeps.jobs import Job
+from sarathi_sim.experiments.sweeps.local_processes import STARTS, LocalProcesses
+from sarathi_sim.experiments.sweeps.plan import SweepPlan
+from sarathi_sim.experiments.sweeps.store import Store
+from sarathi_sim.experiments.sweeps.worker import READY
 from tests.experiments.odd_worker import VARIABLE
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, start, wait_for_runs
@@ -55,7 +55,7 @@ def test_a_worker_that_stops_within_its_answer_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, f"stop:{tmp_path / 'mark'}")
-    monkeypatch.setattr("experiments.sweeps.local_processes.PATIENCE_S", 0.5)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.local_processes.PATIENCE_S", 0.5)
     backend = LocalProcesses(2, ODD)
     said: list[str] = []
 
@@ -99,8 +99,10 @@ def test_the_wait_is_counted_from_the_last_result(
         def begin(self, jobs: object) -> None:
             """And never answer."""
 
-    monkeypatch.setattr("experiments.sweeps.local_processes._Worker", lambda *_: Silent())
-    monkeypatch.setattr("experiments.sweeps.local_processes.PATIENCE_S", 0.01)
+    monkeypatch.setattr(
+        "sarathi_sim.experiments.sweeps.local_processes._Worker", lambda *_: Silent()
+    )
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.local_processes.PATIENCE_S", 0.01)
     jobs = Bundles([Job(tiny_plan.runs[0], "")], 1)
     waits = [each.seconds for each in islice(LocalProcesses(1).run(jobs, ahead=1), 3)]
     assert waits[0] >= 0.01 and waits[1] >= waits[0] + 0.02 and waits[2] >= waits[1] + 0.04
@@ -140,7 +142,7 @@ def worker(module: str, **environment: str) -> tuple[subprocess.Popen[bytes], Co
 
 def test_a_worker_ends_with_its_channel(tiny_plan: SweepPlan, tmp_path: Path) -> None:
     """Where the system does not end it with its parent, this does; also in the middle of a run."""
-    idle, channel = worker("experiments.sweeps.worker")
+    idle, channel = worker("sarathi_sim.experiments.sweeps.worker")
     channel.close()
     assert idle.wait(timeout=PATIENCE_S) == 0
     busy, channel = worker(ODD, **{VARIABLE: f"busy:{tmp_path / 'mark'}"})
@@ -153,7 +155,7 @@ def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
     ours, theirs = Pipe()
     with ours, theirs:
         done = subprocess.run(
-            [sys.executable, "-m", "experiments.sweeps.worker", "1"],
+            [sys.executable, "-m", "sarathi_sim.experiments.sweeps.worker", "1"],
             stdin=theirs.fileno(),
             cwd=ROOT,
             timeout=PATIENCE_S,

@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from experiments.cli import common
-from experiments.cli.app import app
-from experiments.config.loading import load_experiment
-from experiments.figures.style import line_styles
-from experiments.run.experiment import deploy_all
-from experiments.run.report import deployments_table
+from sarathi_sim.experiments.cli import common
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.figures.style import line_styles
+from sarathi_sim.experiments.run.experiment import deploy_all
+from sarathi_sim.experiments.run.report import deployments_table
 from tests.experiments.small_config import SMALL
 from tests.patience import PATIENCE_S
 
@@ -32,7 +32,7 @@ Write = Callable[[str], Path]
 def test_other_encodings(write_config: Write, encoding: str) -> None:
     config = write_config(SMALL)
     done = subprocess.run(
-        [sys.executable, "-m", "experiments", "check", str(config), "--set", "model=模型"],
+        [sys.executable, "-m", "sarathi_sim", "check", str(config), "--set", "model=模型"],
         cwd=ROOT,
         capture_output=True,
         env={**os.environ, "PYTHONIOENCODING": encoding},
@@ -64,7 +64,7 @@ def test_interrupted_runs_leave_nothing(
     """
     words = ["run", str(result / "config.yaml"), "--out", str(tmp_path / "a")]
     with subprocess.Popen(
-        [sys.executable, "-m", "experiments", *words],
+        [sys.executable, "-m", "sarathi_sim", *words],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         while process.poll() is None and not any(tmp_path.glob(".a.*/figures")):
@@ -91,7 +91,7 @@ def test_a_signal_counts_whatever_it_was_turned_into(
             raise TypeError("Cannot compare structured arrays") from error
 
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    monkeypatch.setattr("experiments.config.loading.load_experiment", load)
+    monkeypatch.setattr("sarathi_sim.experiments.config.loading.load_experiment", load)
     monkeypatch.setattr(common, "signals_received", [])
     common.end_on_signals()
     try:

@@ -11,17 +11,23 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import experiments as sim
-from experiments.capacity import asked
-from experiments.capacity.layouts import deployable, wanted_of
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.loading import check_scenario, read_draft
-from experiments.config.requests import build_requests
-from experiments.run.traffic import FORMS, demand_of, parse_workload, requests_of, with_workload
-from policies.request import Request
-from simulator.load.describe import lengths_line, traffic_line
+import sarathi_sim as sim
+from sarathi_sim.experiments.capacity import asked
+from sarathi_sim.experiments.capacity.layouts import deployable, wanted_of
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.loading import check_scenario, read_draft
+from sarathi_sim.experiments.config.requests import build_requests
+from sarathi_sim.experiments.run.traffic import (
+    FORMS,
+    demand_of,
+    parse_workload,
+    requests_of,
+    with_workload,
+)
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.load.describe import lengths_line, traffic_line
 
 SOURCE = Source("", "x", {}, ())
 CONFIG: dict[str, Any] = {

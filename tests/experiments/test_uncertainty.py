@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import simulate_all
-from profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from profiler.storage.paths import data_dir
-from simulator.op_times.iteration import WholeLayer
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import simulate_all
+from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.simulator.op_times.iteration import WholeLayer
 from tests.simulator.test_interaction import layers
 
 Write = Callable[..., Path]

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.results import read_summary, result_folder
-from profiler.storage.files import LARGEST_FILE, open_file, read_bounded
-from profiler.storage.folder_lock import held, is_held
-from profiler.storage.strict import SpecError
-from simulator.load.trace import read_trace
-from simulator.load.workload import WorkloadError
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.results import read_summary, result_folder
+from sarathi_sim.profiler.storage.files import LARGEST_FILE, open_file, read_bounded
+from sarathi_sim.profiler.storage.folder_lock import held, is_held
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_config import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +228,7 @@ def test_a_folder_left_by_a_killed_process_is_not_held(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_failure() -> None:
     command = (
-        f"{sys.executable} -m experiments support | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
+        f"{sys.executable} -m sarathi_sim support | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"
     )
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True
@@ -244,7 +244,7 @@ def test_names_beyond_ascii_in_the_locale_c(write_config: Write, tmp_path: Path)
     command = [
         sys.executable,
         "-m",
-        "experiments",
+        "sarathi_sim",
         "run",
         "k\u00e4se.yaml",
         "--no-figures",

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import Experiment, load_experiment
-from experiments.results import to_json
-from experiments.validate import vllm_session
-from experiments.validate.cells import Cell, make_cells
-from experiments.validate.table import table, verdict
-from experiments.validate.vllm_report import evaluate_all, iterations, report, totals
-from experiments.validate.vllm_session import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.results import to_json
+from sarathi_sim.experiments.validate import vllm_session
+from sarathi_sim.experiments.validate.cells import Cell, make_cells
+from sarathi_sim.experiments.validate.table import table, verdict
+from sarathi_sim.experiments.validate.vllm_report import evaluate_all, iterations, report, totals
+from sarathi_sim.experiments.validate.vllm_session import (
     VllmSession,
     check_cells,
     find_python,
@@ -29,8 +29,8 @@ from experiments.validate.vllm_session import (
     plan_of,
     session_of,
 )
-from experiments.validate.vllm_times import StepPrediction, StepTimes
-from profiler.storage.progress import silent
+from sarathi_sim.experiments.validate.vllm_times import StepPrediction, StepTimes
+from sarathi_sim.profiler.storage.progress import silent
 
 RECORDED = Path(__file__).parent / "recorded" / "vllm.jsonl.gz"
 SMALL = [

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.config.loading import Experiment, load_experiment
-from experiments.results import to_json
-from experiments.validate.cells import Cell, engine_spec, grid_of, make_cells
-from experiments.validate.differences import (
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import Experiment, load_experiment
+from sarathi_sim.experiments.results import to_json
+from sarathi_sim.experiments.validate.cells import Cell, engine_spec, grid_of, make_cells
+from sarathi_sim.experiments.validate.differences import (
     _joined,
     errors_by_kind,
     evaluate,
@@ -25,15 +25,15 @@ from experiments.validate.differences import (
     noise_floor,
     rejection,
 )
-from experiments.validate.disturbance import LostTime
-from experiments.validate.playback import links, lockstep, measured_records, replay
-from experiments.validate.session import CellRuns, Repeat, Session, isolated_bundle
-from experiments.validate.summary import evaluate_all, report
-from experiments.validate.table import iterations, table, verdict
-from experiments.validate.totals import Whole
-from profiler.bundle.schema import bundle_path, write_bundle
-from profiler.measuring.in_situ import in_situ_bundle
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.validate.disturbance import LostTime
+from sarathi_sim.experiments.validate.playback import links, lockstep, measured_records, replay
+from sarathi_sim.experiments.validate.session import CellRuns, Repeat, Session, isolated_bundle
+from sarathi_sim.experiments.validate.summary import evaluate_all, report
+from sarathi_sim.experiments.validate.table import iterations, table, verdict
+from sarathi_sim.experiments.validate.totals import Whole
+from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
+from sarathi_sim.profiler.measuring.in_situ import in_situ_bundle
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.fake_engine import SEND_S, TURNAROUND_S, FakeEngine
 
 CONFIG: dict[str, Any] = {

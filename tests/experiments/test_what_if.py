@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import load_experiment
-from profiler.facts.ops import OPS
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.experiments.small_config import SMALL, message
 
 

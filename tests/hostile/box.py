@@ -270,7 +270,7 @@ def outcomes(
 
 
 def _main(command: Command) -> None:
-    from experiments.cli import app as cli
+    from sarathi_sim.experiments.cli import app as cli
 
     _forget()
     sys.argv = ["sarathi-sim", *command.argv]
@@ -290,7 +290,7 @@ def caches() -> list[Callable[[], None]]:
     """What empties each cache of our packages."""
     found = []
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("policies", "profiler", "simulator", "experiments"):
+        if name.startswith("sarathi_sim."):
             made_here = [v for v in vars(module).values() if getattr(v, "__module__", "") == name]
             found += [v.cache_clear for v in made_here if hasattr(v, "cache_clear")]
     return found

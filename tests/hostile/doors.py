@@ -11,7 +11,7 @@ from random import Random
 
 import yaml
 
-from profiler.bundle.tables import TABLES
+from sarathi_sim.profiler.bundle.tables import TABLES
 from tests.hostile.box import Command
 from tests.hostile.mutate import (
     damaged_bytes,

@@ -115,7 +115,7 @@ class Harness:
             write_template(self.template)
             from typer.testing import CliRunner
 
-            from experiments.cli.app import app
+            from sarathi_sim.experiments.cli.app import app
 
             for line in (
                 "run exp.yaml --no-figures --out result",
@@ -151,7 +151,7 @@ class Harness:
                 importlib.import_module(name)
         import typer
 
-        from experiments.cli import app as cli
+        from sarathi_sim.experiments.cli import app as cli
 
         cli.app = typer.main.get_command(cli.app)  # type: ignore[assignment]  # takes 20 ms
         boxes.caches()

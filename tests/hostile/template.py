@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler.bundle.schema import Bundle, bundle_path, write_bundle
-from profiler.facts.model import load_model
-from profiler.physics.modelled import make_bundle
+from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, write_bundle
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.physics.modelled import make_bundle
 from tests.experiments.small_report import (
     write_capacities,
     write_recommendation,
@@ -119,7 +119,7 @@ POLICY = '''\
 
 from dataclasses import dataclass
 
-from policies.policy import DECODES, Plan, View, named
+from sarathi_sim.policies.policy import DECODES, Plan, View, named
 
 
 @named("at_most")

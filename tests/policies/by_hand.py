@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policies.batch import Batch
-from policies.kv import Blocks, CachedBlocks
-from policies.log import LOST
-from policies.pool import Pool, PoolPolicy
-from policies.request import Prefix, Request
-from simulator.loop.endings import OutputLengths
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.log import LOST
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.simulator.loop.endings import OutputLengths
 
 
 @dataclass

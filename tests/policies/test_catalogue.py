@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.policy import POLICIES
-from policies import catalogue
-from policies.orca import Orca, OrcaWorstCase
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
+from sarathi_sim.experiments.config.policy import POLICIES
+from sarathi_sim.policies import catalogue
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import Sarathi
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORTEST_FIRST = '''
-from policies.policy import DECODES, Plan, View, named
+from sarathi_sim.policies.policy import DECODES, Plan, View, named
 
 
 @named("at_most")
@@ -61,9 +61,9 @@ def test_a_new_file_is_all_it_takes(tmp_path: Path) -> None:
     """In a process of its own, with a folder of policies beside the shipped ones."""
     (tmp_path / "at_most.py").write_text(SHORTEST_FIRST)
     code = (
-        f"import policies; policies.__path__.append({str(tmp_path)!r})\n"
-        "from experiments.run.experiment import simulate_all\n"
-        "from experiments.config.loading import load_experiment\n"
+        f"from sarathi_sim import policies; policies.__path__.append({str(tmp_path)!r})\n"
+        "from sarathi_sim.experiments.run.experiment import simulate_all\n"
+        "from sarathi_sim.experiments.config.loading import load_experiment\n"
         "e = load_experiment('first_experiment', ['workload.requests=30',\n"
         "    'scenarios.orca.policy={name: at_most, prompts: 2}'])\n"
         "print(vars(e.scenarios['orca'].policy.build()))\n"
@@ -80,10 +80,10 @@ def test_two_policies_of_one_name_are_an_error(
 ) -> None:
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text(SHORTEST_FIRST)
-    import policies
+    from sarathi_sim import policies
 
     monkeypatch.setattr(policies, "__path__", [*policies.__path__, str(tmp_path)])
     with pytest.raises(ValueError, match="two policies called 'at_most'"):
         catalogue.builders.__wrapped__()
     for name in ("one", "other"):
-        sys.modules.pop(f"policies.{name}", None)
+        sys.modules.pop(f"sarathi_sim.policies.{name}", None)

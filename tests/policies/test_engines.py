@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.catalogue import build
-from policies.policy import is_pooled
-from policies.request import Request
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.policy import is_pooled
+from sarathi_sim.policies.request import Request
 from tests.policies.by_hand import schedule
 
 POLICIES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.fair import Fair
+from sarathi_sim.policies.fair import Fair
 from tests.policies.by_hand import Step, request, schedule
 
 
@@ -91,7 +91,7 @@ def test_recomputation_is_not_charged() -> None:
 
 
 def test_it_is_vllm_for_a_single_user() -> None:
-    from policies.vllm import Vllm
+    from sarathi_sim.policies.vllm import Vllm
 
     arrivals = {at: [request(at, 5 + at, 7, 9)] for at in range(0, 12, 2)}
     keys = {"max_num_batched_tokens": 12, "max_num_seqs": 3}

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.batch import Batch
-from policies.orca import Orca, OrcaWorstCase
-from policies.policy import Plan, Policy, View
-from policies.request import Request, Sequence
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.scheduler import Scheduler
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.policy import Plan, Policy, View
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.scheduler import Scheduler
 
 LENGTH = 40
 

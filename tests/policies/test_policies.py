@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.orca import Orca, OrcaWorstCase
-from policies.policy import View
-from policies.request import Request, Sequence
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.policy import View
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import Sarathi
 
 
 def waiting(*prompts: int, kv: int = 10) -> deque[Sequence]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.sarathi_serve import SarathiServe, chunk_schedule
+from sarathi_sim.policies.sarathi_serve import SarathiServe, chunk_schedule
 from tests.policies.by_hand import chunks, decodes, request, schedule
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.batch import Batch
-from policies.log import DECODE, PADDING, PREFILL, PolicyError
-from policies.orca import Orca
-from policies.policy import Plan, Policy, View
-from policies.request import Request, Sequence
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.scheduler import Scheduler
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.policy import Plan, Policy, View
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.scheduler import Scheduler
 
 
 def scheduler(policy: Policy, **options: object) -> Scheduler:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.sglang import Sglang
+from sarathi_sim.policies.sglang import Sglang
 from tests.policies.by_hand import chunks, decodes, request, schedule
 
 

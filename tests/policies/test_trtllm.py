@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from policies.log import LivelockError
-from policies.trtllm import Trtllm
+from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.trtllm import Trtllm
 from tests.policies.by_hand import chunks, decodes, request, schedule
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from policies.kv import Blocks
-from policies.pool import Pool
-from policies.request import Request
-from policies.vllm import Vllm
-from policies.vllm_v0 import VllmV0
-from simulator.loop.endings import OutputLengths
+from sarathi_sim.policies.kv import Blocks
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.policies.vllm_v0 import VllmV0
+from sarathi_sim.simulator.loop.endings import OutputLengths
 
 
 def sizes(policy: Vllm, requests: int, iterations: int) -> list[int]:

@@ -10,26 +10,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.facts.device import load_device
-from profiler.facts.model import load_model
-from profiler.facts.ops import GemmShape
-from profiler.facts.roofline import gemm_us
-from profiler.physics.calibrate import (
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import GemmShape
+from sarathi_sim.profiler.facts.roofline import gemm_us
+from sarathi_sim.profiler.physics.calibrate import (
     CalibrationResult,
     calibrate,
     report_from_yaml,
     structure_from_yaml,
 )
-from profiler.physics.fit import columns_of, errors, fit_op, held_out
-from profiler.physics.forms import GEMM, LINK
-from profiler.physics.hold_out import fold_of, leave_one_group_out
-from profiler.physics.op_times import DeviceModel
-from profiler.physics.studies import STUDIES, bandwidth_share
-from profiler.physics.study import BINS, HoldOut, Origin, Study, on
-from profiler.public import frames as public_data
-from profiler.public import vidur_frames as vidur
-from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.physics.fit import columns_of, errors, fit_op, held_out
+from sarathi_sim.profiler.physics.forms import GEMM, LINK
+from sarathi_sim.profiler.physics.hold_out import fold_of, leave_one_group_out
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.studies import STUDIES, bandwidth_share
+from sarathi_sim.profiler.physics.study import BINS, HoldOut, Origin, Study, on
+from sarathi_sim.profiler.public import frames as public_data
+from sarathi_sim.profiler.public import vidur_frames as vidur
+from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.strict import SpecError
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

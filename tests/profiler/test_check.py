@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from profiler.bundle.check import Finding, bundle_folders, check_bundle, check_folder
-from profiler.bundle.diff import diff_bundles
-from profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
-from profiler.facts.device import load_device, shipped_device
-from profiler.facts.model import load_model
-from profiler.physics.modelled import make_bundle
-from profiler.storage.paths import data_dir
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.profiler.bundle.check import Finding, bundle_folders, check_bundle, check_folder
+from sarathi_sim.profiler.bundle.diff import diff_bundles
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
+from sarathi_sim.profiler.facts.device import load_device, shipped_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.physics.modelled import make_bundle
+from sarathi_sim.profiler.storage.paths import data_dir
 
 A100 = load_device("a100-80g-sxm")
 SHIPPED = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.planning.designed import designed_points, skewed_contexts
-from profiler.planning.settings import Limits, default_limits
+from sarathi_sim.profiler.planning.designed import designed_points, skewed_contexts
+from sarathi_sim.profiler.planning.settings import Limits, default_limits
 
 LIMITS = [
     default_limits("cpu", 2048),

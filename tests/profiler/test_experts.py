@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from profiler.facts.model import Experts, ModelSpec, load_model
-from profiler.facts.ops import MOE, OPS, Stream
-from profiler.storage.strict import SpecError, parse
+from sarathi_sim.profiler.facts.model import Experts, ModelSpec, load_model
+from sarathi_sim.profiler.facts.ops import MOE, OPS, Stream
+from sarathi_sim.profiler.storage.strict import SpecError, parse
 
 # Totals of the checkpoints (safetensors), and the active parameters that the model cards state;
 # gpt-oss's leave the embedding out. Not counted are gpt-oss's sinks (one number a head and layer)

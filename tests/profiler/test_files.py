@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.storage.files import (
+from sarathi_sim.profiler.storage.files import (
     exchange,
     make_folders,
     partial,
@@ -16,7 +16,7 @@ from profiler.storage.files import (
     restore,
     write_whole,
 )
-from profiler.storage.manifest import replace_folder
+from sarathi_sim.profiler.storage.manifest import replace_folder
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_two_folders_change_places(
     tmp_path: Path, atomic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not atomic:
-        monkeypatch.setattr("profiler.storage.files._UNKNOWN", set(range(200)))
+        monkeypatch.setattr("sarathi_sim.profiler.storage.files._UNKNOWN", set(range(200)))
         monkeypatch.setattr(
-            "profiler.storage.files._EXCHANGE", 1 << 20
+            "sarathi_sim.profiler.storage.files._EXCHANGE", 1 << 20
         )  # a flag that no system knows
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -113,7 +113,7 @@ def test_what_a_kill_within_an_exchange_took_away_is_put_back(
             raise Killed
         return rename(self, target)
 
-    monkeypatch.setattr("profiler.storage.files._EXCHANGE", 1 << 20)
+    monkeypatch.setattr("sarathi_sim.profiler.storage.files._EXCHANGE", 1 << 20)
     for name in ("new", "place"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)

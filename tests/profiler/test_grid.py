@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiler.facts.ops import LOCAL
-from profiler.planning.grid import Grid, SizeGrid, Surface
-from profiler.planning.settings import Limits, allowed, coarse_grid, default_limits
+from sarathi_sim.profiler.facts.ops import LOCAL
+from sarathi_sim.profiler.planning.grid import Grid, SizeGrid, Surface
+from sarathi_sim.profiler.planning.settings import Limits, allowed, coarse_grid, default_limits
 
 
 def refine(grid: Grid, time: object, most: int = 200) -> list[tuple[int, ...]]:

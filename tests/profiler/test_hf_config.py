@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler.facts import hf_config
-from profiler.facts.attention_kinds import Latent, Windows
-from profiler.facts.model import LARGEST, ModelSpec, load_model
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts import hf_config
+from sarathi_sim.profiler.facts.attention_kinds import Latent, Windows
+from sarathi_sim.profiler.facts.model import LARGEST, ModelSpec, load_model
+from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.hf_configs import (
     DEEPSEEK_V2_LITE,
     DEEPSEEK_V3,

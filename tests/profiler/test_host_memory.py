@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.storage import memory
-from profiler.storage.memory import available_bytes, host_memory
+from sarathi_sim.profiler.storage import memory
+from sarathi_sim.profiler.storage.memory import available_bytes, host_memory
 
 GIB = 2**30
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from profiler.facts.hub import checkpoints, published
-from profiler.facts.model import list_models, load_model
-from profiler.storage.not_modelled import not_modelled
+from sarathi_sim.profiler.facts.hub import checkpoints, published
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from tests.profiler.hf_configs import LLAMA_3
 
 

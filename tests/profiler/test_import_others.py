@@ -11,18 +11,18 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from profiler.bundle.check import check_folder
-from profiler.bundle.schema import Bundle, BundleError, write_bundle
-from profiler.facts.device import load_device
-from profiler.facts.formats import Kernels
-from profiler.facts.ops import GemmShape
-from profiler.facts.roofline import wave_fill
-from profiler.importers.shapes import ShapePool
-from profiler.importers.sources import SOURCES, import_bundle
-from profiler.importers.stack_tables import import_stack
-from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
-from profiler.storage.strict import SpecError
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.profiler.bundle.check import check_folder
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, write_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.ops import GemmShape
+from sarathi_sim.profiler.facts.roofline import wave_fill
+from sarathi_sim.profiler.importers.shapes import ShapePool
+from sarathi_sim.profiler.importers.sources import SOURCES, import_bundle
+from sarathi_sim.profiler.importers.stack_tables import import_stack
+from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.profiler.storage.strict import SpecError
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

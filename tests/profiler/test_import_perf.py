@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profiler.bundle.check import check_folder
-from profiler.bundle.schema import BundleError, write_bundle
-from profiler.facts.ops import ROW_OPS
-from profiler.importers.sources import import_bundle
-from profiler.public.perf_tables import LAYERS
-from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.profiler.bundle.check import check_folder
+from sarathi_sim.profiler.bundle.schema import BundleError, write_bundle
+from sarathi_sim.profiler.facts.ops import ROW_OPS
+from sarathi_sim.profiler.importers.sources import import_bundle
+from sarathi_sim.profiler.public.perf_tables import LAYERS
+from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 META = """\
 vllm_version: 0.19.0

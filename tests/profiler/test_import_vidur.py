@@ -8,14 +8,20 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import run_experiment
-from profiler.bundle.check import check_folder
-from profiler.bundle.schema import Bundle, BundleError, bundle_path, load_bundle, write_bundle
-from profiler.facts.model import load_model
-from profiler.importers.part import half_octaves
-from profiler.importers.sources import import_bundle
-from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import run_experiment
+from sarathi_sim.profiler.bundle.check import check_folder
+from sarathi_sim.profiler.bundle.schema import (
+    Bundle,
+    BundleError,
+    bundle_path,
+    load_bundle,
+    write_bundle,
+)
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.importers.part import half_octaves
+from sarathi_sim.profiler.importers.sources import import_bundle
+from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from profiler.planning.journal import Journal, Timing, settings_hash
-from profiler.planning.profile_error import ProfileError
-from profiler.storage.folder_lock import FolderBusyError, FolderLock
+from sarathi_sim.profiler.planning.journal import Journal, Timing, settings_hash
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = """
 import sys
 from pathlib import Path
-from profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.planning.journal import Journal, Timing
 journal = Journal(Path(sys.argv[1]), {"a": 1})
 for number in range(10**9):
     journal.add("preproj", (number,), Timing(number + 0.5, samples=3))

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.bundle.tables import BundleError
-from profiler.kernels.gemm_lattice import GemmLattice
-from profiler.kernels.latent_rows import latent_rows
-from profiler.kernels.stack_attention import LESS
-from profiler.public import kernel_tables as tables
+from sarathi_sim.profiler.bundle.tables import BundleError
+from sarathi_sim.profiler.kernels.gemm_lattice import GemmLattice
+from sarathi_sim.profiler.kernels.latent_rows import latent_rows
+from sarathi_sim.profiler.kernels.stack_attention import LESS
+from sarathi_sim.profiler.public import kernel_tables as tables
 
 GEMM = {"gemm_dtype": "bfloat16", "m": 8, "n": 512, "k": 1024, "latency": 0.004}
 HEADS = {"num_heads": 8, "num_key_value_heads": 1, "head_dim": 128}

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.facts.roofline import Array
-from profiler.kernels import left_out
-from profiler.kernels.attention_grid import (
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels.attention_grid import (
     HeadGrid,
     decode_us,
     fit_added,
@@ -20,18 +20,18 @@ from profiler.kernels.attention_grid import (
     prefill_us,
     together_us,
 )
-from profiler.kernels.gemm_lattice import (
+from sarathi_sim.profiler.kernels.gemm_lattice import (
     GemmLattice,
     choose_knots,
     fit_lattice,
     gemm_cube,
     through,
 )
-from profiler.kernels.prefix_grid import expected_us, fit_prefix, prefix_us
-from profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
-from profiler.kernels.stack_fit import check_fitted, fit_stack
-from profiler.physics.prompt_law import likeness
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.kernels.prefix_grid import expected_us, fit_prefix, prefix_us
+from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve, fit_reduce
+from sarathi_sim.profiler.kernels.stack_fit import check_fitted, fit_stack
+from sarathi_sim.profiler.physics.prompt_law import likeness
+from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.test_kernel_tables import DECODE, GEMM, put
 
 SIDES = [256, 512, 1024, 2048, 4096]

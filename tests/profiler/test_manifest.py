@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from profiler.storage import files, manifest
-from profiler.storage.files import restore
-from profiler.storage.manifest import (
+from sarathi_sim.profiler.storage import files, manifest
+from sarathi_sim.profiler.storage.files import restore
+from sarathi_sim.profiler.storage.manifest import (
     MANIFEST,
     Manifest,
     NotOursError,
@@ -138,7 +138,7 @@ def test_what_is_put_there_at_the_last_moment_stays(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the check and the exchange."""
-    from profiler.storage.files import exchange
+    from sarathi_sim.profiler.storage.files import exchange
 
     calls = []
 
@@ -149,7 +149,7 @@ def test_what_is_put_there_at_the_last_moment_stays(
         exchange(first, second)
 
     before = tree(place)
-    monkeypatch.setattr("profiler.storage.manifest.exchange", late)
+    monkeypatch.setattr("sarathi_sim.profiler.storage.manifest.exchange", late)
     with pytest.raises(NotOursError, match=r"mine\.txt"):
         put(place, {"c.txt": "c"})
     assert tree(place) == {**before, "mine.txt": b"mine"}
@@ -187,7 +187,7 @@ def test_single_files_in_a_folder_that_others_use(tmp_path: Path) -> None:
 def test_a_kill_while_files_are_replaced_leaves_them_ours(
     tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from profiler.storage.files import write_whole
+    from sarathi_sim.profiler.storage.files import write_whole
 
     class Killed(BaseException):
         pass
@@ -202,7 +202,7 @@ def test_a_kill_while_files_are_replaced_leaves_them_ours(
 
     replace_files(tmp_path, KIND, {"a": b"old", "b": b"old"})
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("profiler.storage.manifest.write_whole", until_killed)
+        patch.setattr("sarathi_sim.profiler.storage.manifest.write_whole", until_killed)
         replace_files(tmp_path, KIND, {"a": b"new", "b": b"new"})
     found = read_manifest(tmp_path)
     assert found is not None and str(differences(tmp_path, found)) == ""

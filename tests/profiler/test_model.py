@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler.facts.model import list_models, load_model
-from profiler.facts.ops import OPS, GemmShape, Stream
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.profiler.facts.ops import OPS, GemmShape, Stream
+from sarathi_sim.profiler.storage.strict import SpecError
 
 # Hugging Face model cards (safetensors totals without rotary buffers), and for LLaMA 13B and 33B
 # the counts of the converted checkpoints. GPT-3: 12 h^2 + 13 h a layer, tables and final norm.

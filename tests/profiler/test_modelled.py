@@ -7,14 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle, write_bundle
-from profiler.facts.device import device_files, device_sha256
-from profiler.facts.model import load_model
-from profiler.facts.ops import LAYER_GEMMS
-from profiler.physics.modelled import device_model, make_bundle, token_grid
-from profiler.storage.paths import data_dir
-from profiler.storage.strict import SpecError
-from simulator.op_times.surface import decode_surface
+from sarathi_sim.profiler.bundle.schema import (
+    Bundle,
+    bundle_path,
+    list_bundles,
+    load_bundle,
+    write_bundle,
+)
+from sarathi_sim.profiler.facts.device import device_files, device_sha256
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS
+from sarathi_sim.profiler.physics.modelled import device_model, make_bundle, token_grid
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.op_times.surface import decode_surface
 
 SHIPPED = list_bundles(data_dir() / "profiles")
 MODELLED = [b for b in SHIPPED if b[0] in ("a100-80g-sxm", "a6000", "a40")]

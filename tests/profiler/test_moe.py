@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.bundle.check import check_bundle
-from profiler.facts.device import load_device
-from profiler.facts.expert_loads import busiest
-from profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
-from profiler.facts.model import load_model
-from profiler.facts.ops import ALL_TO_ALL, MOE
-from profiler.kernels import left_out
-from profiler.kernels.moe_surface import (
+from sarathi_sim.profiler.bundle.check import check_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.expert_loads import busiest
+from sarathi_sim.profiler.facts.formats import MOE_BYTES, WEIGHT_BYTES, Kernels, Stack, WeightDtype
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ALL_TO_ALL, MOE
+from sarathi_sim.profiler.kernels import left_out
+from sarathi_sim.profiler.kernels.moe_surface import (
     MoeSurface,
     MoeTable,
     choose_tokens,
@@ -24,22 +24,22 @@ from profiler.kernels.moe_surface import (
     groups,
     moe_table,
 )
-from profiler.kernels.reduce_curves import ReduceCurve
-from profiler.kernels.stack_bundle import make_stack_bundle
-from profiler.kernels.stack_file import load_stack
-from profiler.kernels.stack_fit import expert_tables, fit_experts, fit_stack
-from profiler.kernels.stack_times import StackTimes
-from profiler.physics.moe_expected import (
+from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
+from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
+from sarathi_sim.profiler.kernels.stack_file import load_stack
+from sarathi_sim.profiler.kernels.stack_fit import expert_tables, fit_experts, fit_stack
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.physics.moe_expected import (
     SHAPE,
     Rates,
     expected_us,
     factors,
     parts_us,
 )
-from profiler.physics.op_times import DOUBT
-from profiler.public import kernel_tables
-from profiler.storage.paths import public_datasets
-from profiler.storage.strict import SpecError
+from sarathi_sim.profiler.physics.op_times import DOUBT
+from sarathi_sim.profiler.public import kernel_tables
+from sarathi_sim.profiler.storage.paths import public_datasets
+from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.test_kernel_tables import put
 from tests.profiler.test_stack_bundles import needs_datasets
 

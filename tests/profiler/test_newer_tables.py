@@ -8,15 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from profiler.bundle.check import check_bundle, check_folder
-from profiler.bundle.diff import backend_differences, diff_bundles
-from profiler.bundle.schema import Bundle, load_bundle, write_bundle
-from profiler.bundle.tables import OVERHEADS, TABLES
-from profiler.facts.device import load_device
-from profiler.facts.model import load_model
-from profiler.facts.ops import LOCAL
-from profiler.measuring.to_bundle import measured_bundle, skipped
-from profiler.planning.journal import Journal, Timing
+from sarathi_sim.profiler.bundle.check import check_bundle, check_folder
+from sarathi_sim.profiler.bundle.diff import backend_differences, diff_bundles
+from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle, write_bundle
+from sarathi_sim.profiler.bundle.tables import OVERHEADS, TABLES
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import LOCAL
+from sarathi_sim.profiler.measuring.to_bundle import measured_bundle, skipped
+from sarathi_sim.profiler.planning.journal import Journal, Timing
 
 A100 = load_device("a100-80g-sxm")
 SDPA, XFORMERS = "torch SDPA, mask", "xformers 0.0.35 memory_efficient_attention"

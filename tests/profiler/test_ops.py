@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.facts.model import load_model
-from profiler.facts.ops import (
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import (
     ATTENTION,
     EDGE_OPS,
     GEMMS,

@@ -14,17 +14,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config.errors import ConfigError
-from experiments.config.loading import CONFIGS, load_experiment
-from experiments.paper.variants import load_calibration
-from profiler.bundle.schema import BundleError, load_bundle
-from profiler.facts.device import load_device
-from profiler.facts.model import load_model
-from profiler.storage import plain_yaml
-from profiler.storage.files import LARGEST_FILE
-from profiler.storage.paths import data_dir
-from profiler.storage.plain_yaml import dump_yaml, parse_yaml, read_mapping
-from profiler.storage.strict import SpecError
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.loading import CONFIGS, load_experiment
+from sarathi_sim.experiments.paper.variants import load_calibration
+from sarathi_sim.profiler.bundle.schema import BundleError, load_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.storage import plain_yaml
+from sarathi_sim.profiler.storage.files import LARGEST_FILE
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, parse_yaml, read_mapping
+from sarathi_sim.profiler.storage.strict import SpecError
 
 PARSERS = [yaml.CSafeLoader, yaml.SafeLoader]
 TAGGED = ["!!bool foo", "!!timestamp foo", "!!map [a, b]", "!!set [a]", "!!int ''"]
@@ -166,7 +166,7 @@ def _meta(path: Path) -> object:
 
 def _calibration(path: Path) -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.paper.variants.data_dir", lambda: path.parent)
+        patch.setattr("sarathi_sim.experiments.paper.variants.data_dir", lambda: path.parent)
         (path.parent / "paper").mkdir(exist_ok=True)
         (path.parent / "paper" / "calibration.yaml").write_bytes(path.read_bytes())
         load_calibration.cache_clear()
@@ -261,7 +261,7 @@ def test_nested_aliases_take_no_memory(tmp_path: Path) -> None:
     path.write_text(LAUGHS)
     code = (
         "import resource, sys\n"
-        "from profiler.facts.device import load_device\n"
+        "from sarathi_sim.profiler.facts.device import load_device\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: load_device(sys.argv[1])\n"
         "except ValueError: pass\n"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from profiler.facts.formats import Kernels
-from profiler.facts.model import list_models, load_model
-from simulator.load.capacity import stage_weight_bytes
+from sarathi_sim.profiler.facts.formats import Kernels
+from sarathi_sim.profiler.facts.model import list_models, load_model
+from sarathi_sim.simulator.load.capacity import stage_weight_bytes
 
 GIB = 2**30
 

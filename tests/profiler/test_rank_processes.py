@@ -22,7 +22,7 @@ def test_scratch_goes_with_the_parent_and_nothing_else(
     (folder / "spec.json").write_text("{}")
     code = (
         "import pathlib, sys, time\n"
-        "from profiler.shard.rank_processes import end_with_parent\n"
+        "from sarathi_sim.profiler.shard.rank_processes import end_with_parent\n"
         "end_with_parent(pathlib.Path(sys.argv[1]))\n"
         "time.sleep(60)\n"
     )

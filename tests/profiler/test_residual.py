@@ -7,8 +7,14 @@ import io
 import numpy as np
 import pytest
 
-from profiler.facts.roofline import Array
-from profiler.physics.residual import Curve, Trees, fit_curve, fit_trees, residual_from_arrays
+from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.physics.residual import (
+    Curve,
+    Trees,
+    fit_curve,
+    fit_trees,
+    residual_from_arrays,
+)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.facts.roofline import (
+from sarathi_sim.profiler.facts.roofline import (
     Array,
     attn_context_us,
     attn_decode_us,

@@ -9,7 +9,7 @@ from shutil import copytree
 import pandas as pd
 import pytest
 
-from profiler.bundle.schema import (
+from sarathi_sim.profiler.bundle.schema import (
     TABLES,
     Bundle,
     BundleError,
@@ -19,10 +19,10 @@ from profiler.bundle.schema import (
     load_bundle,
     write_bundle,
 )
-from profiler.facts.model import load_model
-from profiler.facts.ops import ROW_OPS
-from profiler.storage.paths import data_dir
-from profiler.storage.strict import UserError
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ROW_OPS
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.profiler.storage.strict import UserError
 
 
 def make(tp: int = 2) -> Bundle:

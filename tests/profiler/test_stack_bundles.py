@@ -9,27 +9,27 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.bundle.check import check_bundle
-from profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
-from profiler.facts.device import list_devices, load_device
-from profiler.facts.formats import STACKS, Kernels
-from profiler.facts.model import load_model
-from profiler.importers.assemble import wanted_ops
-from profiler.importers.sources import import_bundle
-from profiler.importers.stack_tables import import_stack
-from profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
-from profiler.kernels.attention_grid import fit_added
-from profiler.kernels.prefix_grid import alike
-from profiler.kernels.stack_bundle import make_stack_bundle
-from profiler.kernels.stack_file import load_stack, stack_files, stacks_on
-from profiler.kernels.stack_fit import fit_gemm, fit_stack
-from profiler.kernels.stack_times import StackTimes
-from profiler.physics.op_times import KINDS
-from profiler.public import kernel_tables, perf_tables
-from profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
-from profiler.storage.strict import SpecError
-from simulator.op_times.iteration import IterationCost
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.profiler.bundle.check import check_bundle
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
+from sarathi_sim.profiler.facts.device import list_devices, load_device
+from sarathi_sim.profiler.facts.formats import STACKS, Kernels
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.importers.assemble import wanted_ops
+from sarathi_sim.profiler.importers.sources import import_bundle
+from sarathi_sim.profiler.importers.stack_tables import import_stack
+from sarathi_sim.profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
+from sarathi_sim.profiler.kernels.attention_grid import fit_added
+from sarathi_sim.profiler.kernels.prefix_grid import alike
+from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
+from sarathi_sim.profiler.kernels.stack_file import load_stack, stack_files, stacks_on
+from sarathi_sim.profiler.kernels.stack_fit import fit_gemm, fit_stack
+from sarathi_sim.profiler.kernels.stack_times import StackTimes
+from sarathi_sim.profiler.physics.op_times import KINDS
+from sarathi_sim.profiler.public import kernel_tables, perf_tables
+from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
+from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.storage.threads import default_to_one_thread
+from sarathi_sim.profiler.storage.threads import default_to_one_thread
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,10 +22,13 @@ VARIABLES = (
 )
 IMPORTS = "import json, numpy, scipy.linalg, sklearn.utils._openmp_helpers, threadpoolctl\n"
 COUNT = "print(json.dumps([i['num_threads'] for i in threadpoolctl.threadpool_info()]))\n"
-BEFORE = "from profiler.storage.threads import default_to_one_thread; default_to_one_thread()\n"
+BEFORE = (
+    "from sarathi_sim.profiler.storage.threads import default_to_one_thread\n"
+    "default_to_one_thread()\n"
+)
 FIT = (
     "from sklearn.ensemble import HistGradientBoostingRegressor as Model\n"
-    "from profiler.physics.residual import fit_trees\n"
+    "from sarathi_sim.profiler.physics.residual import fit_trees\n"
     "fit = Model.fit\n"
     f"def counted(*all):\n    {COUNT}    return fit(*all)\n"
     "Model.fit = counted\n"
@@ -81,7 +84,7 @@ def test_processes_that_are_started_get_it_too() -> None:
 @pytest.mark.parametrize("chosen", [{}, {"OMP_NUM_THREADS": "2"}])
 def test_the_command_line(chosen: dict[str, str]) -> None:
     code = (
-        "import sys, experiments.cli.app as cli\n"
+        "import sys, sarathi_sim.experiments.cli.app as cli\n"
         "assert 'numpy' not in sys.modules\n"
         "cli.app = lambda: None\n"
         "cli.main()\n"

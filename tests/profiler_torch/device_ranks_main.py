@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from profiler.engine import head as engine_head
-from profiler.engine import main as engine_main
-from profiler.engine import rank as engine_rank
-from profiler.engine.compute import Compute
-from profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.engine import head as engine_head
+from sarathi_sim.profiler.engine import main as engine_main
+from sarathi_sim.profiler.engine import rank as engine_rank
+from sarathi_sim.profiler.engine.compute import Compute
+from sarathi_sim.profiler.engine.spec import EngineSpec
 
 WAIT_S = 5e-3
 

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import bias
 
-from profiler.shard import timing
+from sarathi_sim.profiler.shard import timing
 
 _TOTAL_BYTES = 85e9
 
@@ -313,7 +313,7 @@ def _xformers(stack: ExitStack) -> None:
 
 def main() -> None:
     """``sarathi-sim`` with the pretended GPU."""
-    from experiments.cli.app import main as command
+    from sarathi_sim.experiments.cli.app import main as command
 
     with pretend(**json.loads(os.environ.get("FAKE_CUDA", "{}"))):
         command()

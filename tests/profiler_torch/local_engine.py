@@ -6,22 +6,22 @@ from typing import Any
 
 import torch
 
-from policies.policy import Policy
-from policies.pool import PoolPolicy
-from policies.request import Request
-from profiler.engine.book import Book
-from profiler.engine.driver import Returned, Served, serve
-from profiler.engine.rank import greedy
-from profiler.engine.stage import Stage, StageShape
-from profiler.engine.work import Work
-from profiler.facts.model import ModelSpec
+from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.profiler.engine.book import Book
+from sarathi_sim.profiler.engine.driver import Returned, Served, serve
+from sarathi_sim.profiler.engine.rank import greedy
+from sarathi_sim.profiler.engine.stage import Stage, StageShape
+from sarathi_sim.profiler.engine.work import Work
+from sarathi_sim.profiler.facts.model import ModelSpec
 
 
 class LocalEngine:
     """Serves requests with a scheduler and policy of ``policies/`` on a model with random weights.
 
-    It is the :class:`~profiler.engine.driver.Executor` of a pipeline of one stage. Its KV cache has
-    ``blocks`` of ``block_size`` tokens, all of which can be used.
+    It is the :class:`~sarathi_sim.profiler.engine.driver.Executor` of a pipeline of one stage. Its
+    KV cache has ``blocks`` of ``block_size`` tokens, all of which can be used.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalEngine:
         **about: Any,
     ) -> Served:
         """Serve all requests. ``settings`` are the scheduler's; for ``about`` see
-        :class:`~profiler.engine.book.Book`.
+        :class:`~sarathi_sim.profiler.engine.book.Book`.
 
         ``poison`` overwrites blocks that are given out, to show that nobody reads what was there.
         """

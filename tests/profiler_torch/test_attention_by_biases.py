@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.facts.model import load_model  # noqa: E402
-from profiler.shard.attention import KVCache, decode_step, prefill_step  # noqa: E402
-from profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
-from profiler.shard.layer import ShardLayer  # noqa: E402
-from profiler.shard.ragged import RaggedDecode  # noqa: E402
+from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
+from sarathi_sim.profiler.shard.attention import KVCache, decode_step, prefill_step  # noqa: E402
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.ragged import RaggedDecode  # noqa: E402
 
 CPU = torch.device("cpu")
 TINY = replace(load_model("tiny-llama-40m"), hidden_size=32, num_heads=4, num_kv_heads=2,

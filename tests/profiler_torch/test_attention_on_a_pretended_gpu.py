@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.nn.functional as F  # noqa: E402
 from torch.nn.attention import _cur_sdpa_kernel_backends  # noqa: E402
 
-from profiler.shard import attention_backends  # noqa: E402
-from profiler.shard.attention import choose_attention  # noqa: E402
-from profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
+from sarathi_sim.profiler.shard import attention_backends  # noqa: E402
+from sarathi_sim.profiler.shard.attention import choose_attention  # noqa: E402
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
 CUDA = torch.device("cuda")

@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from policies.request import Request  # noqa: E402
-from profiler.engine.prompts import Prompts  # noqa: E402
-from profiler.engine.stage import Stage, StageShape  # noqa: E402
-from profiler.engine.work import EngineError, Work  # noqa: E402
-from profiler.facts.model import ModelSpec, load_model  # noqa: E402
+from sarathi_sim.policies.request import Request  # noqa: E402
+from sarathi_sim.profiler.engine.prompts import Prompts  # noqa: E402
+from sarathi_sim.profiler.engine.stage import Stage, StageShape  # noqa: E402
+from sarathi_sim.profiler.engine.work import EngineError, Work  # noqa: E402
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch.local_engine import LocalEngine  # noqa: E402
 from tests.simulator.oracle import POLICIES  # noqa: E402

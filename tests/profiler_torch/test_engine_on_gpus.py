@@ -17,17 +17,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from experiments.validate.playback import lockstep  # noqa: E402
-from profiler.engine import compute, stopwatch  # noqa: E402
-from profiler.engine import processes as engine_processes  # noqa: E402
-from profiler.engine.compute import Compute, open_compute  # noqa: E402
-from profiler.engine.processes import EngineProcesses  # noqa: E402
-from profiler.engine.stage import Stage  # noqa: E402
-from profiler.engine.stopwatch import CudaStopwatch, HostStopwatch  # noqa: E402
-from profiler.engine.work import Work  # noqa: E402
-from profiler.planning.profile_error import ProfileError  # noqa: E402
-from profiler.shard.rank_processes import RankProcesses  # noqa: E402
-from profiler.shard.weights import RandomWeights  # noqa: E402
+from sarathi_sim.experiments.validate.playback import lockstep  # noqa: E402
+from sarathi_sim.profiler.engine import compute, stopwatch  # noqa: E402
+from sarathi_sim.profiler.engine import processes as engine_processes  # noqa: E402
+from sarathi_sim.profiler.engine.compute import Compute, open_compute  # noqa: E402
+from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
+from sarathi_sim.profiler.engine.stage import Stage  # noqa: E402
+from sarathi_sim.profiler.engine.stopwatch import CudaStopwatch, HostStopwatch  # noqa: E402
+from sarathi_sim.profiler.engine.work import Work  # noqa: E402
+from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.shard.rank_processes import RankProcesses  # noqa: E402
+from sarathi_sim.profiler.shard.weights import RandomWeights  # noqa: E402
 from tests.profiler_torch.device_ranks_main import WAIT_S  # noqa: E402
 from tests.profiler_torch.test_engine_processes import (  # noqa: E402
     POLICIES,
@@ -49,7 +49,7 @@ def test_activations_that_travel_apart_yield_the_same_tokens(
         expected = engine.serve(load, POLICIES["orca_best"], settings(1)).served.outputs
 
     def start(module: str, *more: Any) -> RankProcesses:
-        assert module == "profiler.engine.main"
+        assert module == "sarathi_sim.profiler.engine.main"
         return RankProcesses("tests.profiler_torch.device_ranks_main", *more)
 
     monkeypatch.setattr(engine_processes, "RankProcesses", start)

@@ -13,22 +13,22 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from experiments.validate.playback import lockstep, measured_records  # noqa: E402
-from policies.catalogue import build  # noqa: E402
-from policies.kv import Blocks, CachedBlocks  # noqa: E402
-from policies.log import HIT, LOST  # noqa: E402
-from policies.policy import is_pooled  # noqa: E402
-from policies.pool import Pool  # noqa: E402
-from policies.request import Request  # noqa: E402
-from profiler.engine.driver import Served  # noqa: E402
-from profiler.engine.processes import EngineProcesses  # noqa: E402
-from profiler.engine.spec import EngineSpec  # noqa: E402
-from profiler.engine.work import Work  # noqa: E402
-from profiler.facts.model import load_model  # noqa: E402
-from profiler.planning.profile_error import ProfileError  # noqa: E402
-from simulator.loop.endings import OutputLengths  # noqa: E402
-from simulator.loop.quantum import quantize  # noqa: E402
-from simulator.views.metrics import Analysis  # noqa: E402
+from sarathi_sim.experiments.validate.playback import lockstep, measured_records  # noqa: E402
+from sarathi_sim.policies.catalogue import build  # noqa: E402
+from sarathi_sim.policies.kv import Blocks, CachedBlocks  # noqa: E402
+from sarathi_sim.policies.log import HIT, LOST  # noqa: E402
+from sarathi_sim.policies.policy import is_pooled  # noqa: E402
+from sarathi_sim.policies.pool import Pool  # noqa: E402
+from sarathi_sim.policies.request import Request  # noqa: E402
+from sarathi_sim.profiler.engine.driver import Served  # noqa: E402
+from sarathi_sim.profiler.engine.processes import EngineProcesses  # noqa: E402
+from sarathi_sim.profiler.engine.spec import EngineSpec  # noqa: E402
+from sarathi_sim.profiler.engine.work import Work  # noqa: E402
+from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
+from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.simulator.loop.endings import OutputLengths  # noqa: E402
+from sarathi_sim.simulator.loop.quantum import quantize  # noqa: E402
+from sarathi_sim.simulator.views.metrics import Analysis  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch.local_engine import LocalEngine  # noqa: E402
 

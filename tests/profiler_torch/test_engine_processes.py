@@ -16,16 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.validate.playback import compare, lockstep, measured_records, replay, stage_times
-from policies.catalogue import build
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.engine.processes import EngineProcesses
-from profiler.engine.spec import EngineSpec
-from profiler.facts.model import load_model
-from profiler.planning.profile_error import ProfileError
-from simulator.loop.quantum import quantize
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.validate.playback import (
+    compare,
+    lockstep,
+    measured_records,
+    replay,
+    stage_times,
+)
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.engine.processes import EngineProcesses
+from sarathi_sim.profiler.engine.spec import EngineSpec
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.planning.profile_error import ProfileError
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,7 +163,7 @@ def test_tensor_parallel_ranks_yield_the_same_tokens(
 
 
 def test_what_sockets_and_gloo_say_of_a_lost_peer() -> None:
-    from profiler.engine.main import lost_a_peer
+    from sarathi_sim.profiler.engine.main import lost_a_peer
 
     closed = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     assert all(map(lost_a_peer, (EOFError(), BrokenPipeError(), RuntimeError(closed))))

@@ -19,20 +19,20 @@ import yaml
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.bundle.schema import bundle_path, write_bundle  # noqa: E402
-from profiler.facts.device import load_device  # noqa: E402
-from profiler.facts.formats import Kernels  # noqa: E402
-from profiler.facts.model import load_model  # noqa: E402
-from profiler.first_light import one_step  # noqa: E402
-from profiler.first_light.against_tables import tables  # noqa: E402
-from profiler.first_light.ceilings import off_ceiling, usual_product  # noqa: E402
-from profiler.first_light.correctness import correctness  # noqa: E402
-from profiler.first_light.hour import Options, _Hour, first_light  # noqa: E402
-from profiler.first_light.hour_ledger import LATE, Ledger  # noqa: E402
-from profiler.first_light.steps import STEPS, HourStep, Task  # noqa: E402
-from profiler.kernels.stack_bundle import make_stack_bundle  # noqa: E402
-from profiler.planning.profile_error import ProfileError  # noqa: E402
-from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle  # noqa: E402
+from sarathi_sim.profiler.facts.device import load_device  # noqa: E402
+from sarathi_sim.profiler.facts.formats import Kernels  # noqa: E402
+from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
+from sarathi_sim.profiler.first_light import one_step  # noqa: E402
+from sarathi_sim.profiler.first_light.against_tables import tables  # noqa: E402
+from sarathi_sim.profiler.first_light.ceilings import off_ceiling, usual_product  # noqa: E402
+from sarathi_sim.profiler.first_light.correctness import correctness  # noqa: E402
+from sarathi_sim.profiler.first_light.hour import Options, _Hour, first_light  # noqa: E402
+from sarathi_sim.profiler.first_light.hour_ledger import LATE, Ledger  # noqa: E402
+from sarathi_sim.profiler.first_light.steps import STEPS, HourStep, Task  # noqa: E402
+from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle  # noqa: E402
+from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.processes import children, gone  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
@@ -49,7 +49,7 @@ NAMES = [step.name for step in STEPS]
 
 
 def command(out: Path) -> list[str]:
-    return [sys.executable, "-m", "experiments", "first-light", "--dry-run", "--out", str(out)]
+    return [sys.executable, "-m", "sarathi_sim", "first-light", "--dry-run", "--out", str(out)]
 
 
 def forked(_: Any, name: str, task: Task) -> int:
@@ -182,11 +182,12 @@ def test_every_step_has_its_work_and_needs_no_simulator() -> None:
         assert callable(one_step.work_of(name))
     code = (
         "import sys\n"
-        "for name in ('simpy', 'simulator', 'experiments', 'bokeh', 'matplotlib', 'psutil',"
-        " 'sklearn', 'joblib'):\n"
+        "for name in ('simpy', 'sarathi_sim.simulator', 'sarathi_sim.experiments', 'bokeh',"
+        " 'matplotlib', 'psutil', 'sklearn', 'joblib'):\n"
         "    sys.modules[name] = None\n"
-        "import profiler.first_light.hour, profiler.first_light.one_step as steps\n"
-        "import profiler.measuring.measure, profiler.measuring.shard_ops\n"
+        "import sarathi_sim.profiler.first_light.hour\n"
+        "import sarathi_sim.profiler.first_light.one_step as steps\n"
+        "import sarathi_sim.profiler.measuring.measure, sarathi_sim.profiler.measuring.shard_ops\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,16 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from profiler.measuring.fused import fused_layer, slots_of  # noqa: E402
-from profiler.measuring.overhead import advice, overheads  # noqa: E402
-from profiler.measuring.shard_ops import ShardOps  # noqa: E402
-from profiler.planning.designed import DESIGNED, designed_points, skewed_contexts  # noqa: E402
-from profiler.planning.settings import Limits  # noqa: E402
-from profiler.shard.attention import KVCache, decode_step  # noqa: E402
-from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
-from profiler.shard.layer import ShardLayer  # noqa: E402
-from profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
+from sarathi_sim.profiler.measuring.fused import fused_layer, slots_of  # noqa: E402
+from sarathi_sim.profiler.measuring.overhead import advice, overheads  # noqa: E402
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps  # noqa: E402
+from sarathi_sim.profiler.planning.designed import DESIGNED, designed_points, skewed_contexts  # noqa: E402
+from sarathi_sim.profiler.planning.settings import Limits  # noqa: E402
+from sarathi_sim.profiler.shard.attention import KVCache, decode_step  # noqa: E402
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
 
 CPU = torch.device("cpu")
 SDPA = SdpaAttention(CPU, torch.float32)

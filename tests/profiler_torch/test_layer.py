@@ -8,19 +8,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from profiler.facts.ops import LAYER_GEMMS, LOCAL  # noqa: E402
-from profiler.measuring.shard_ops import ShardOps  # noqa: E402
-from profiler.planning.settings import Limits  # noqa: E402
-from profiler.shard.attention import (  # noqa: E402
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
+from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, LOCAL  # noqa: E402
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps  # noqa: E402
+from sarathi_sim.profiler.planning.settings import Limits  # noqa: E402
+from sarathi_sim.profiler.shard.attention import (  # noqa: E402
     KVCache,
     choose_attention,
     decode_step,
     prefill_step,
 )
-from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
-from profiler.shard.layer import ShardLayer  # noqa: E402
-from profiler.shard.timing import Timer, no_garbage_collection, relative_iqr  # noqa: E402
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection, relative_iqr  # noqa: E402
 
 CPU = torch.device("cpu")
 SDPA = SdpaAttention(CPU, torch.float32)

@@ -10,20 +10,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.bundle.schema import load_bundle  # noqa: E402
-from profiler.facts.experts import Experts  # noqa: E402
-from profiler.facts.formats import Distribution  # noqa: E402
-from profiler.facts.model import ModelSpec, load_model  # noqa: E402
-from profiler.measuring import degree  # noqa: E402
-from profiler.measuring.measure import profile  # noqa: E402
-from profiler.measuring.overhead import overheads  # noqa: E402
-from profiler.measuring.shard_ops import ShardOps, memory_needs  # noqa: E402
-from profiler.planning.profile_error import ProfileError  # noqa: E402
-from profiler.planning.settings import Limits, Settings  # noqa: E402
-from profiler.shard.attention_backends import SdpaAttention  # noqa: E402
-from profiler.shard.layer import ShardLayer  # noqa: E402
-from profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
-from simulator.op_times.regression import OpTimes  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import load_bundle  # noqa: E402
+from sarathi_sim.profiler.facts.experts import Experts  # noqa: E402
+from sarathi_sim.profiler.facts.formats import Distribution  # noqa: E402
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
+from sarathi_sim.profiler.measuring import degree  # noqa: E402
+from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
+from sarathi_sim.profiler.measuring.overhead import overheads  # noqa: E402
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs  # noqa: E402
+from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
+from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
+from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
+from sarathi_sim.simulator.op_times.regression import OpTimes  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -10,20 +10,25 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.bundle.check import check_folder  # noqa: E402
-from profiler.bundle.schema import load_bundle  # noqa: E402
-from profiler.facts.device import shipped_device  # noqa: E402
-from profiler.facts.experts import Experts  # noqa: E402
-from profiler.facts.model import load_model  # noqa: E402
-from profiler.measuring.measure import profile  # noqa: E402
-from profiler.measuring.overhead import overheads  # noqa: E402
-from profiler.measuring.shard_ops import ShardOps  # noqa: E402
-from profiler.planning.settings import Limits, Settings  # noqa: E402
-from profiler.shard.attention import KVCache, choose_attention, decode_step, prefill_step  # noqa: E402
-from profiler.shard.failures import guarded  # noqa: E402
-from profiler.shard.layer import ShardLayer  # noqa: E402
-from profiler.shard.nvml import Sampler  # noqa: E402
-from profiler.shard.timing import Timer  # noqa: E402
+from sarathi_sim.profiler.bundle.check import check_folder  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import load_bundle  # noqa: E402
+from sarathi_sim.profiler.facts.device import shipped_device  # noqa: E402
+from sarathi_sim.profiler.facts.experts import Experts  # noqa: E402
+from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
+from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
+from sarathi_sim.profiler.measuring.overhead import overheads  # noqa: E402
+from sarathi_sim.profiler.measuring.shard_ops import ShardOps  # noqa: E402
+from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
+from sarathi_sim.profiler.shard.attention import (  # noqa: E402
+    KVCache,
+    choose_attention,
+    decode_step,
+    prefill_step,
+)
+from sarathi_sim.profiler.shard.failures import guarded  # noqa: E402
+from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.nvml import Sampler  # noqa: E402
+from sarathi_sim.profiler.shard.timing import Timer  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,12 +13,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from profiler.bundle.schema import bundle_path, load_bundle
-from profiler.facts.device import load_device
-from profiler.measuring.collectives import message_sizes, read_inter_node, time_collectives
-from profiler.planning.journal import Timing
-from profiler.planning.profile_error import ProfileError
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.measuring.collectives import (
+    message_sizes,
+    read_inter_node,
+    time_collectives,
+)
+from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.profile_error import ProfileError
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,14 +40,14 @@ CONFIG = {
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "experiments", *arguments]
+    return [sys.executable, "-m", "sarathi_sim", *arguments]
 
 
 def sarathi_sim(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     call = command(*arguments)
     if before:
         code = f"{before}\nimport sys, runpy\nsys.argv = ['sarathi-sim', *sys.argv[1:]]\n"
-        call = [sys.executable, "-c", f"{code}runpy.run_module('experiments')", *arguments]
+        call = [sys.executable, "-c", f"{code}runpy.run_module('sarathi_sim')", *arguments]
     return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
@@ -58,7 +62,7 @@ def test_profile_check_fit_run(tmp_path: Path) -> None:
     profiles, sends = tmp_path / "profiles", tmp_path / "inter_node.jsonl"
     between = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "profiler.measuring.ranks", "--backend", "gloo", "--dtype", "float32",
+         "-m", "sarathi_sim.profiler.measuring.ranks", "--backend", "gloo", "--dtype", "float32",
          "--send-recv", "1024", "65536", "--repeats", "3", "--out", str(sends)],
         cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
         env=dict(os.environ, GLOO_SOCKET_IFNAME="lo"),

@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from profiler.bundle.schema import Bundle, load_bundle  # noqa: E402
-from profiler.facts.model import load_model  # noqa: E402
-from profiler.measuring import degree, shard_ops  # noqa: E402
-from profiler.measuring.measure import profile  # noqa: E402
-from profiler.planning.profile_error import ProfileError  # noqa: E402
-from profiler.planning.settings import Limits, Settings  # noqa: E402
-from profiler.shard import environment, timing  # noqa: E402
-from profiler.shard.nvml import GpuState, Sampler  # noqa: E402
+from sarathi_sim.profiler.bundle.schema import Bundle, load_bundle  # noqa: E402
+from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
+from sarathi_sim.profiler.measuring import degree, shard_ops  # noqa: E402
+from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
+from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
+from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
+from sarathi_sim.profiler.shard import environment, timing  # noqa: E402
+from sarathi_sim.profiler.shard.nvml import GpuState, Sampler  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
@@ -167,14 +167,14 @@ def test_profile_imports_no_simulator() -> None:
     """Neither it nor what a simulation needs: a GPU node has torch, pandas, scipy and typer."""
     code = (
         "import sys\n"
-        "from experiments.cli.app import main\n"
+        "from sarathi_sim.experiments.cli.app import main\n"
         "sys.argv = ['sarathi-sim', 'profile', '--model', 'no-such-model']\n"
-        "from experiments.cli import profile\n"
-        "from profiler.measuring import measure\n"
-        "from profiler.measuring import ranks, shard_ops, overhead\n"
-        "from experiments.cli.common import ProgressBar, consoles\n"
+        "from sarathi_sim.experiments.cli import profile\n"
+        "from sarathi_sim.profiler.measuring import measure\n"
+        "from sarathi_sim.profiler.measuring import ranks, shard_ops, overhead\n"
+        "from sarathi_sim.experiments.cli.common import ProgressBar, consoles\n"
         "ProgressBar(consoles()[1], enabled=True)\n"
-        "print(*sorted({name.split('.')[0] for name in sys.modules}))\n"
+        "print(*sorted({n.removeprefix('sarathi_sim.').split('.')[0] for n in sys.modules}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from profiler.measuring import ranks  # noqa: E402
+from sarathi_sim.profiler.measuring import ranks  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.config.loading import load_experiment
-from experiments.validate.cells import make_cells
-from experiments.validate.playback import lockstep
-from experiments.validate.session import run_sessions
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.validate.cells import make_cells
+from sarathi_sim.experiments.validate.playback import lockstep
+from sarathi_sim.experiments.validate.session import run_sessions
 from tests.experiments.test_validation import CONFIG, PAGED
 from tests.patience import PATIENCE_S
 
@@ -28,7 +28,7 @@ MODEL = {
 
 def validate(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     code = f"{before}\nimport sys, runpy\nsys.argv[0] = 'sarathi-sim'\n"
-    call = [sys.executable, "-c", f"{code}runpy.run_module('experiments')", "validate", *arguments]
+    call = [sys.executable, "-c", f"{code}runpy.run_module('sarathi_sim')", "validate", *arguments]
     return subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
 
 

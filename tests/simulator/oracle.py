@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from policies.batch import Batch
-from policies.orca import Orca, OrcaWorstCase
-from policies.policy import Policy
-from policies.request import Request
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.scheduler import Scheduler
-from simulator.loop.closed_loop import ClosedLoop
-from simulator.loop.quantum import quantize
-from simulator.loop.records import Records
-from simulator.loop.simulation import Router, simulate
-from simulator.loop.switches import Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import Router, simulate
+from sarathi_sim.simulator.loop.switches import Switches
 from tests.textbook.pipeline import Micro
 from tests.textbook.replicas import TextbookReplica
 from tests.textbook.simulation import simulate_textbook

@@ -10,21 +10,21 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from policies.batch import Batch
-from policies.kv import Blocks, CachedBlocks
-from policies.log import LivelockError
-from policies.pool import Pool, PoolPolicy
-from policies.request import Prefix, Request
-from policies.sarathi_serve import SarathiServe
-from policies.sglang import Sglang
-from policies.trtllm import Trtllm
-from policies.vllm import Vllm
-from policies.vllm_v0 import VllmV0
-from simulator.loop.closed_loop import Clients
-from simulator.loop.endings import OutputLengths
-from simulator.loop.records import Records
-from simulator.loop.simulation import Router, SimulationError, simulate
-from simulator.loop.switches import Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.pool import Pool, PoolPolicy
+from sarathi_sim.policies.request import Prefix, Request
+from sarathi_sim.policies.sarathi_serve import SarathiServe
+from sarathi_sim.policies.sglang import Sglang
+from sarathi_sim.policies.trtllm import Trtllm
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.policies.vllm_v0 import VllmV0
+from sarathi_sim.simulator.loop.closed_loop import Clients
+from sarathi_sim.simulator.loop.endings import OutputLengths
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import Router, SimulationError, simulate
+from sarathi_sim.simulator.loop.switches import Switches
 from tests.simulator.oracle import closed_loop, predict
 from tests.textbook.replicas import TextbookPoolReplica
 from tests.textbook.simulation import simulate_textbook

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import pytest
 
-from policies.batch import Batch
-from policies.orca import Orca
-from policies.policy import Policy
-from policies.request import Request
-from policies.sarathi import Sarathi
-from policies.scheduler import Scheduler
-from simulator.loop.pipeline import stage_times
-from simulator.loop.records import Records
-from simulator.loop.simulation import simulate
-from simulator.views.metrics import Analysis
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.views.metrics import Analysis
 
 UNIT = 2.0**-10
 

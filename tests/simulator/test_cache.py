@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.op_times.cache import VARIABLE, cache_folder, cached
-from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder, cached
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import OpTimes
 from tests.simulator.test_predictor import shipped
 
 ARRAY = np.array([[0.1, 2**-40], [np.pi, 0.0]])

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from profiler.facts.device import load_device
-from profiler.facts.formats import WEIGHT_BYTES, NumberBytes
-from profiler.facts.model import load_model
-from simulator.load.capacity import (
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.formats import WEIGHT_BYTES, NumberBytes
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.simulator.load.capacity import (
     CapacityError,
     kv_capacity_tokens,
     max_batch,

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from policies.batch import Batch
-from policies.orca import Orca
-from policies.request import Request
-from policies.scheduler import Scheduler
-from simulator.loop.closed_loop import Arrival, ClosedLoop
-from simulator.loop.records import Records
-from simulator.loop.simulation import SimulationError, simulate
-from simulator.views.metrics import Analysis
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.closed_loop import Arrival, ClosedLoop
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
+from sarathi_sim.simulator.views.metrics import Analysis
 
 UNIT = 2.0**-10
 

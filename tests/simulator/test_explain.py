@@ -7,11 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from experiments.config.deployment import Deployment, deploy
-from experiments.config.loading import load_experiment
-from simulator.op_times.breakdown import breakdown
-from simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.deployment import Deployment, deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.simulator.op_times.breakdown import breakdown
+from sarathi_sim.simulator.views.explain import LATENCY_PARTS, STAGE_PARTS, Explanation, explain
+from sarathi_sim.simulator.views.metrics import Analysis
 
 GPT3 = ("workload.requests=60", "batching.max_batch=4")
 CASES = {

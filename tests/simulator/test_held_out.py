@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from profiler.bundle.schema import write_bundle
-from simulator.confidence.held_out import held_out_errors, op_tables, unseen_shape
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.profiler.bundle.schema import write_bundle
+from sarathi_sim.simulator.confidence.held_out import held_out_errors, op_tables, unseen_shape
 from tests.simulator.test_predictor import GPT3, LAYER_OPS, shipped, simple_bundle
 
 

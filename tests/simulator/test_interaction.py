@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.bundle.schema import TABLES, Bundle
-from profiler.planning.designed import designed_points
-from profiler.planning.settings import default_limits
-from simulator.loop.quantum import QUANTUM_S
-from simulator.op_times.interaction import (
+from sarathi_sim.profiler.bundle.schema import TABLES, Bundle
+from sarathi_sim.profiler.planning.designed import designed_points
+from sarathi_sim.profiler.planning.settings import default_limits
+from sarathi_sim.simulator.loop.quantum import QUANTUM_S
+from sarathi_sim.simulator.op_times.interaction import (
     SUM,
     WholeLayer,
     fit_skew,
@@ -20,7 +20,7 @@ from simulator.op_times.interaction import (
     interaction_errors,
     skew_errors,
 )
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import OpTimes
 from tests.simulator.test_predictor import batch, predictor, simple_bundle
 
 LIMITS = default_limits("cpu", 1024)
@@ -72,7 +72,7 @@ def test_a_known_effect_is_found_and_nothing_else(
     # The prior holds every term back, by less than a fifth here; without it they are exact.
     for term in ("both", "decode"):
         assert getattr(found, term) == pytest.approx(getattr(true, term), rel=0.2, abs=0.06)
-    monkeypatch.setattr("simulator.op_times.interaction._PRIOR", 1e-12)
+    monkeypatch.setattr("sarathi_sim.simulator.op_times.interaction._PRIOR", 1e-12)
     exact = fit_whole_layer(OpTimes(bundle), layers(bundle, true))
     assert astuple(exact) == pytest.approx(astuple(true), rel=1e-5, abs=1e-5)
 

@@ -9,15 +9,15 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.batch import Batch
-from policies.log import PADDING
-from policies.policy import Plan, Policy, View
-from policies.request import Request, Sequence
-from policies.scheduler import Scheduler
-from simulator.loop.pipeline import stage_times
-from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
-from simulator.views.metrics import Analysis
-from simulator.views.spans import Spans
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.log import PADDING
+from sarathi_sim.policies.policy import Plan, Policy, View
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
+from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.spans import Spans
 from tests.simulator.oracle import MAX_LENGTH, POLICIES, System, make_requests, systems
 from tests.textbook.pipeline import Micro
 from tests.textbook.replicas import TextbookReplica

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.metric_paths import SHAPE
-from simulator.views.metric_registry import (
+from sarathi_sim.experiments.config.metric_paths import SHAPE
+from sarathi_sim.simulator.views.metric_registry import (
     METRICS,
     STEADY,
     Better,

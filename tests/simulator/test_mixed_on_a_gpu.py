@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from profiler.storage.paths import DATASETS_VARIABLE, public_datasets
-from simulator.op_times.interaction import _fit_layer, _Layers
-from simulator.op_times.iteration import SUM, WholeLayer
+from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
+from sarathi_sim.simulator.op_times.interaction import _fit_layer, _Layers
+from sarathi_sim.simulator.op_times.iteration import SUM, WholeLayer
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "act_fn", "rotary_emb")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from policies.batch import Batch
-from policies.kv import Blocks, CachedBlocks
-from policies.log import DECODE, HIT, HIT_AGAIN, LOST, PART, PREFILL, RECOMPUTE
-from policies.pool import Pool
-from policies.request import Request
-from policies.vllm import Vllm
-from profiler.facts.device import load_device
-from profiler.facts.model import load_model
-from simulator.loop.endings import OutputLengths
-from simulator.loop.records import Records
-from simulator.loop.simulation import simulate
-from simulator.views.metrics import Analysis
-from simulator.views.paging import paging_summary
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.log import DECODE, HIT, HIT_AGAIN, LOST, PART, PREFILL, RECOMPUTE
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.simulator.loop.endings import OutputLengths
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.paging import paging_summary
 
 
 def a_second(batch: Batch) -> tuple[float, float, float, float]:

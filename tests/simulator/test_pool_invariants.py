@@ -9,16 +9,16 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.batch import Batch
-from policies.fair import Fair
-from policies.kv import CachedBlocks
-from policies.log import LOST
-from policies.pool import Pool
-from policies.request import Sequence
-from simulator.loop.pipeline import stage_times
-from simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
-from simulator.views.metrics import Analysis
-from simulator.views.paging import extra_decodes
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.fair import Fair
+from sarathi_sim.policies.kv import CachedBlocks
+from sarathi_sim.policies.log import LOST
+from sarathi_sim.policies.pool import Pool
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
+from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.paging import extra_decodes
 from tests.simulator.pools import PoolSystem, Who, pool_systems, vllm_policies
 
 any_system = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,20 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.batch import Batch
-from policies.request import Sequence
-from profiler.bundle.schema import Bundle, BundleMeta, find_bundle, list_bundles, load_bundle
-from profiler.facts.model import load_model
-from profiler.physics.residual import Trees, fit_trees
-from profiler.storage.paths import data_dir
-from simulator.loop.quantum import QUANTUM_S
-from simulator.op_times import surface
-from simulator.op_times.iteration import HostTime, WholeLayer, counted_context
-from simulator.op_times.linear import PiecewiseLinear
-from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
-from simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
-from simulator.op_times.together import Together
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.profiler.bundle.schema import (
+    Bundle,
+    BundleMeta,
+    find_bundle,
+    list_bundles,
+    load_bundle,
+)
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.physics.residual import Trees, fit_trees
+from sarathi_sim.profiler.storage.paths import data_dir
+from sarathi_sim.simulator.loop.quantum import QUANTUM_S
+from sarathi_sim.simulator.op_times import surface
+from sarathi_sim.simulator.op_times.iteration import HostTime, WholeLayer, counted_context
+from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
+from sarathi_sim.simulator.op_times.together import Together
 
 GPT3 = load_model("gpt3-175b")
 SHIPPED = list_bundles(data_dir() / "profiles")

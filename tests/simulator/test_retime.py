@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.request import Request
-from simulator.confidence.retime import causes, retimed_finish
-from simulator.loop.records import Floats, Ints, Records
-from simulator.views.spans import Spans
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.confidence.retime import causes, retimed_finish
+from sarathi_sim.simulator.loop.records import Floats, Ints, Records
+from sarathi_sim.simulator.views.spans import Spans
 from tests.simulator.oracle import System, make_requests, systems
 
 

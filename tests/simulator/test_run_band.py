@@ -7,22 +7,22 @@ import dataclasses
 import numpy as np
 import pytest
 
-from policies.request import Request
-from policies.request_level import RequestLevel
-from policies.sarathi import Sarathi
-from policies.scheduler import Scheduler
-from simulator.confidence.bands import Band, coverage, fit_band
-from simulator.confidence.coverage import queries_outside
-from simulator.confidence.held_out import OpTable, linear_fit, op_tables, surface_fit
-from simulator.confidence.op_errors import LayerError, OpError, standard_normals
-from simulator.confidence.run_band import SAMPLES, makespan_samples
-from simulator.loop.records import Floats, Records
-from simulator.loop.simulation import simulate
-from simulator.op_times.breakdown import OpUse, breakdown, whole_layer
-from simulator.op_times.predictor import BundlePredictor
-from simulator.op_times.regression import OpTimes
-from simulator.op_times.surface import decode_surface
-from simulator.views.metrics import Analysis
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
+from sarathi_sim.simulator.confidence.coverage import queries_outside
+from sarathi_sim.simulator.confidence.held_out import OpTable, linear_fit, op_tables, surface_fit
+from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, standard_normals
+from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples
+from sarathi_sim.simulator.loop.records import Floats, Records
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.surface import decode_surface
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.test_predictor import simple_bundle
 
 EXACT = Band(0.0, 0.0, 0.0, 0.0)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config.errors import ConfigError
-from experiments.config.key_paths import Source
-from experiments.config.requests import build_clients, build_requests
-from experiments.config.scenario import Scenario
-from policies.request import Request, Sequence
-from policies.vllm import Vllm
-from simulator.load.trace import read_trace
-from simulator.load.workload import WorkloadError
-from simulator.loop.quantum import quantize
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.requests import build_clients, build_requests
+from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.simulator.load.trace import read_trace
+from sarathi_sim.simulator.load.workload import WorkloadError
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.pools import OTHERS, PoolSystem
 from tests.simulator.test_textbook_pool import compare
 

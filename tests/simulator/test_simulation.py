@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.batch import Batch
-from policies.orca import Orca
-from policies.policy import Plan, View
-from policies.request import Request
-from policies.scheduler import Scheduler
-from simulator.loop.jitter import Jitter
-from simulator.loop.quantum import HORIZON_S, QUANTUM_S, quantize
-from simulator.loop.records import Records
-from simulator.loop.replica import Replica
-from simulator.loop.simulation import Router, SimulationError, simulate
-from simulator.views.metrics import Analysis
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.policy import Plan, View
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.jitter import Jitter
+from sarathi_sim.simulator.loop.quantum import HORIZON_S, QUANTUM_S, quantize
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.replica import Replica
+from sarathi_sim.simulator.loop.simulation import Router, SimulationError, simulate
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.oracle import System, make_requests
 
 SERVICE_S = 2.0**-7
@@ -127,8 +127,8 @@ def test_arrivals_must_lie_within_the_horizon() -> None:
 
 
 def test_no_requests_at_all() -> None:
-    from profiler.facts.device import load_device
-    from profiler.facts.model import load_model
+    from sarathi_sim.profiler.facts.device import load_device
+    from sarathi_sim.profiler.facts.model import load_model
 
     summary = Analysis(serve([])).summary(load_model("llama-2-7b"), load_device("a40"), 1)
     assert summary["requests"] == 0 and summary["makespan_s"] == 0.0

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.config.deployment import deploy
-from experiments.config.loading import load_experiment
-from experiments.run.experiment import simulate_all
-from experiments.run.run_answer import ratios_table, run_answer
-from simulator.loop.records import Floats
-from simulator.views.metrics import Analysis
-from simulator.views.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
+from sarathi_sim.experiments.config.deployment import deploy
+from sarathi_sim.experiments.config.loading import load_experiment
+from sarathi_sim.experiments.run.experiment import simulate_all
+from sarathi_sim.experiments.run.run_answer import ratios_table, run_answer
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metrics import Analysis
+from sarathi_sim.simulator.views.steady import BLOCKS, CRITICAL, kendall_s, mser5, steady_state
 
 
 def queue(load: float, servers: int, count: int, seed: int) -> tuple[Floats, Floats, Floats]:

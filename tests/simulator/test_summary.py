@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from policies.batch import Batch
-from policies.orca import Orca
-from policies.request import Request
-from policies.scheduler import Scheduler
-from profiler.facts.device import load_device
-from profiler.facts.model import load_model
-from simulator.loop.simulation import simulate
-from simulator.loop.switches import Switches
-from simulator.views.metrics import QUANTILES, Analysis, _spreads
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.views.metrics import QUANTILES, Analysis, _spreads
 
 UNIT = 2.0**-10
 MODEL, DEVICE = load_model("llama-2-7b"), load_device("a40")

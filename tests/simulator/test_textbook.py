@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from simulator.loop.pipeline import stage_times
-from simulator.loop.records import Records
-from simulator.views.metrics import Analysis
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.oracle import POLICIES, System, make_requests, start_finish, systems
 from tests.textbook.replicas import TextbookReplica
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from policies.catalogue import build
-from policies.policy import is_pooled
+from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.policy import is_pooled
 from tests.policies.test_engines import POLICIES
 from tests.simulator.pools import PoolSystem, pool_requests
 from tests.simulator.test_textbook_pool import compare

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from policies.log import LivelockError
-from policies.request import Request
-from policies.vllm import Vllm
-from simulator.loop.pipeline import stage_times
-from simulator.loop.quantum import quantize
-from simulator.loop.records import Records
-from simulator.loop.simulation import SimulationError, simulate
-from simulator.views.metrics import Analysis
+from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.vllm import Vllm
+from sarathi_sim.simulator.loop.pipeline import stage_times
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.records import Records
+from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
+from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.oracle import predict, start_finish
 from tests.simulator.pools import OTHERS, PoolSystem, Who, pool_requests, pool_systems
 from tests.textbook.replicas import TextbookPoolReplica

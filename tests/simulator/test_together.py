@@ -6,10 +6,10 @@ from typing import cast
 import numpy as np
 import pytest
 
-from simulator.op_times.iteration import IterationCost, WholeLayer
-from simulator.op_times.linear import PiecewiseLinear
-from simulator.op_times.regression import OpTimes
-from simulator.op_times.together import Together
+from sarathi_sim.simulator.op_times.iteration import IterationCost, WholeLayer
+from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
+from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.together import Together
 
 #: Calls of 1, 2 and 4 chunks: 100 tokens take 10, 12 and 20 s, 300 tokens 30, 60 and 120.
 ALONE = PiecewiseLinear([100.0, 300.0], [10.0, 30.0])

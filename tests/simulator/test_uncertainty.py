@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler.bundle.schema import Bundle
-from simulator.confidence.bands import UNKNOWN
-from simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
-from simulator.op_times.iteration import WholeLayer
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.simulator.confidence.bands import UNKNOWN
+from sarathi_sim.simulator.confidence.op_errors import NORMAL_90, layer_error, op_errors
+from sarathi_sim.simulator.op_times.iteration import WholeLayer
+from sarathi_sim.simulator.op_times.regression import OpTimes
 from tests.simulator.test_interaction import attention_bundle, layers
 from tests.simulator.test_predictor import simple_bundle
 

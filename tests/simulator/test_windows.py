@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from profiler.facts.attention_kinds import Latent, Windows
-from profiler.facts.device import load_device
-from profiler.facts.model import ModelSpec, load_model
-from profiler.facts.roofline import attended, attended_within
-from profiler.physics.layer_mix import mean_time
-from profiler.physics.modelled import make_bundle
-from profiler.physics.op_times import DeviceModel
-from simulator.load.capacity import kept_share, kv_capacity_tokens, stage_weight_bytes
-from simulator.load.engine_memory import Step, engine_memory
-from simulator.op_times.regression import OpTimes
+from sarathi_sim.profiler.facts.attention_kinds import Latent, Windows
+from sarathi_sim.profiler.facts.device import load_device
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model
+from sarathi_sim.profiler.facts.roofline import attended, attended_within
+from sarathi_sim.profiler.physics.layer_mix import mean_time
+from sarathi_sim.profiler.physics.modelled import make_bundle
+from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.simulator.load.capacity import kept_share, kv_capacity_tokens, stage_weight_bytes
+from sarathi_sim.simulator.load.engine_memory import Step, engine_memory
+from sarathi_sim.simulator.op_times.regression import OpTimes
 
 LLAMA = load_model("llama-3-8b")
 WINDOWED = replace(LLAMA, windows=Windows(512, 24))  # of 32 layers

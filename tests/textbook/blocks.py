@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from policies.request import Sequence
+from sarathi_sim.policies.request import Sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -22,7 +22,7 @@ class TextbookBlocks:
 
     sharing = True
     """Whoever runs is served in the order of admission, whether others look for its tokens or not
-    (:attr:`policies.kv.Blocks.sharing`)."""
+    (:attr:`sarathi_sim.policies.kv.Blocks.sharing`)."""
 
     def __init__(self, num_blocks: int, block_size: int, caching: bool) -> None:
         self.num_blocks = num_blocks

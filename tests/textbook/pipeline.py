@@ -9,13 +9,13 @@ from typing import Any
 
 import simpy
 
-from policies.batch import Batch
-from policies.request import Request, Sequence
-from simulator.loop.jitter import Jitter
-from simulator.loop.moment import DISPATCH, Moment
-from simulator.loop.quantum import quantize
-from simulator.loop.replica import Predictor
-from simulator.loop.switches import Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.simulator.loop.jitter import Jitter
+from sarathi_sim.simulator.loop.moment import DISPATCH, Moment
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.replica import Predictor
+from sarathi_sim.simulator.loop.switches import Switches
 
 Process = Generator[simpy.Event, Any, None]
 

@@ -1,9 +1,9 @@
 """A pool with paged memory as a textbook would write it: lists, loops, and every block an object.
 
-It replaces ``policies.pool``, ``cohort`` and ``kv`` in the textbook simulation. Policies act on
-:class:`TextbookPool` as they act on :class:`~policies.pool.Pool`. It visits each sequence in every
-iteration, and counts its computed tokens and its tokens in flight for it alone. A request ends by
-its own output length.
+It replaces ``sarathi_sim.policies.pool``, ``cohort`` and ``kv`` in the textbook simulation.
+Policies act on :class:`TextbookPool` as they act on :class:`~sarathi_sim.policies.pool.Pool`. It
+visits each sequence in every iteration, and counts its computed tokens and its tokens in flight for
+it alone. A request ends by its own output length.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from policies.batch import Batch
-from policies.log import HIT, HIT_AGAIN, LOST
-from policies.pool import PoolPolicy
-from policies.request import Sequence
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.log import HIT, HIT_AGAIN, LOST
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Sequence
 from tests.textbook.blocks import TextbookBlock, TextbookBlocks
 from tests.textbook.pipeline import Member
 
@@ -52,7 +52,8 @@ Row = tuple[PoolMember, int, bool, bool]
 
 
 class TextbookPool:
-    """What a pool policy sees and does (see :class:`~policies.pool.Pool`), with plain lists.
+    """What a pool policy sees and does (see :class:`~sarathi_sim.policies.pool.Pool`), with plain
+    lists.
 
     ``check`` has every block looked at after every event.
     """

@@ -7,14 +7,14 @@ from functools import partial
 
 import simpy
 
-from policies.batch import Batch
-from policies.log import LivelockError
-from policies.policy import Policy, View
-from policies.pool import PoolPolicy
-from policies.request import Request, Sequence
-from simulator.loop.jitter import Jitter
-from simulator.loop.replica import Predictor
-from simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.log import LivelockError
+from sarathi_sim.policies.policy import Policy, View
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Request, Sequence
+from sarathi_sim.simulator.loop.jitter import Jitter
+from sarathi_sim.simulator.loop.replica import Predictor
+from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.blocks import TextbookBlocks
 from tests.textbook.pipeline import Member, Micro, TextbookPipeline
 from tests.textbook.pool import PoolMember, Row, TextbookPool

@@ -3,9 +3,9 @@
 A SimPy process for each stage and each link, a Store in front of each, lists of requests, and a
 loop over every request in every iteration. It shares with the fast path what defines the system
 (policies, predictor, jitter, the order within an instant), but neither the bookkeeping of
-``policies.scheduler`` nor the recurrence of ``simulator.loop.pipeline``. Results must be bitwise
-equal (``tests/simulator/test_textbook.py``); ``python -m tests.bench`` gives the fast
-path's speed as a multiple of this one's.
+``sarathi_sim.policies.scheduler`` nor the recurrence of ``sarathi_sim.simulator.loop.pipeline``.
+Results must be bitwise equal (``tests/simulator/test_textbook.py``); ``python -m tests.bench``
+gives the fast path's speed as a multiple of this one's.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import simpy
 
-from policies.policy import Policy, is_pooled, of_micro_batches
-from policies.pool import PoolPolicy
-from policies.request import Request
-from simulator.loop.closed_loop import Arrival, Clients
-from simulator.loop.jitter import Jitter
-from simulator.loop.moment import ARRIVAL, Moment
-from simulator.loop.quantum import quantize
-from simulator.loop.replica import Predictor
-from simulator.loop.simulation import Router
-from simulator.loop.switches import DEFAULT, Switches
+from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
+from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
+from sarathi_sim.simulator.loop.jitter import Jitter
+from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
+from sarathi_sim.simulator.loop.quantum import quantize
+from sarathi_sim.simulator.loop.replica import Predictor
+from sarathi_sim.simulator.loop.simulation import Router
+from sarathi_sim.simulator.loop.switches import DEFAULT, Switches
 from tests.textbook.pipeline import Member, TextbookPipeline
 from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 

@@ -10,21 +10,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from experiments.figures.style import BLACK, BLUE, GREY, KIND_COLOURS, ORANGE, VERMILION
-from experiments.paper.figures.costs import SMALL, WIDTH, Labs
-from experiments.paper.readings import Change
-from experiments.paper.scenarios import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
-from experiments.paper.variants import Lab
-from policies.log import PREFILL
-from policies.orca import Orca
-from policies.policy import Policy
-from policies.request import Request
-from policies.sarathi import Sarathi
-from policies.scheduler import Scheduler
-from simulator.loop.records import Floats
-from simulator.loop.simulation import simulate
-from simulator.op_times.predictor import BundlePredictor
-from simulator.views.metrics import Analysis
+from sarathi_sim.experiments.figures.style import BLACK, BLUE, GREY, KIND_COLOURS, ORANGE, VERMILION
+from sarathi_sim.experiments.paper.figures.costs import SMALL, WIDTH, Labs
+from sarathi_sim.experiments.paper.readings import Change
+from sarathi_sim.experiments.paper.scenarios import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.policies.log import PREFILL
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.policy import Policy
+from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.policies.scheduler import Scheduler
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.loop.simulation import simulate
+from sarathi_sim.simulator.op_times.predictor import BundlePredictor
+from sarathi_sim.simulator.views.metrics import Analysis
 
 _REQUESTS = {"A": (1400, 7), "B": (500, 7), "C": (900, 7), "D": (300, 7)}
 """The four requests of the schedule: prompt and output tokens."""

@@ -6,9 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from experiments.figures.style import BLUE, GREY, SKY
-from experiments.paper.ablation import CHUNKS, attention_overhead, end_to_end, prefill_overhead
-from experiments.paper.figures.costs import (
+from sarathi_sim.experiments.figures.style import BLUE, GREY, SKY
+from sarathi_sim.experiments.paper.ablation import (
+    CHUNKS,
+    attention_overhead,
+    end_to_end,
+    prefill_overhead,
+)
+from sarathi_sim.experiments.paper.figures.costs import (
     CALIBRATED,
     LENGTHS,
     PREDICTED,

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.figures.style import (
+from sarathi_sim.experiments.figures.style import (
     BLACK,
     BLUE,
     GREEN,
@@ -22,11 +22,11 @@ from experiments.figures.style import (
     VERMILION,
     YELLOW,
 )
-from experiments.paper.claims import load_claims
-from experiments.paper.decode_speedup import MAX_BATCH, decode_speedup
-from experiments.paper.variants import Lab
-from experiments.run.machine import Machine
-from profiler.facts.ops import GemmShape
+from sarathi_sim.experiments.paper.claims import load_claims
+from sarathi_sim.experiments.paper.decode_speedup import MAX_BATCH, decode_speedup
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.profiler.facts.ops import GemmShape
 
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""

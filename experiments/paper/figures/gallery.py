@@ -11,10 +11,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.figures.style import styled
-from experiments.paper.claims import ClaimResult
-from experiments.paper.figures import bubbles, chunks, costs, throughput
-from experiments.paper.figures.markdown import (
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.paper.claims import ClaimResult
+from sarathi_sim.experiments.paper.figures import bubbles, chunks, costs, throughput
+from sarathi_sim.experiments.paper.figures.markdown import (
     claims_table,
     gains_table,
     readings_table,
@@ -22,8 +22,14 @@ from experiments.paper.figures.markdown import (
     table_4,
     tile_control,
 )
-from experiments.paper.readings import CHANGES, SCENARIO_READINGS, SEEDS, measure, spread
-from experiments.paper.scenarios import (
+from sarathi_sim.experiments.paper.readings import (
+    CHANGES,
+    SCENARIO_READINGS,
+    SEEDS,
+    measure,
+    spread,
+)
+from sarathi_sim.experiments.paper.scenarios import (
     ORCA,
     SARATHI,
     TP_ONLY,
@@ -31,11 +37,11 @@ from experiments.paper.scenarios import (
     request_bubbles,
     run,
 )
-from experiments.paper.variants import Lab
-from profiler.storage.files import write_whole
-from profiler.storage.progress import Progress
-from simulator.loop.records import Floats
-from simulator.views.spans import Spans
+from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.profiler.storage.files import write_whole
+from sarathi_sim.profiler.storage.progress import Progress
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.spans import Spans
 
 DPI = 110
 LOOK: Any = {"hatch.color": "white", "font.size": 14, "axes.titlesize": 14}

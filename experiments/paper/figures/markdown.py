@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from experiments.figures.page_tables import markdown
-from experiments.paper.ablation import end_to_end
-from experiments.paper.claims import ClaimResult, load_claims
-from experiments.paper.costs import SCHEMES
-from experiments.paper.decode_speedup import TABLE_4, table_4_decode
-from experiments.paper.readings import ScenarioReading
-from experiments.paper.reproduce import gains, summary
-from experiments.paper.scenarios import PAPER, Ratios
-from experiments.paper.scrutiny import marks
-from experiments.paper.throughput import table_4_gain
-from experiments.paper.variants import Lab
+from sarathi_sim.experiments.figures.page_tables import markdown
+from sarathi_sim.experiments.paper.ablation import end_to_end
+from sarathi_sim.experiments.paper.claims import ClaimResult, load_claims
+from sarathi_sim.experiments.paper.costs import SCHEMES
+from sarathi_sim.experiments.paper.decode_speedup import TABLE_4, table_4_decode
+from sarathi_sim.experiments.paper.readings import ScenarioReading
+from sarathi_sim.experiments.paper.reproduce import gains, summary
+from sarathi_sim.experiments.paper.scenarios import PAPER, Ratios
+from sarathi_sim.experiments.paper.scrutiny import marks
+from sarathi_sim.experiments.paper.throughput import table_4_gain
+from sarathi_sim.experiments.paper.variants import Lab
 
 _BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
 

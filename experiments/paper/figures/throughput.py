@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
-from experiments.paper.decode_speedup import MAX_BATCH
-from experiments.paper.figures.costs import (
+from sarathi_sim.experiments.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
+from sarathi_sim.experiments.paper.decode_speedup import MAX_BATCH
+from sarathi_sim.experiments.paper.figures.costs import (
     CALIBRATED,
     LENGTHS,
     OP_COLOURS,
@@ -24,7 +24,7 @@ from experiments.paper.figures.costs import (
     paper,
     variant_handles,
 )
-from experiments.paper.throughput import (
+from sarathi_sim.experiments.paper.throughput import (
     BASELINE,
     BATCHES,
     ORCA_BEST,
@@ -36,8 +36,8 @@ from experiments.paper.throughput import (
     sarathi,
     served,
 )
-from experiments.run.machine import Throughput
-from policies.sarathi import ChunkRule
+from sarathi_sim.experiments.run.machine import Throughput
+from sarathi_sim.policies.sarathi import ChunkRule
 
 _RULES: dict[ChunkRule, str] = {
     "reserve": "reserve: C - (B - 1)",

@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from experiments.config.parameter_names import parameter, value_name
-from experiments.figures.style import BLACK, line_styles, policy_styles
-from experiments.sweeps.store import POLICY
-from simulator.views.metric_registry import METRICS, STEADY, quantity
+from sarathi_sim.experiments.config.parameter_names import parameter, value_name
+from sarathi_sim.experiments.figures.style import BLACK, line_styles, policy_styles
+from sarathi_sim.experiments.sweeps.store import POLICY
+from sarathi_sim.simulator.views.metric_registry import METRICS, STEADY, quantity
 
 _MOST_LINES, _MOST_TICKS = 9, 6
 

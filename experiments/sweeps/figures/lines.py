@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.config.parameter_names import value_name
-from experiments.sweeps.figures.drawing import (
+from sarathi_sim.experiments.config.parameter_names import value_name
+from sarathi_sim.experiments.sweeps.figures.drawing import (
     groups,
     heading,
     label,

@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.config.parameter_names import parameter
-from experiments.sweeps.figures.drawing import (
+from sarathi_sim.experiments.config.parameter_names import parameter
+from sarathi_sim.experiments.sweeps.figures.drawing import (
     groups,
     heading,
     label,
@@ -23,8 +23,8 @@ from experiments.sweeps.figures.drawing import (
     scale,
     shown,
 )
-from simulator.loop.records import Floats
-from simulator.views.metric_registry import Better, quantity
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.views.metric_registry import Better, quantity
 
 Places = np.ndarray[tuple[int], np.dtype[np.intp]]
 _MARKERS = "os^Dv"
@@ -35,7 +35,7 @@ _ALL_LABELLED = 12
 
 
 def better(metric: str) -> Better:
-    """The better direction, from :mod:`simulator.views.metric_registry`."""
+    """The better direction, from :mod:`sarathi_sim.simulator.views.metric_registry`."""
     found = quantity(metric)
     return Better.NEITHER if found is None else found.metric.better
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from experiments.config.errors import ConfigError
-from experiments.config.parameter_names import value_name
-from experiments.results import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.parameter_names import value_name
+from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     SUMMARY,
     SWEEP_FORMAT,
@@ -22,11 +22,11 @@ from experiments.results import (
     result_folder,
     write_summary,
 )
-from experiments.sweeps.store import POLICY, RESULTS
-from profiler.storage.files import regular
-from profiler.storage.progress import Progress, silent
-from profiler.storage.strict import did_you_mean, one_line
-from simulator.views.metric_registry import STEADY, Better, quantity
+from sarathi_sim.experiments.sweeps.store import POLICY, RESULTS
+from sarathi_sim.profiler.storage.files import regular
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.strict import did_you_mean, one_line
+from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,9 +63,9 @@ def plot_sweep(
     that is the same in all runs is left out, and the note names it. Raises ConfigError for an
     unknown metric or axis, or if no run has finished.
     """
-    from experiments.sweeps.figures import lines as figures
-    from experiments.sweeps.figures.drawing import overload_note, overloaded
-    from experiments.sweeps.figures.pareto import better, pareto
+    from sarathi_sim.experiments.sweeps.figures import lines as figures
+    from sarathi_sim.experiments.sweeps.figures.drawing import overload_note, overloaded
+    from sarathi_sim.experiments.sweeps.figures.pareto import better, pareto
 
     check_replaceable(out, FIGURES_FORMAT)
     table = read_table(folder)
@@ -135,7 +135,7 @@ def _that_vary(table: pd.DataFrame, metrics: Sequence[str]) -> tuple[list[str], 
 
 
 def _save(drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress) -> list[Path]:
-    from experiments.figures.style import save, styled
+    from sarathi_sim.experiments.figures.style import save, styled
 
     written = []
     for done, (name, draw) in enumerate(drawn.items()):

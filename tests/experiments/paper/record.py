@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from experiments.paper.claims import evaluate, load_claims
-from experiments.paper.variants import VARIANTS, Lab
+from sarathi_sim.experiments.paper.claims import evaluate, load_claims
+from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
 
 FILE = Path(__file__).parent / "reproduced.csv"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.config.errors import ConfigError
-from experiments.paper.claims import (
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.paper.claims import (
     Claim,
     ClaimResult,
     evaluate,
@@ -16,8 +16,8 @@ from experiments.paper.claims import (
     pick_claims,
     readings,
 )
-from experiments.paper.reproduce import summary
-from experiments.paper.variants import VARIANTS, Lab, Variant, load_calibration
+from sarathi_sim.experiments.paper.reproduce import summary
+from sarathi_sim.experiments.paper.variants import VARIANTS, Lab, Variant, load_calibration
 from tests.experiments.paper.record import FILE
 
 DRIFT = 0.03

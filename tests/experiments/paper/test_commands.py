@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli.app import app
-from experiments.config.errors import ConfigError
-from experiments.paper.claims import pick_claims
-from experiments.paper.decode_speedup import TABLE_4
-from experiments.paper.figures import bubbles as figures_pipeline
-from experiments.paper.figures import chunks as figures_chunks
-from experiments.paper.figures import costs as figures_costs
-from experiments.paper.figures import gallery
-from experiments.paper.figures.gallery import _save
-from experiments.paper.reproduce import reproduce
-from experiments.paper.variants import VARIANTS, Lab
-from experiments.run import advise as advice_module
-from experiments.run.advise import FIXED, advise, candidate, explain
-from experiments.run.machine import Machine
-from experiments.run.traffic import Demand, demand_of
-from policies.sarathi import Sarathi
-from simulator.views.spans import Spans
+from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.paper.claims import pick_claims
+from sarathi_sim.experiments.paper.decode_speedup import TABLE_4
+from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
+from sarathi_sim.experiments.paper.figures import chunks as figures_chunks
+from sarathi_sim.experiments.paper.figures import costs as figures_costs
+from sarathi_sim.experiments.paper.figures import gallery
+from sarathi_sim.experiments.paper.figures.gallery import _save
+from sarathi_sim.experiments.paper.reproduce import reproduce
+from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
+from sarathi_sim.experiments.run import advise as advice_module
+from sarathi_sim.experiments.run.advise import FIXED, advise, candidate, explain
+from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.experiments.run.traffic import Demand, demand_of
+from sarathi_sim.policies.sarathi import Sarathi
+from sarathi_sim.simulator.views.spans import Spans
 
 
 def invoke(*words: str) -> tuple[int, str]:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.figures.page_tables import markdown
-from experiments.paper.claims import load_claims
-from experiments.paper.costs import saturation
-from experiments.paper.decode_speedup import decode_speedup
-from experiments.paper.page import update
-from experiments.paper.readings import CHANGES, SCENARIO_READINGS, spread
-from experiments.paper.scenarios import (
+from sarathi_sim.experiments.figures.page_tables import markdown
+from sarathi_sim.experiments.paper.claims import load_claims
+from sarathi_sim.experiments.paper.costs import saturation
+from sarathi_sim.experiments.paper.decode_speedup import decode_speedup
+from sarathi_sim.experiments.paper.page import update
+from sarathi_sim.experiments.paper.readings import CHANGES, SCENARIO_READINGS, spread
+from sarathi_sim.experiments.paper.scenarios import (
     ORCA,
     SARATHI,
     TP_ONLY,
@@ -28,18 +28,18 @@ from experiments.paper.scenarios import (
     relevant,
     run,
 )
-from experiments.paper.throughput import BASELINE, balanced, sarathi, split
-from experiments.paper.variants import Constants, Lab, _op_times, calibrated
-from experiments.run.advise import candidate
-from experiments.run.machine import Machine
-from experiments.run.traffic import Demand
-from policies.batch import Batch
-from policies.orca import Orca
-from policies.request import Sequence
-from profiler.facts.formats import TWO_BYTES
-from profiler.facts.model import load_model
-from profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS
-from simulator.op_times.iteration import WholeLayer
+from sarathi_sim.experiments.paper.throughput import BASELINE, balanced, sarathi, split
+from sarathi_sim.experiments.paper.variants import Constants, Lab, _op_times, calibrated
+from sarathi_sim.experiments.run.advise import candidate
+from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.experiments.run.traffic import Demand
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.orca import Orca
+from sarathi_sim.policies.request import Sequence
+from sarathi_sim.profiler.facts.formats import TWO_BYTES
+from sarathi_sim.profiler.facts.model import load_model
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS
+from sarathi_sim.simulator.op_times.iteration import WholeLayer
 
 LAYERS = 40
 

@@ -12,18 +12,18 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from experiments.figures.style import styled
-from experiments.paper.ablation import end_to_end
-from experiments.paper.claims import ClaimResult, evaluate, load_claims, readings
-from experiments.paper.figures import bubbles as figures_pipeline
-from experiments.paper.figures import chunks as figures_chunks
-from experiments.paper.figures import costs as figures_costs
-from experiments.paper.figures import throughput as figures_throughput
-from experiments.paper.figures.costs import Labs
-from experiments.paper.figures.gallery import DPI, LOOK
-from experiments.paper.figures.markdown import claims_table, gains_table
-from experiments.paper.reproduce import counts_text, gains, independent, summary
-from experiments.paper.scrutiny import (
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.paper.ablation import end_to_end
+from sarathi_sim.experiments.paper.claims import ClaimResult, evaluate, load_claims, readings
+from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
+from sarathi_sim.experiments.paper.figures import chunks as figures_chunks
+from sarathi_sim.experiments.paper.figures import costs as figures_costs
+from sarathi_sim.experiments.paper.figures import throughput as figures_throughput
+from sarathi_sim.experiments.paper.figures.costs import Labs
+from sarathi_sim.experiments.paper.figures.gallery import DPI, LOOK
+from sarathi_sim.experiments.paper.figures.markdown import claims_table, gains_table
+from sarathi_sim.experiments.paper.reproduce import counts_text, gains, independent, summary
+from sarathi_sim.experiments.paper.scrutiny import (
     CANNOT_FAIL,
     CONTROL_HOLDS,
     DISTORTIONS,
@@ -35,8 +35,8 @@ from experiments.paper.scrutiny import (
     scrutinise,
     values,
 )
-from experiments.paper.throughput import ORCA_BEST, gain, sarathi
-from experiments.paper.variants import TILE, VARIANTS, Lab
+from sarathi_sim.experiments.paper.throughput import ORCA_BEST, gain, sarathi
+from sarathi_sim.experiments.paper.variants import TILE, VARIANTS, Lab
 from tests.experiments.paper.test_claims import recorded
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,7 @@
 
 import sys
 
-if any(word.startswith("profiler.") for word in sys.orig_argv):
+if any(word.startswith("sarathi_sim.profiler.") for word in sys.orig_argv):
     from tests.profiler_torch.pretended_gpu import pretend_for_good
 
     pretend_for_good()

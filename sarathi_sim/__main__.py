@@ -1,0 +1,5 @@
+"""``python -m sarathi_sim`` is ``sarathi-sim``."""
+
+from sarathi_sim.experiments.cli.app import main
+
+main()
