@@ -12,6 +12,7 @@ from tests.hostile.harness import Harness, inputs
 SAMPLE = 12
 
 
+@pytest.mark.slow
 def test_hostile_inputs_end_in_a_result_or_a_message(tmp_path: Path) -> None:
     """No traceback, no hang, no exit code but 0 and 2, and nothing of the user's lost."""
     report = Harness(tmp_path, seed=0).try_all(inputs(SAMPLE), jobs=1)

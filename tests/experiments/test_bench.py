@@ -73,6 +73,7 @@ def test_what_no_clock_sees_cannot_be_timed(monkeypatch: pytest.MonkeyPatch) -> 
         benchmark([load_experiment("gpt3_pp", ("workload.requests=2",))], 1, lambda *_: None)
 
 
+@pytest.mark.slow
 def test_paged_memory_is_compared_with_reserved_memory() -> None:
     """By default, beside the demo: with room for all, with preemption and with prefix caching."""
     changes = ("workload.requests=24", "scenarios.vllm_preempting.kv_cache.num_blocks=200")

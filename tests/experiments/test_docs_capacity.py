@@ -43,6 +43,7 @@ def test_what_is_about_70b_models() -> None:
 
 
 @pytest.mark.parametrize("words", [words for words in COMMANDS if "70b" not in " ".join(words)])
+@pytest.mark.slow
 def test_the_other_commands(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_examples(told: dict[str, Any]) -> None:
     outcome = told["outcome"]
     assert list(outcome.runs) == ["orca", "sarathi"]

@@ -47,6 +47,9 @@ FIRST_POINT = """place => {
 }"""
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def report_file(reported: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All kinds of results in one page."""

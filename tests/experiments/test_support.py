@@ -57,6 +57,7 @@ def test_what_it_calls_supported_has_op_times(every: list[Combination]) -> None:
             build(cell, [cell.memory[0][0]])
 
 
+@pytest.mark.slow
 def test_the_page_has_every_model_and_device(every: list[Combination]) -> None:
     """Whoever adds one makes it again with the command that it names."""
     made, shipped = page(every), (ROOT / "docs/support.md").read_text(encoding="utf-8")

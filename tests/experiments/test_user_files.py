@@ -226,6 +226,7 @@ def test_a_folder_left_by_a_killed_process_is_not_held(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_failure() -> None:
     command = (
         f"{sys.executable} -m sarathi_sim support | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}"

@@ -223,6 +223,7 @@ def test_the_real_folder(tmp_path: Path, device: str, model: str, tp: int, scale
 
 
 @needs_datasets
+@pytest.mark.slow
 def test_a_run_on_imported_data(tmp_path: Path) -> None:
     root = tmp_path / "profiles"
     bundle = import_bundle("vidur", public_datasets(), "llama-2-70b", 4)

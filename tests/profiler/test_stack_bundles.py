@@ -272,6 +272,7 @@ def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
 
 
 @needs_datasets
+@pytest.mark.slow
 def test_tables_are_imported_as_what_ships_is_made() -> None:
     kernels = Kernels("trtllm")
     found = import_stack(public_datasets(), "llama-3.1-8b", 2, "a100-80g-sxm", kernels)

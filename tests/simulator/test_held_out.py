@@ -48,6 +48,7 @@ def test_a_step_that_was_left_out_shows() -> None:
     assert row["median"] == 0
 
 
+@pytest.mark.slow
 def test_a_shipped_bundle() -> None:
     bundle, _ = shipped("a100-80g-sxm", "gpt3-175b", 8)
     errors = held_out_errors(bundle).set_index(["op", "where"])
