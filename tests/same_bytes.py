@@ -67,7 +67,7 @@ ANSWERED = {
     "rate": [*RECOMMEND, "--rate", "9", "--budget", "512", "--seqs", "64"],
     "sensitivity": ["sensitivity", "CONFIG", "--only", "attn_decode,burstiness"],
     "moved": [
-        *("sensitivity", "bench_paged", "--metrics", "makespan_s", "--only", "attn_decode"),
+        *("sensitivity", "bench_paged", "--metric", "makespan_s", "--only", "attn_decode"),
         *("--set", "workload.requests=100"),
     ],
 }
