@@ -18,7 +18,7 @@ import pandas as pd
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.kernels.gemm_lattice import Stored, packed, unpacked
 from sarathi_sim.profiler.physics.decode_law import DecodeLaw
-from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, call_rows, calls_us, prompt_us
+from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw, call_rows
 
 #: Of its bandwidth what HBM gives at most: tables exceed it where their loop finds the cache in L2
 #: (TensorRT-LLM on A100 by 65 %), which a server's weights evict.
@@ -115,8 +115,13 @@ def prefill_us(
     grid: HeadGrid, chunk: Array, heads: int, kv_heads: int, window: float = np.inf
 ) -> Array:
     """One sequence's causal attention of ``chunk`` tokens without a prefix, within ``window``."""
-    wanted = np.array([heads, kv_heads])
-    return prompt_us(grid.heads, grid.sizes[-1], grid.log_us, chunk, wanted, window)
+    return _prompts(grid, heads, kv_heads, window).us(chunk)
+
+
+@lru_cache(maxsize=256)
+def _prompts(grid: HeadGrid, heads: int, kv_heads: int, window: float) -> PromptLaw:
+    rows = call_rows(grid.heads, np.ones(1), grid.sizes[-1])
+    return PromptLaw(rows, grid.log_us.ravel(), np.array([heads, kv_heads]), window)
 
 
 def together_us(
@@ -129,15 +134,19 @@ def together_us(
     window: float = np.inf,
 ) -> Array:
     """Calls of ``batch`` equal prompts of ``chunk`` tokens without a prefix, within ``window``."""
+    return _calls(prompt, added, heads, kv_heads, window).us(chunk, batch)
+
+
+@lru_cache(maxsize=256)
+def _calls(
+    prompt: HeadGrid, added: HeadGrid, heads: int, kv_heads: int, window: float
+) -> PromptLaw:
     batches, lengths = added.sizes
     alone = call_rows(prompt.heads, np.ones(1), *prompt.sizes)
     rows = np.vstack([alone, call_rows(added.heads, batches, lengths)])
     calls = added.log_us + np.log(batches)[:, None]
     logs = np.concatenate([prompt.log_us.ravel(), calls.ravel()])
-    many, long = np.broadcast_arrays(batch, chunk)
-    pair = np.broadcast_to([heads, kv_heads], (many.size, 2))
-    wanted = np.column_stack([long.ravel(), pair, many.ravel()])
-    return calls_us(rows, logs, wanted, window, NEAR_CALLS).reshape(many.shape)
+    return PromptLaw(rows, logs, np.array([heads, kv_heads]), window, NEAR_CALLS)
 
 
 def decode_us(

@@ -28,7 +28,7 @@ from sarathi_sim.profiler.kernels.reduce_curves import cleaned_messages, reduce_
 from sarathi_sim.profiler.kernels.stack_file import LeftOut
 from sarathi_sim.profiler.physics.hold_out import Rows, median_p95_worst
 from sarathi_sim.profiler.physics.moe_expected import Rates
-from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, calls_us
+from sarathi_sim.profiler.physics.prompt_law import NEAR_CALLS, PromptLaw
 
 #: Log errors against the cleaned rows, and against the rows as they were measured.
 Errors = tuple[Array, Array]
@@ -210,9 +210,10 @@ def together(rows: pd.DataFrame, window: float = np.inf) -> Iterator[Errors]:
     for first in (0, 1):
         fitted = ends | (order % 2 == first)
         known, log_us = rows[fitted][sizes].to_numpy(float), np.log(rows["time_us"][fitted])
-        for _, _, part in _by_heads(rows[~fitted]):
-            wanted = part[sizes].to_numpy(float)
-            predicted = calls_us(known, log_us.to_numpy(), wanted, window, NEAR_CALLS)
+        for heads, kv_heads, part in _by_heads(rows[~fitted]):
+            pair, log = np.array([heads, kv_heads]), log_us.to_numpy()
+            law = PromptLaw(known, log, pair, window, NEAR_CALLS)
+            predicted = law.us(part["chunk"].to_numpy(float), part["batch"].to_numpy(float))
             off = np.log(predicted / part["time_us"].to_numpy())
             yield off, off
 

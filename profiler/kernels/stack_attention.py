@@ -120,9 +120,9 @@ class StackAttention:
 
     def _prompt(self, chunk: Array, tokens: Array, window: int = 0) -> Array:
         """A prompt of so many ``tokens``; no less than one of ``chunk``, which is no longer."""
-        both, grid = np.stack(np.broadcast_arrays(chunk, tokens)), self._grid("prefill", window)
-        found = prefill_us(grid, both, *self._prompt_heads, window or np.inf)
-        return np.asarray(found.max(axis=0))
+        grid, seen = self._grid("prefill", window), window or np.inf
+        alone, alike = (prefill_us(grid, n, *self._prompt_heads, seen) for n in (chunk, tokens))
+        return np.maximum(alone, alike)
 
     def added(self, chunk: Array) -> Array:
         """What each of several equal chunks in one call adds: a row for each of :attr:`batches`."""

@@ -53,12 +53,15 @@ class DecodeLaw:
         if between.any():
             nodes = inside[between]
             law = np.log(self._law(nodes, int(self.heads[row, 1])))
-            near = law + self._likeness(nodes) @ self._weights[:, row]
+            near = law + self._over(nodes, self._weights[:, row])
             found[between] = np.clip(near, below[between], above[between])
-        line = RegularGridInterpolator(
-            self.sizes, np.exp(self.log_us[row]), bounds_error=False, fill_value=None
-        )
-        return np.asarray(np.exp(found) * line(wanted) / line(inside))
+        time, beyond = np.exp(found), (wanted > inside).any(axis=-1)
+        if beyond.any():
+            line = RegularGridInterpolator(
+                self.sizes, np.exp(self.log_us[row]), bounds_error=False, fill_value=None
+            )
+            time[beyond] *= line(wanted[beyond]) / line(inside[beyond])
+        return np.asarray(time)
 
     @cached_property
     def expected(self) -> Array:
@@ -67,7 +70,14 @@ class DecodeLaw:
         return np.reshape(each, self.log_us.shape)
 
     def _law(self, nodes: Array, kv_heads: int) -> Array:
-        return np.asarray(np.sqrt(self._work(nodes, kv_heads) @ self._rates))
+        """The root of :meth:`_work` times the rates: each count pays for the octaves below it."""
+        rates, squares = self._rates[1:], np.full(len(nodes), self._rates[0])
+        for count, ends in zip(self._counts(nodes, kv_heads), self._octaves, strict=True):
+            here, rates = rates[: len(ends)], rates[len(ends) :]
+            below = np.append(0.0, np.cumsum(here[:-1] * ((ends[1:] / ends[:-1]) ** 2 - 1)))
+            at = np.searchsorted(ends[1:], count, side="right")
+            squares += below[at] + here[at] * np.maximum((count / ends[at]) ** 2 - 1, 0.0)
+        return np.sqrt(squares)
 
     def _work(self, nodes: Array, kv_heads: int) -> Array:
         """The squares of what the law counts, octave by octave: a column each."""
@@ -108,14 +118,24 @@ class DecodeLaw:
     def _weights(self) -> Array:
         """What the measured sizes weigh: a column for each pair of head counts."""
         off = (self.log_us - np.log(self.expected)).reshape(len(self.heads), -1)
-        return np.asarray(np.linalg.solve(self._likeness(self._nodes), off.T), np.float64)
+        return np.asarray(np.linalg.solve(self._alike(self._nodes), off.T), np.float64)
 
-    def _likeness(self, nodes: Array) -> Array:
-        """How much decodes say of each measured size."""
-        sides = (
-            np.log2(np.column_stack([of, self._counts(of, 1)[1]]))[:, None, :]
-            for of in (nodes, self._nodes)
-        )
-        left, right = sides
-        apart = np.abs(left - right.swapaxes(0, 1)).sum(axis=-1)
+    def _over(self, nodes: Array, weights: Array) -> Array:
+        """The logarithm of how far ``nodes`` are off the law, by the measured sizes' ``weights``;
+        batch by batch, as arrays of all pairs would not fit the processor's cache."""
+        found = np.empty(len(nodes))
+        for batch in np.unique(nodes[:, 0]):
+            here = nodes[:, 0] == batch
+            found[here] = self._alike(nodes[here]) @ weights
+        return found
+
+    def _alike(self, nodes: Array) -> Array:
+        """How much decodes of one batch say of each measured size: shape (nodes, sizes)."""
+        apart, known = 0.0, self._octaves_of(self._nodes)
+        for mine, theirs in zip(self._octaves_of(nodes), known, strict=True):
+            apart = apart + np.abs(mine[:, None] - theirs)
         return np.asarray(np.exp(-apart / _OCTAVES))
+
+    def _octaves_of(self, nodes: Array) -> tuple[Array, ...]:
+        """Batch, context and tokens read, in octaves."""
+        return tuple(np.log2([*nodes.T, self._counts(nodes, 1)[1]]))

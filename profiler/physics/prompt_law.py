@@ -31,40 +31,70 @@ _FAULT = 4.0
 Heads = npt.NDArray[np.int64]
 
 
-def prompt_us(
-    known: Heads, lengths: Array, log_us: Array, chunk: Array, heads: Heads, window: float
-) -> Array:
-    """Microseconds of prompts of ``chunk`` tokens with ``heads`` = (query heads, KV heads).
+class PromptLaw:
+    """Microseconds of calls of equal prompts of one pair of ``heads`` = (query heads, KV heads).
 
-    ``log_us[i, j]`` was measured at ``known[i]`` and ``lengths[j]``, each query seeing ``window``
-    keys. Longer prompts take as much more as the law says, shorter ones as long as the shortest.
+    ``rows`` are (chunk, query heads, KV heads, batch), as :func:`call_rows` gives, and each took
+    ``exp(log_us)`` microseconds; a query sees ``window`` keys. ``near`` pairs of head counts say
+    something of another. Faults of a measurement say nothing, not even of themselves.
     """
-    alone = np.ones(1)
-    wanted = call_rows(heads[None], alone, np.maximum(np.ravel(chunk), lengths[0]))
-    found = calls_us(call_rows(known, alone, lengths), np.ravel(log_us), wanted, window)
-    return found.reshape(np.shape(chunk))
+
+    def __init__(
+        self, rows: Array, log_us: Array, heads: Heads, window: float, near: int = _NEAR
+    ) -> None:
+        from scipy.optimize import nnls
+
+        work = _work(rows, window)
+        self._rates = nnls(work / np.exp(log_us)[:, None], np.ones(len(work)))[0]
+        pairs = np.unique(rows[:, 1:3], axis=0)
+        apart = np.abs(np.log(pairs / heads)).sum(axis=1)
+        chosen = pairs[np.argsort(apart, kind="stable")[:near]]
+        at = np.flatnonzero((rows[:, None, 1:3] == chosen).all(axis=2).any(axis=1))
+        at = at[~_faults(rows[at], log_us[at])]
+        off = log_us[at] - np.log(work[at] @ self._rates)
+        self._weights = np.linalg.solve(likeness(rows[at], rows[at]), off)
+        self._rows, self._heads, self._window = rows[at], heads, window
+        self._ends = rows[:, 0].min(), rows[:, 0].max()
+
+    def us(self, chunk: Array, batch: Array | float = 1.0) -> Array:
+        """Calls of ``batch`` prompts of ``chunk`` tokens. Longer prompts than measured take as much
+        more as the law says, shorter ones as long as the shortest."""
+        shape = np.broadcast(chunk, batch).shape
+        size, many = (np.broadcast_to(each, shape).ravel() for each in (chunk, batch))
+        size = np.maximum(size, self._ends[0])
+        pair = np.broadcast_to(self._heads, (len(size), 2))
+        law = _work(np.column_stack([size, pair, many]), self._window) @ self._rates
+        held, over = np.log(np.minimum(size, self._ends[1])), np.empty(len(size))
+        for calls in np.unique(many):
+            over[many == calls] = self._over(held[many == calls], np.log(calls))
+        return np.asarray(law * np.exp(over)).reshape(shape)
+
+    def _over(self, size: Array, batch: float) -> Array:
+        """:func:`likeness` of calls of so many e-folds of tokens and prompts, times the weights."""
+        known = np.log(self._rows).T
+        apart = np.abs(known[1:] - np.array([*np.log(self._heads), batch])[:, None])
+        heads, kv, calls = apart
+        weights = self._weights * np.exp(-kv / _KV_FOLDS)
+        near = weights * np.exp(-heads / _HEAD_FOLDS - calls / _BATCH_FOLDS)
+        waves = _WAVES * weights * np.exp(-(heads + calls) / _WAVE_HEAD_FOLDS)
+        own = _OWN * self._weights * np.exp(-calls / _OWN_FOLDS) * (heads + kv == 0.0)
+        blocks = size + np.log(self._heads[0]) + batch
+        return (
+            _exponential_sum(size, known[0], near, _CHUNK_FOLDS)
+            + _exponential_sum(blocks, known[0] + known[1] + known[3], waves, _BLOCK_FOLDS)
+            + _exponential_sum(size, known[0], own, _OWN_FOLDS)
+        )
 
 
-def calls_us(rows: Array, log_us: Array, wanted: Array, window: float, near: int = _NEAR) -> Array:
-    """Microseconds of calls of equal prompts, of one pair of head counts.
-
-    ``rows`` and ``wanted`` are (chunk, query heads, KV heads, batch), as :func:`call_rows` gives;
-    ``near`` pairs of head counts say something of another. Faults of a measurement say nothing, not
-    even of themselves.
-    """
-    from scipy.optimize import nnls
-
-    work = _work(rows, window)
-    rates = nnls(work / np.exp(log_us)[:, None], np.ones(len(work)))[0]
-    pairs = np.unique(rows[:, 1:3], axis=0)
-    apart = np.abs(np.log(pairs / wanted[0, 1:3])).sum(axis=1)
-    chosen = pairs[np.argsort(apart, kind="stable")[:near]]
-    at = np.flatnonzero((rows[:, None, 1:3] == chosen).all(axis=2).any(axis=1))
-    at = at[~_faults(rows[at], log_us[at])]
-    off = log_us[at] - np.log(work[at] @ rates)
-    weights = np.linalg.solve(likeness(rows[at], rows[at]), off)
-    held = np.minimum(wanted, [rows[:, 0].max(), np.inf, np.inf, np.inf])
-    return np.asarray(_work(wanted, window) @ rates * np.exp(likeness(held, rows[at]) @ weights))
+def _exponential_sum(x: Array, knots: Array, weights: Array, folds: float) -> Array:
+    """The sum over ``knots`` of ``weights * exp(-abs(x - knots) / folds)``, for every ``x``: by
+    running sums from both ends, so that it costs little more for many knots than for few."""
+    order = np.argsort(knots)
+    known, weight, wanted = knots[order] / folds, weights[order], x / folds
+    below = np.append(0.0, np.cumsum(weight * np.exp(known)))
+    above = np.append(np.cumsum((weight * np.exp(-known))[::-1])[::-1], 0.0)
+    at = np.searchsorted(known, wanted)
+    return np.asarray(below[at] * np.exp(-wanted) + above[at] * np.exp(wanted))
 
 
 def call_rows(heads: Heads, batches: Array, lengths: Array) -> Array:
