@@ -284,7 +284,6 @@ def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
         found[f"{name}/compare"] = command("compare", "--json", *both)
     command("sweep", str(work / "sweep.yaml"), "--out", str(into / "sweep"))
     table = pd.read_parquet(into / "sweep" / "results.parquet")
-    # A run's key covers the code, so it differs between two versions of it.
     found["sweep"] = table.sort_index(axis=1).drop(columns="run").to_csv()
     for name, arguments in PRINTED.items():
         found[name] = command(*arguments)
@@ -305,7 +304,7 @@ def _results(code: Path, work: Path, into: Path) -> dict[str, bytes | str]:
 def _shown(page: str) -> dict[str, int]:
     """How often each number stands in the tables of an HTML page."""
     cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, flags=re.DOTALL)
-    text = html.unescape(re.sub(r"<[^>]*>", " ", " ".join(cells)))
+    text = re.sub(RUN_KEY, "", html.unescape(re.sub(r"<[^>]*>", " ", " ".join(cells))))
     return dict(sorted(Counter(re.findall(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?", text)).items()))
 
 
@@ -320,7 +319,11 @@ def _same(before: bytes | str, after: bytes | str) -> bool:
     return _held(old, new)
 
 
-LEFT_OUT = ("_band", "_bands", "_s_wall", "elapsed_s", "code", "answer", "assumptions")
+# A run's key covers the code, so it differs between two versions of it.
+RUN_KEY = r"\b[0-9a-f]{16}\b"
+LEFT_OUT = (
+    *("_band", "_bands", "_s_wall", "elapsed_s", "code", "answer", "assumptions", "run", "runs"),
+)
 
 
 def _held(old: Any, new: Any) -> bool:
