@@ -325,16 +325,21 @@ def advise(
     from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
     from sarathi_sim.profiler.facts.device import load_device
     from sarathi_sim.profiler.facts.model import load_model
-    from sarathi_sim.profiler.storage.paths import data_dir
-    from sarathi_sim.simulator.op_times.regression import OpTimes
+    from sarathi_sim.profiler.kernels.op_source import op_source
+    from sarathi_sim.simulator.op_times.modelled import modelled_times
+    from sarathi_sim.simulator.op_times.regression import bundle_times
 
     demand = demand_of(workload)
-    folder = data_dir() / "profiles" if profiles is None else Path(profiles)
-    if model not in (name for _, name, _ in list_bundles(folder)):
-        model = load_model(model).name
-    path = find_bundle(folder, load_device(device).name, model, tp)
+    gpu = load_device(device)
+    if profiles is None:
+        source = op_source(gpu, load_model(model), tp)
+    else:
+        if model not in (name for _, name, _ in list_bundles(Path(profiles))):
+            model = load_model(model).name
+        source = find_bundle(Path(profiles), gpu.name, model, tp)
+    ops = bundle_times(load_bundle(source)) if isinstance(source, Path) else modelled_times(source)
     return find(
-        Machine(OpTimes(load_bundle(path)), device),
+        Machine(ops, device),
         demand,
         batch_cap=batch,
         tbt_limit_s=tbt_limit_s,

@@ -211,7 +211,7 @@ def _formats(deployment: Deployment) -> str:
     """The number formats, in words."""
     kernels = deployment.scenario.kernels
     if kernels is None:
-        return f"{deployment.ops.bundle.meta.dtype} throughout, as in the profile"
+        return f"{deployment.ops.meta.dtype} throughout, as in the profile"
     found = f"weights {kernels.dtype}, KV cache {kernels.kv_cache_dtype}"
     if deployment.model.experts is None:
         return found

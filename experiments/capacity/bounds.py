@@ -23,8 +23,8 @@ from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.host_time import host_of
 from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import SUM, IterationCost
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.iteration import IterationCost
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 
 SAMPLE = 64
 SLACK = 1.02

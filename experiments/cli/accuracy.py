@@ -72,9 +72,9 @@ def fit(
 def _print_beyond_single_ops(bundle: Bundle) -> None:
     """Held-out errors of whole layers and of skewed decodes, each beside doing nothing."""
     from sarathi_sim.simulator.op_times.interaction import interaction_errors, skew_errors
-    from sarathi_sim.simulator.op_times.regression import OpTimes
+    from sarathi_sim.simulator.op_times.regression import bundle_times
 
-    ops = OpTimes(bundle)
+    ops = bundle_times(bundle)
     layers, skewed = interaction_errors(bundle, ops), skew_errors(bundle, ops)
     groups = [(f"{kind} layer", rows) for kind, rows in layers.groupby("kind", sort=False)]
     ways = {

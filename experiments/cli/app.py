@@ -35,7 +35,7 @@ from sarathi_sim.experiments.cli.common import (
     print_section,
     print_written,
 )
-from sarathi_sim.experiments.cli.data import calibrate, devices, make_bundle, models, policies
+from sarathi_sim.experiments.cli.data import calibrate, devices, models, policies
 from sarathi_sim.experiments.cli.lockstep import lockstep, replay
 from sarathi_sim.experiments.cli.paper import advise, reproduce
 from sarathi_sim.experiments.cli.profile import first_light, profile
@@ -200,7 +200,6 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Sweep": {"plan": plan, "sweep": sweep},
     "Decide": {"capacity": capacity, "recommend": recommend, "sensitivity": sensitivity},
     "Profile": {
-        "make-bundle": make_bundle,
         "import": import_profile,
         "first-light": first_light,
         "profile": profile,

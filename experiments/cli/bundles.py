@@ -11,11 +11,8 @@ from sarathi_sim.experiments.cli.common import (
     PROFILES,
     DegreeOption,
     ForceOption,
-    FormatOption,
-    KvFormatOption,
     ModelOption,
     ProfilesOption,
-    kernels_of,
     print_table,
 )
 
@@ -36,12 +33,6 @@ def import_profile(
         str | None,
         typer.Option(help="The device it was measured on.  [default: the folder's]"),
     ] = None,
-    stack: Annotated[
-        str | None,
-        typer.Option(help="Of aiconfigurator's parquet tables: vllm, sglang or trtllm."),
-    ] = None,
-    dtype: FormatOption = None,
-    kv_cache_dtype: KvFormatOption = None,
     force: ForceOption = False,
 ) -> None:
     """Make a profile bundle from published measurements.
@@ -50,39 +41,26 @@ def import_profile(
 
     vidur reads mlp_{a100,a40}_MODEL.csv, attention_a100_CodeLlama-34b_tp2.csv, all_reduce_* and
     p2p_*. aiconfigurator reads gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and
-    nccl_collectives.csv of an A100; with --device and --stack the parquet tables gemm_perf,
-    computescale_perf, scale_matrix_perf, context_attention_perf, generation_attention_perf,
-    context_mla_perf, generation_mla_perf, mla_context_module_perf, mla_generation_module_perf,
-    moe_perf, custom_allreduce_perf and nccl_perf (SYSTEM/FAMILY/STACK/VERSION/TABLE.parquet).
+    nccl_collectives.csv of an A100 (its parquet tables are what `stack` is fitted to: calibrate).
     llmservingsim reads layers_Llama-3.1-8B_tp1.csv and attention_Llama-3.1-8B_tp1.csv (A6000), or
     a model's folder of profiler/perf: meta.yaml, dense.csv, per_sequence.csv, attention.csv.
 
-    GEMM shapes that the source lacks are interpolated. Other head counts are scaled. The device's
-    calibrated model predicts what was not measured. meta.yaml marks each of these.
+    GEMM shapes that the source lacks are interpolated. Other head counts are scaled. For what was
+    not measured a run asks the device's calibrated model. meta.yaml marks each of these.
 
     \b
     Examples:
       sarathi-sim import vidur datasets/vidur --model llama-2-70b --tp 4 --out profiles
       sarathi-sim import vidur datasets/vidur --model qwen-72b --tp 8 --device a40
       sarathi-sim import aiconfigurator datasets/aiconfigurator_a100_sxm --model gpt3-175b --tp 8
-      sarathi-sim import aiconfigurator datasets --device h200-sxm --stack sglang --model qwen3-8b
       sarathi-sim import llmservingsim datasets/llmservingsim_a6000 --model llama-3-8b
       sarathi-sim import llmservingsim datasets/llmservingsim_rtx4090 --model llama-3-8b
     """
-    from sarathi_sim.experiments.config.errors import ConfigError
     from sarathi_sim.profiler.bundle.schema import bundle_path, write_bundle
-    from sarathi_sim.profiler.facts.model import load_model
     from sarathi_sim.profiler.importers.sources import import_bundle
-    from sarathi_sim.profiler.importers.stack_tables import import_stack
 
-    kernels = kernels_of("import", load_model(model), device, stack, dtype, kv_cache_dtype)
-    if kernels is not None:
-        if source != "aiconfigurator" or device is None:
-            raise ConfigError("--stack: goes with aiconfigurator and needs --device")
-        bundle = import_stack(path, model, tp, device, kernels)
-    else:
-        bundle = import_bundle(source, path, model, tp, device)
-    folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp, kernels)
+    bundle = import_bundle(source, path, model, tp, device)
+    folder = bundle_path(out, bundle.meta.device, bundle.meta.model, tp)
     write_bundle(bundle, folder, force=force)
     about = bundle.meta.environment
     whole = ("repository", "licence", "hardware")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from sarathi_sim.experiments.content import Section
-    from sarathi_sim.profiler.facts.formats import Kernels
-    from sarathi_sim.profiler.facts.model import ModelSpec
 
 PROFILES = Path("profiles")
 """Where bundles are written by default."""
@@ -64,15 +62,6 @@ DatasetsOption = Annotated[
 FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Draw figures.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor table.")]
 
-KvFormatOption = Annotated[
-    str | None,
-    typer.Option("--kv-cache-dtype", help="Number format of a stack's KV cache."),
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--dtype", help="Number format of a stack's weights.  [default: the model's]"),
-]
-
 # What a wrong option raises; typer handles it, but has no name for it.
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 # A message repeats what the user wrote, and a file may hold a value of megabytes.
@@ -83,36 +72,6 @@ _REPORT = (
     "of sarathi-sim --debug COMMAND ..."
 )
 _OURS = 70  # EX_SOFTWARE of sysexits.h
-
-
-def kernels_of(
-    command: str,
-    model: ModelSpec,
-    device: str | None,
-    stack: str | None,
-    dtype: str | None,
-    kv_cache_dtype: str | None,
-) -> Kernels | None:
-    """A stack's kernels, in the model's own number formats where no others are named.
-
-    Raises ConfigError for a number format without a stack.
-    """
-    from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.profiler.facts.formats import Kernels
-    from sarathi_sim.profiler.kernels.op_source import served_formats
-    from sarathi_sim.profiler.storage.strict import parse
-
-    given = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
-    own = served_formats(model, device, stack)
-    named = own | {key: value for key, value in given.items() if value is not None}
-    if stack is not None:
-        return parse(Kernels, {"stack": stack, **named}, command)
-    if dtype is not None or kv_cache_dtype is not None:
-        raise ConfigError("--dtype, --kv-cache-dtype: need --stack")
-    if named:
-        formats = ", ".join(f"{key} {value}" for key, value in named.items())
-        raise ConfigError(f"--stack: is needed for {model.name} ({formats})")
-    return None
 
 
 class Commands(TyperGroup):

@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sarathi_sim.experiments.cli.common import (
-    PROFILES,
     DatasetsOption,
-    DegreeOption,
-    ForceOption,
-    FormatOption,
     JsonOption,
-    KvFormatOption,
-    ModelOption,
-    ProfilesOption,
     consoles,
-    kernels_of,
     print_json,
     print_table,
 )
@@ -156,49 +148,6 @@ def _others(annotation: object, default: object) -> str:
         return ""
     others = [str(value) for value in get_args(annotation) if value != default]
     return f" (or {', '.join(others)})" if others else ""
-
-
-def make_bundle(
-    device: Annotated[str, typer.Option(help="A calibrated device.")],
-    model: ModelOption,
-    tp: DegreeOption = 1,
-    stack: Annotated[
-        str | None, typer.Option(help="Take the kernels of vllm, sglang or trtllm.")
-    ] = None,
-    dtype: FormatOption = None,
-    kv_cache_dtype: KvFormatOption = None,
-    out: ProfilesOption = PROFILES,
-    force: ForceOption = False,
-) -> None:
-    """Make a profile bundle from a device model.
-
-    No GPU is needed: the op times are those of the device's calibrated model.
-
-    \b
-    Examples:
-      sarathi-sim make-bundle --device a100-80g-sxm --model llama-2-70b --tp 2 --out profiles
-      sarathi-sim make-bundle --device h100-80g-sxm --stack vllm --dtype fp8 --model qwen3-32b
-      sarathi-sim run my.yaml --set profiles=profiles
-    """
-    from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.profiler.bundle.schema import bundle_path, check_replaceable, write_bundle
-    from sarathi_sim.profiler.facts.device import load_device
-    from sarathi_sim.profiler.facts.model import load_model
-    from sarathi_sim.profiler.kernels.op_source import made_bundle
-
-    spec, gpu = load_model(model), load_device(device)
-    if tp > gpu.gpus_per_node:
-        raise ConfigError(
-            f"--tp {tp}: must be at most {gpu.gpus_per_node}, the GPUs of a node of {gpu.name}"
-        )
-    kernels = kernels_of("make-bundle", spec, gpu.name, stack, dtype, kv_cache_dtype)
-    path = bundle_path(out, gpu.name, spec.name, tp, kernels)
-    check_replaceable(path, force=force)
-    try:
-        write_bundle(made_bundle(gpu.name, spec, tp, kernels), path, force=force)
-    except ValueError as error:  # a tp that fits neither the model nor the node
-        raise ConfigError(str(error)) from None
-    typer.echo(f"written: {path}")
 
 
 def calibrate(

@@ -56,8 +56,8 @@ from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
-from sarathi_sim.simulator.op_times.regression import OpTimes
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Deployment:
     @property
     def doubts(self) -> tuple[str, ...]:
         """What is in doubt about its op times, by what its profile says of their origin."""
-        origins = self.ops.bundle.meta.environment
+        origins = self.ops.meta.environment
         parts = {op: str(mark).partition(DOUBT) for op, mark in origins.items()}
         return tuple(f"{op}: {doubt}" for op, (_, found, doubt) in parts.items() if found)
 
@@ -295,10 +295,10 @@ def deploy(
     left_out = [requests.note] if isinstance(requests, Traffic) and requests.note else []
     if kv_cache is not None and kv_cache.prompts_cached:
         requests = with_own_prompts(requests)
-    ops, longest, digest = op_times_of(scenario, model, device, source)
+    ops, digest = op_times_of(scenario, model, device, source)
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
-        f"the longest context that the profiles of {model.name} on {device.name} hold": longest,
+        f"the longest measured context of {model.name} on {device.name}": ops.longest_context,
     }
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes = _notes(max_length, limits, ops, kept, memory if counted else None)
@@ -369,7 +369,7 @@ def _notes(
         for what, limit in limits.items()
         if max_length > limit
     ]
-    notes.append(f"op times: {provenance(ops.bundle)}")
+    notes.append(f"op times: {provenance(ops.meta)}")
     if kept < 1:
         notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
     if memory is not None:

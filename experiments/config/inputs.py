@@ -16,15 +16,17 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.bundle.check import load_plausible
-from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path
+from sarathi_sim.profiler.bundle.schema import BundleMeta, bundle_path
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.formats import TWO_BYTES, Kernels, NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, SENDS
-from sarathi_sim.profiler.kernels.op_source import made_bundle, op_source, served_formats
+from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
 from sarathi_sim.profiler.storage.paths import data_dir, user_path
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.modelled import modelled_times
+from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 
 
 def model_of(scenario: Scenario, source: Source) -> ModelSpec:
@@ -118,21 +120,19 @@ def number_bytes_of(
         path = bundle_path(
             _profiles(scenario, source), device.name, model.name, scenario.cluster.tp
         )
-        return _load(path, bundle_digest(path))[0].number_bytes if path.is_dir() else TWO_BYTES
+        return _load(path, bundle_digest(path)).number_bytes if path.is_dir() else TWO_BYTES
     except ConfigError:
         return TWO_BYTES
 
 
 def op_times_of(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
-) -> tuple[OpTimes, int, str]:
-    """The op times, the longest context among them, and the digest of their bundle.
-
-    Where no profile holds the bundle it is made here (:func:`op_source`).
-    """
-    ops, longest, digest = _op_times(scenario, model, device, source)
+) -> tuple[OpTimes, str]:
+    """The op times, and what identifies them: the digest of their bundle, or of the files that a
+    stack's and a device's are computed from (:func:`op_source`)."""
+    ops, digest = _op_times(scenario, model, device, source)
     scale = scenario.engine.op_scale
-    return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), longest, digest
+    return (_scaled(ops, tuple(sorted(scale.items()))) if scale else ops), digest
 
 
 @lru_cache(maxsize=16)
@@ -143,7 +143,7 @@ def _scaled(ops: OpTimes, factors: tuple[tuple[str, float], ...]) -> OpTimes:
 
 def _op_times(
     scenario: Scenario, model: ModelSpec, device: DeviceSpec, source: Source
-) -> tuple[OpTimes, int, str]:
+) -> tuple[OpTimes, str]:
     """Those of the profile, as it holds them."""
     kernels, tp = scenario.kernels, scenario.cluster.tp
     profiles = _profiles(scenario, source) if scenario.profiles else None
@@ -151,13 +151,14 @@ def _op_times(
     try:
         path = op_source(device, model, tp, kernels, profiles)
         if not isinstance(path, Path):
-            return _made(device.name, model, tp, kernels)
+            modelled = _modelled(device.name, model, tp, kernels)
+            return modelled, modelled.meta.content_sha256
         key, digest = "profiles", bundle_digest(path)
-        ops, longest = _load(path, digest)
+        ops = _load(path, digest)
     except ValueError as error:
         whose = _of_checkpoint(scenario, model, str(error))
         raise ConfigError(f"{source.name((key,))}: {error}{whose}") from None
-    meta = ops.bundle.meta
+    meta = ops.meta
     if (meta.device, meta.tp) != (device.name, tp):
         problem = (
             f"{path} holds the bundle of {meta.device} tp {meta.tp}, not {device.name} tp {tp}"
@@ -172,7 +173,7 @@ def _op_times(
     if scenario.cluster.pp > 1 and link_scope(scenario, device) not in ops.send:
         problem = f"{path} holds no {link_scope(scenario, device)} transfers, so pp must be 1"
         raise source.error("cluster.pp", scenario.cluster.pp, problem)
-    return ops, longest, digest
+    return ops, digest
 
 
 def _of_checkpoint(scenario: Scenario, model: ModelSpec, problem: str) -> str:
@@ -191,15 +192,15 @@ def _config_json(model: str) -> bool:
     return path.suffix == ".json" or (path / "config.json").is_file()
 
 
-def provenance(bundle: Bundle) -> str:
+def provenance(meta: BundleMeta) -> str:
     """What kind of origin the times of every op have, ops of one kind together."""
     kinds: dict[str, list[str]] = {}
     for op in (*ALL_ROW_OPS, *ATTENTION, ALL_REDUCE, *SENDS):
-        if op in bundle.meta.environment:
-            kind = str(bundle.meta.environment[op]).partition(":")[0]
+        if op in meta.environment:
+            kind = str(meta.environment[op]).partition(":")[0]
             kinds.setdefault(kind, []).append(op)
     if not kinds:  # a measured bundle, or one of a calibrated device
-        return f"all {bundle.meta.source} on {bundle.meta.device}"
+        return f"all {meta.source} on {meta.device}"
     told = "; ".join(f"{kind}: {', '.join(ops)}" for kind, ops in kinds.items())
     return f"{told} (from what: meta.yaml of the bundle, or sarathi-sim support)"
 
@@ -231,20 +232,17 @@ def _load_model(name: str, changed: int) -> ModelSpec:
 
 
 @lru_cache(maxsize=16)
-def _load(path: Path, digest: str) -> tuple[OpTimes, int]:
-    """The regressions of one bundle, and its longest context; scenarios share them.
+def _load(path: Path, digest: str) -> OpTimes:
+    """The regressions of one bundle; scenarios share them.
 
     ``digest`` is that of the bundle: a worker may outlive a change of the folder.
     """
-    bundle = load_plausible(path)
-    return OpTimes(bundle), int(bundle.attn_decode["context_tokens"].max())
+    return bundle_times(load_plausible(path))
 
 
 @lru_cache(maxsize=16)
-def _made(
-    device: str, model: ModelSpec, tp: int, kernels: Kernels | None
-) -> tuple[OpTimes, int, str]:
-    """The regressions of a bundle that no folder holds, as :func:`op_times_of` gives them."""
-    bundle = made_bundle(device, model, tp, kernels)
-    longest = int(bundle.attn_decode["context_tokens"].max())
-    return OpTimes(bundle), longest, bundle.meta.content_sha256
+def _modelled(device: str, model: ModelSpec, tp: int, kernels: Kernels | None) -> OpTimes:
+    """The op times that no folder holds; scenarios share them, and so their tables."""
+    source = op_source(load_device(device), model, tp, kernels)
+    assert not isinstance(source, Path)
+    return modelled_times(source)

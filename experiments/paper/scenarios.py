@@ -11,10 +11,9 @@ from numpy.typing import ArrayLike
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.paper.variants import Lab
-from sarathi_sim.experiments.run.machine import with_attention
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
 from sarathi_sim.simulator.loop.records import Floats, Records
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes
 from sarathi_sim.simulator.views.ledger import gaps, iteration_bubbles
 from sarathi_sim.simulator.views.spans import Spans
 
@@ -68,7 +67,7 @@ def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
         def attend(batch: ArrayLike, context: ArrayLike) -> Floats:
             return decode(batch, np.full_like(context, longest))
 
-        ops = with_attention(ops, ops.prefill, attend, f"padded {longest}")
+        ops = replace(ops, decode=ByPair(attend))
     factors = dict(assumed.factors)
     linear = dict.fromkeys(ops.linear, factors.get("linear", 1.0))
     named = {op: factors.get(name, 1.0) for name, op in _NAMED.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from io import StringIO
 
@@ -23,13 +23,11 @@ from numpy.typing import ArrayLike
 
 from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, load_claims, readings
 from sarathi_sim.experiments.paper.variants import Lab, with_rows
-from sarathi_sim.experiments.run.machine import with_attention
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import TimeBySize
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes, TimeBySize
 
 _FACTOR = 4.0
 _UNMOVED = 0.01
@@ -63,7 +61,7 @@ def _nothing_saved(ops: OpTimes) -> OpTimes:
     def by_pair(chunk: ArrayLike, context: ArrayLike) -> Floats:
         return pairs(chunk, context) * (ops.prefill(_PROMPT, 0) / pairs(_PROMPT, 0))
 
-    return with_attention(_by_rows(by_row, ops), by_pair, ops.decode, NO_GAIN)
+    return replace(_by_rows(by_row, ops), prefill=ByPair(by_pair))
 
 
 def _rows_are_free(ops: OpTimes) -> OpTimes:

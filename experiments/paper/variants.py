@@ -1,30 +1,30 @@
 """The two sets of op times that every claim is computed with.
 
-``predicted`` are the shipped bundles: constants from public kernel measurements, nothing of the
-paper. ``paper-calibrated`` are the same bundles with a few constants per device fitted to some of
+``predicted`` are the calibrated devices: constants from public kernel measurements, nothing of the
+paper. ``paper-calibrated`` are the same with a few constants per device fitted to some of
 the paper's numbers (``data/paper/calibration.yaml``; ``constants.py`` writes it).
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from functools import cache, cached_property, partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.run.machine import Machine, with_attention
-from sarathi_sim.profiler.bundle.schema import find_bundle, load_bundle
+from sarathi_sim.experiments.run.machine import Machine
+from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import GEMMS, LAYER_GEMMS
+from sarathi_sim.profiler.physics.modelled import DeviceTimes
 from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import TimeBySize
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.modelled import modelled_times
+from sarathi_sim.simulator.op_times.op_times import OpTimes, Scaled, TimeBySize
 
 Variant = Literal["predicted", "paper-calibrated"]
 VARIANTS: tuple[Variant, ...] = ("predicted", "paper-calibrated")
@@ -57,7 +57,7 @@ class DeviceFit:
 
     constants: Constants
     fitted_to: list[str]
-    follow: list[str] = dataclasses.field(default_factory=list)
+    follow: list[str] = field(default_factory=list)
 
 
 @strict_dataclass
@@ -133,32 +133,26 @@ class Lab:
 
 def calibrated(ops: OpTimes, constants: Constants) -> OpTimes:
     """Op times with the constants applied; other ops stay as they are."""
-    linear = ops.bundle.linear.copy()
     if constants.p is not None:
-        for op in GEMMS:
-            here = linear["op"] == op
-            rows, times = linear.loc[here, ["num_tokens", "time_us"]].to_numpy(np.float64).T
-            linear.loc[here, "time_us"] = _gemm_us(rows, times, constants, constants.p)
-    new = with_attention(
-        OpTimes(dataclasses.replace(ops.bundle, linear=linear)),
-        lambda chunk, context: constants.attn_prefill * ops.prefill(chunk, context),
-        lambda batch, context: constants.attn_decode * ops.decode(batch, context),
-        repr(constants),
+        gemms = {op: partial(_gemm_s, ops.by_rows[op], constants, constants.p) for op in GEMMS}
+        ops = with_rows(ops, gemms)
+    return replace(
+        ops,
+        prefill=Scaled(ops.prefill, constants.attn_prefill),
+        decode=Scaled(ops.decode, constants.attn_decode),
+        whole_layer=replace(ops.whole_layer, both_s=constants.mixed_us * 1e-6),
     )
-    new.whole_layer = dataclasses.replace(new.whole_layer, both_s=constants.mixed_us * 1e-6)
-    return new
 
 
-def _gemm_us(rows: Floats, time_us: Floats, c: Constants, p: float) -> Floats:
+def _gemm_s(time: TimeBySize, c: Constants, p: float, rows: ArrayLike) -> Floats:
     """A GEMM's times by rows, from the shipped ones at its two limits.
 
     Up to one tile the kernel is bound by memory, and which tile it uses hardly shows; beyond, a
     started tile costs as much as a whole one.
     """
+    rows = np.asarray(rows, np.float64)
     padded = np.where(rows <= TILE, rows, np.ceil(rows / TILE) * TILE)
-    full_rate = float(np.interp(_LARGE, rows, time_us)) / _LARGE
-    read = c.read * time_us[0]
-    compute = c.compute * full_rate * padded
+    read, compute = c.read * time(1), c.compute * time(_LARGE) / _LARGE * padded
     return np.asarray((read**p + compute**p) ** (1 / p))
 
 
@@ -170,11 +164,7 @@ def untiled(ops: OpTimes) -> OpTimes:
 
 def with_rows(ops: OpTimes, by_rows: Mapping[str, TimeBySize]) -> OpTimes:
     """The op times with other times by rows for the ops of ``by_rows``."""
-    new = copy.copy(ops)
-    # Attention and its kept tables stay those of ``ops``, and so does what these depend on.
-    new.by_rows = {**ops.by_rows, **by_rows}
-    new.whole_layer = ops.whole_layer
-    return new
+    return replace(ops, by_rows={**ops.by_rows, **by_rows})
 
 
 def _between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
@@ -187,4 +177,4 @@ def _between_tiles(time: TimeBySize, rows: ArrayLike) -> Floats:
 
 @cache
 def _op_times(device: str, model: str, tp: int) -> OpTimes:
-    return OpTimes(load_bundle(find_bundle(data_dir() / "profiles", device, model, tp)))
+    return modelled_times(DeviceTimes(device, load_model(model), tp))

@@ -23,7 +23,7 @@ def op_times_grid(deployments: Sequence[Deployment]) -> SortableTable | None:
     bundles = {deployment.bundle_name: deployment.ops for deployment in deployments}
     rows = []
     for name, ops in bundles.items():
-        meta = ops.bundle.meta
+        meta = ops.meta
         for op, error in op_errors(ops).items():
             origin = str(meta.environment.get(op, meta.source))
             rows.append([name, op, origin, f"{_percent(error):.1f}"])

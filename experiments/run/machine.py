@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +16,9 @@ from sarathi_sim.simulator.load.workload import at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints, Records
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.breakdown import breakdown, mixing_s
-from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost, TimeByPair
+from sarathi_sim.simulator.op_times.iteration import MIXING, IterationCost
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import OpTimes
 
 _LONGEST, _MOST_DECODES, _MOST_ROWS = 8192, 256, 4096
 
@@ -186,11 +185,3 @@ class Machine:
         layers = self.layers * float(log.iterations["layer_s"].sum())
         ops["attention"] = layers - sum(ops.values())
         return ops
-
-
-def with_attention(ops: OpTimes, prefill: TimeByPair, decode: TimeByPair, mark: str) -> OpTimes:
-    """The op times with other attention; ``mark`` distinguishes its cached tables from others."""
-    new = copy.copy(ops)
-    new.prefill, new.decode = prefill, decode
-    new.key = f"{ops.key} {mark}"
-    return new

@@ -28,9 +28,8 @@ from sarathi_sim.profiler.facts.model import ModelSpec, list_models, load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_ROW_OPS, ATTENTION, MOE, OPS, SENDS
 from sarathi_sim.profiler.kernels.op_source import op_source, served_formats
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
-from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.modelled import device_model
-from sarathi_sim.profiler.physics.op_times import KINDS, DeviceModel, Provenance
+from sarathi_sim.profiler.physics.modelled import DeviceTimes, ShardTimes
+from sarathi_sim.profiler.physics.op_times import KINDS, Provenance
 from sarathi_sim.profiler.storage.strict import did_you_mean, parse
 from sarathi_sim.simulator.load.capacity import CapacityError, stage_layers
 from sarathi_sim.simulator.load.engine_memory import STACK_SHARES, EngineMemory, Step, engine_memory
@@ -67,7 +66,7 @@ class Combination:
     device: DeviceSpec
     stack: Stack | None
     dtype: WeightDtype
-    sources: dict[int, StackTimes | DeviceModel]
+    sources: dict[int, ShardTimes]
     refused: dict[str, tuple[int, ...]]
 
     @property
@@ -103,13 +102,7 @@ class Combination:
         """Of every op in the smallest layout; empty where nothing runs."""
         if self.memory is None:
             return {}
-        tp = self.memory[0][0]
-        source = self.sources[tp]
-        return (
-            source.provenance()
-            if isinstance(source, StackTimes)
-            else source.provenance(self.model, tp)
-        )
+        return self.sources[self.memory[0][0]].provenance()
 
     @property
     def kind(self) -> str:
@@ -200,14 +193,13 @@ def _cell(
     model: ModelSpec, device: DeviceSpec, stack: Stack | None, dtype: WeightDtype
 ) -> Combination:
     kernels = _kernels(stack, dtype, model, device)
-    sources: dict[int, StackTimes | DeviceModel] = {}
+    sources: dict[int, ShardTimes] = {}
     refused: dict[str, tuple[int, ...]] = {}
     for tp in (2**i for i in range(device.gpus_per_node.bit_length())):
         try:
             found = op_source(device, model, tp, kernels)
-            # The shipped bundles are made of the device model, which a test compares.
-            if isinstance(found, Path):
-                found = device_model(device.name, model, tp)
+            if isinstance(found, Path):  # a shipped profile: the table is of what it stands for
+                found = DeviceTimes(device.name, model, tp)
             sources[tp] = found
         except ValueError as error:
             refused[str(error)] = (*refused.get(str(error), ()), tp)
@@ -225,12 +217,12 @@ def build(cell: Combination, degrees: Iterable[int] | None = None) -> None:
     one, many, model = np.array([1.0, 64.0]), np.array([512.0, 4096.0]), cell.model
     for tp in cell.sources if degrees is None else degrees:
         source = cell.sources[tp]
-        times = {op: source.by_rows(op, many, model, tp) for op in model.row_ops}
-        times[ATTENTION[0]] = source.attn_prefill(many, many, model, tp)
-        times[ATTENTION[1]] = source.attn_decode(one, many, model, tp)
+        times = {op: source.by_rows(op, many) for op in model.row_ops}
+        times[ATTENTION[0]] = source.prefill(many, many)
+        times[ATTENTION[1]] = source.decode(one, many)
         times |= {op: source.send_recv(1024 * many, scope) for op, scope in SENDS.items()}
         if tp > 1:
-            times[ALL_REDUCE] = source.all_reduce(1024 * many, tp)
+            times[ALL_REDUCE] = source.all_reduce(1024 * many)
         for op, found in times.items():
             if not (np.isfinite(found) & (found > 0)).all():
                 where = f"{model.name} on {cell.device.name}, tp {tp}, {cell.kernels}"

@@ -16,9 +16,8 @@ from sarathi_sim.simulator.confidence.op_errors import LayerError, OpError, laye
 from sarathi_sim.simulator.confidence.run_band import WHOLE_LAYER, Errors, makespan_samples
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
-from sarathi_sim.simulator.op_times.iteration import SUM
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import OpTimes
 from sarathi_sim.simulator.views.metrics import Analysis
 
 PER_MAKESPAN = ("requests_per_s", "tokens_per_s", "output_tokens_per_s", "mfu")
@@ -83,7 +82,7 @@ def uncertainty_of(
     scoped = errors.get(f"{SEND_RECV}_{scope}")
     if scoped is not None:
         errors[SEND_RECV] = scoped
-    key = ops.bundle.meta.content_sha256
+    key = ops.meta.content_sha256
     tables = {op: error.table for op, error in errors.items()}
     outside = queries_outside([use for use in uses if use], tables)
     everything: Errors = errors

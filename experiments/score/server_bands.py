@@ -50,7 +50,7 @@ class OpShares:
 def op_shares(deployment: Deployment, row: Measured) -> OpShares:
     """Of one row. A request decodes ``osl`` tokens beside ``concurrency`` others (or as many as fit
     into the memory), and meanwhile each of them processes one prompt."""
-    engine, meta = deployment.scenario.engine, deployment.ops.bundle.meta
+    engine, meta = deployment.scenario.engine, deployment.ops.meta
     host = host_of(engine)
     cost = IterationCost(deployment.ops, host=host)
     context = row.isl + row.osl / 2

@@ -28,7 +28,7 @@ from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
 from sarathi_sim.profiler.engine.work import TIMED_OPS
 from sarathi_sim.profiler.measuring.in_situ import in_situ_bundle
 from sarathi_sim.simulator.loop.records import Floats, Records
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 
 MOST_DRIFT = 0.05
 """Decided beforehand: a repeat beyond it says something of the machine, not of the model."""
@@ -80,10 +80,10 @@ def evaluate(session: Session, repeat: Repeat, cell: Cell) -> Comparison:
     around = Links.of([calibration for calibration, _ in served.calibration])
     grid = _joined(repeat.grids)
     bundle = in_situ_bundle(session.spec, 2 * session.works, grid, around.send_s, "in-situ")
-    alone = StageTimePrediction(cell, bundle_predictor(cell, OpTimes(bundle)), around)
+    alone = StageTimePrediction(cell, bundle_predictor(cell, bundle_times(bundle)), around)
     predictions = {"grid": alone, "calibrated": alone.calibrated(served.calibration)}
     if session.isolated is not None:
-        ops = bundle_predictor(cell, OpTimes(session.isolated))
+        ops = bundle_predictor(cell, bundle_times(session.isolated))
         predictions["isolated"] = StageTimePrediction(cell, ops, around)
     decisions = run.served.decisions
     measured = measured_records(run, requests, cell.scheduler())

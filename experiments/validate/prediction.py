@@ -20,8 +20,8 @@ from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import OpTimes
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,10 @@ alike; ``meta.yaml`` says which one it is. This module needs no torch.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import secrets
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
 import pandas as pd
@@ -24,6 +22,7 @@ from sarathi_sim.profiler.bundle.tables import TABLES, BundleError, empty_table
 from sarathi_sim.profiler.facts.device import list_devices, load_device
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, OPS
 from sarathi_sim.profiler.storage.files import files_sha256, make_folders, remove_empty, restore
 from sarathi_sim.profiler.storage.manifest import (
     NotOursError,
@@ -31,7 +30,6 @@ from sarathi_sim.profiler.storage.manifest import (
     read_manifest,
     replace_folder,
 )
-from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import parse, strict_dataclass
 
@@ -134,20 +132,25 @@ class Bundle:
         """The frames by table name, in the order of TABLES."""
         return {name: getattr(self, name) for name in TABLES}
 
-    def identified(self) -> Bundle:
-        """A bundle that no folder holds, with the hash of its tables' content."""
-        digest = hashlib.sha256()
-        for name, frame in self.tables().items():
-            digest.update(f"{name}\n{frame.to_csv(index=False)}".encode())
-        meta = dataclasses.replace(self.meta, content_sha256=digest.hexdigest())
-        return dataclasses.replace(self, meta=meta)
+    @property
+    def lacking(self) -> list[str]:
+        """The ops that a run needs and no table has; transfers between stages apart."""
+        meta, has = self.meta, {*self.linear["op"]}
+        has |= {name for name, frame in self.tables().items() if len(frame)}
+        needed = [*meta.model_spec.row_ops, *ATTENTION, *([ALL_REDUCE] if meta.tp > 1 else [])]
+        return [op for op in needed if op not in has]
+
+    @property
+    def modelled(self) -> list[str]:
+        """The ops that an import marks as the calibrated device's: a run asks it for those that no
+        table has."""
+        marks = self.meta.environment if self.meta.source == "imported" else {}
+        return [op for op, mark in marks.items() if str(mark).startswith("modelled: ")]
 
 
-def bundle_path(
-    root: Path, device: str, model: str, tp: int, kernels: Kernels | None = None
-) -> Path:
-    """Where a bundle lies under ``root``: ``tp4``, or ``tp4-vllm-fp8`` with a stack's kernels."""
-    return root / device / model / (f"tp{tp}-{kernels.name}" if kernels else f"tp{tp}")
+def bundle_path(root: Path, device: str, model: str, tp: int) -> Path:
+    """Where a bundle lies under ``root``."""
+    return root / device / model / f"tp{tp}"
 
 
 def list_bundles(root: Path) -> list[tuple[str, str, int]]:
@@ -160,14 +163,12 @@ def list_bundles(root: Path) -> list[tuple[str, str, int]]:
     return sorted(found)
 
 
-def find_bundle(
-    root: Path, device: str, model: str, tp: int, kernels: Kernels | None = None
-) -> Path:
+def find_bundle(root: Path, device: str, model: str, tp: int) -> Path:
     """The folder of one bundle under ``root``.
 
     Raises BundleError if there is none, and names the existing ones and how to make it.
     """
-    path = bundle_path(root, device, model, tp, kernels)
+    path = bundle_path(root, device, model, tp)
     if (path / "meta.yaml").is_file():
         return path
     existing = ", ".join(f"{d}/{m}/tp{k}" for d, m, k in list_bundles(root)) or "none"
@@ -176,14 +177,10 @@ def find_bundle(
             f"{device} has specifications only, so a bundle must be measured on one, "
             "or stack must name one whose kernels were measured on it (sarathi-sim devices)"
         )
+    elif device in list_devices():
+        way = f"without profiles the calibrated model of {device} is asked"
     else:
-        shipped = root.resolve().is_relative_to(data_dir().resolve())
-        own = "profiles" if shipped else quote(str(root))
-        then = f", then --set profiles={own}" if shipped else ""
-        way = (
-            f"to model one: sarathi-sim make-bundle --device {quote(device)} --model "
-            f"{quote(model)} --tp {tp} --out {own}{then}"
-        )
+        way = "to measure one: sarathi-sim profile, on that device"
     raise BundleError(
         f"no profile bundle for device {device}, model {model}, tp {tp} under {root}; "
         f"there are: {existing}; {way}"
@@ -285,9 +282,8 @@ def _content_sha256(path: Path) -> str:
 
 
 def _check_complete(bundle: Bundle, path: Path) -> None:
-    present = set(bundle.linear["op"])
-    for op in bundle.meta.model_spec.row_ops:
-        if op not in present:
-            raise BundleError(f"{path / 'linear.csv'}: op {op!r} has no rows")
-    if bundle.meta.tp > 1 and bundle.all_reduce.empty:
-        raise BundleError(f"{path / 'all_reduce.csv'}: needed, because tp is {bundle.meta.tp}")
+    for op in bundle.lacking:
+        if op not in bundle.modelled:
+            table = OPS[op].table
+            what = f"op {op!r} has no rows" if table == "linear" else f"needed for {op}"
+            raise BundleError(f"{path / table}.csv: {what}")

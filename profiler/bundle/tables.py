@@ -40,7 +40,8 @@ class Table:
     times were measured here: ``spread_pct``, a point's interquartile range over its median;
     ``power_w`` and ``sm_clock_mhz``, a GPU's meanwhile (0: not told); ``backend``, what computed an
     attention. ``minimum`` is the smallest allowed integer.
-    ``optional``: the file may be absent. ``rules`` are about several cells of a row.
+    ``optional``: the file may be absent (``Bundle.lacking``: what a run needs). ``rules`` are about
+    several cells of a row.
     """
 
     columns: tuple[str, ...]
@@ -66,6 +67,7 @@ TABLES: dict[str, Table] = {
         key=("chunk_tokens", "context_tokens"),
         extras=_ATTENTION,
         minimum={"context_tokens": 0},
+        optional=True,
     ),
     # Of batch_size equal chunks without context in one call, what each adds: its share.
     "attn_prefill_added": Table(
@@ -80,6 +82,7 @@ TABLES: dict[str, Table] = {
         key=("batch_size", "context_tokens"),
         extras=_ATTENTION,
         minimum={"context_tokens": 0},
+        optional=True,
     ),
     # One call over the bundle's tp ranks; num_bytes is the tensor on each rank.
     "all_reduce": Table(columns=("num_bytes", "time_us"), key=("num_bytes",), optional=True),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from sarathi_sim.profiler.bundle.diff import OpDiff, diff_bundles
-from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, list_bundles, load_bundle
-from sarathi_sim.profiler.first_light.devices import published_bundle, published_stacks
+from sarathi_sim.profiler.bundle.schema import bundle_path, list_bundles, load_bundle
+from sarathi_sim.profiler.first_light.devices import published_stacks, published_times
 from sarathi_sim.profiler.first_light.probe_machine import open_machine
 from sarathi_sim.profiler.first_light.steps import Found, Task
+from sarathi_sim.profiler.physics.modelled import asked_at
 from sarathi_sim.profiler.planning.profile_error import ProfileError
 
 
@@ -17,16 +18,14 @@ def tables(task: Task) -> Found:
     times from the tables', by op. Raises ProfileError where there is nothing to compare.
     """
     gpu, stacks = published_stacks(open_machine(task)[0].type)
-    published: dict[tuple[str, int], list[Bundle]] = {}  # of a shard, for each of its attentions
     facts: dict[str, object] = {}
     lines: list[str] = []
     names = list_bundles(task.profiles) if task.profiles.is_dir() else []
     for device, model, tp in names:
         ours = load_bundle(bundle_path(task.profiles, device, model, tp))
         spec = ours.meta.model_spec
-        if (model, tp) not in published:
-            published[model, tp] = [published_bundle(gpu, spec, tp, each) for each in stacks]
-        for stack, theirs in zip(stacks, published[model, tp], strict=True):
+        for stack in stacks:
+            theirs = asked_at(published_times(gpu, spec, tp, stack), ours)
             diffs, left_out = diff_bundles(theirs, ours)
             what = f"{device}/{model}/tp{tp} over {stack}"
             facts[what] = {diff.op: vars(diff) for diff in diffs} | {"not compared": left_out}

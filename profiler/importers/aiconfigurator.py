@@ -48,12 +48,12 @@ def import_aiconfigurator(folder: Path, model: ModelSpec, tp: int, device: Devic
     if device.name != _DEVICE:
         raise BundleError(
             f"aiconfigurator: {source_folder(folder, FOLDER)} was measured on {_DEVICE}, "
-            f"not on {device.name}: leave --device out, or name a --stack of the parquet tables"
+            f"not on {device.name}: leave --device out"
         )
     if (folder / PARQUET).is_dir() and not (source_folder(folder, FOLDER) / _GEMM).is_file():
         raise BundleError(
-            f"{folder}: of aiconfigurator this holds the parquet tables ({PARQUET}/): name "
-            f"--device and --stack; without --stack the CSVs of {FOLDER}/ are read"
+            f"{folder}: of aiconfigurator this holds the parquet tables ({PARQUET}/), which a run "
+            f"with stack asks; the CSVs of {FOLDER}/ are read here"
         )
     pool = ShapePool(data.aic_gemm(folder), device, f"{_GEMM}, SGLang")
     parts = {op: pool.part(shape) for op, shape in model.gemms(tp).items()}

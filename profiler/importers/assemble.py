@@ -12,9 +12,9 @@ import pandas as pd
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, BundleError, BundleMeta
 from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
 from sarathi_sim.profiler.importers.part import Part, listed
-from sarathi_sim.profiler.physics.modelled import make_bundle, rounded_us
+from sarathi_sim.profiler.physics.modelled import DeviceTimes, rounded_us
 from sarathi_sim.profiler.physics.study import Origin
 from sarathi_sim.profiler.storage.strict import SpecError
 
@@ -40,7 +40,7 @@ def assemble(
     """The bundle of one ``tp`` rank of ``model`` from ``parts`` by op.
 
     Keys of ``parts`` are the ops of ``linear.csv``, ``attn_prefill``, ``attn_decode``,
-    ``all_reduce`` and ``send_recv_<scope>``. Missing ones are predicted by the calibrated model of
+    ``all_reduce`` and ``send_recv_<scope>``. For missing ones a run asks the calibrated model of
     ``device``. ``meta.environment`` says of each where it came from.
     Raises BundleError where the source has no GEMM of the model, or where something is
     missing and the device has no calibrated model.
@@ -51,18 +51,15 @@ def assemble(
         )
         raise BundleError(
             f"{source.name}: this folder has no GEMM of {model.name} at tp {tp} on {device.name}, "
-            f"and none near one; (n, k) needed: {shapes}; to model all of it instead: "
-            f"sarathi-sim make-bundle --device {device.name} --model {model.name} --tp {tp} "
-            "--out profiles"
+            f"and none near one; (n, k) needed: {shapes}; a run without profiles asks the "
+            f"calibrated model of {device.name} for all of it"
         )
-    whole = dict(parts)
     missing = [op for op in wanted_ops(tp) if op not in parts]
-    if missing:
-        whole |= _modelled(source, device, model, tp, missing)
-    marks = {op: whole[op].mark() for op in wanted_ops(tp) if op in whole}
+    modelled = _modelled(source, device, model, tp, missing) if missing else {}
+    marks = {op: part.mark() for op, part in parts.items()} | modelled
     by_kind: dict[str, list[str]] = {}
-    for op, part in whole.items():
-        by_kind.setdefault(part.kind, []).append(op)
+    for op, mark in marks.items():
+        by_kind.setdefault(mark.partition(":")[0], []).append(op)
     meta = BundleMeta(
         device=device.name,
         model=model.name,
@@ -78,11 +75,11 @@ def assemble(
             "repository": source.origin.repository,
             "licence": source.origin.licence,
             "hardware": source.hardware,
-            **marks,
+            **{op: marks[op] for op in wanted_ops(tp) if op in marks},
         },
         device_file_sha256=device_sha256(device.name),
     )
-    return Bundle(meta=meta, **_tables(whole))
+    return Bundle(meta=meta, **_tables(parts))
 
 
 def wanted_ops(tp: int) -> list[str]:
@@ -93,9 +90,10 @@ def wanted_ops(tp: int) -> list[str]:
 
 def _modelled(
     source: Publication, device: DeviceSpec, model: ModelSpec, tp: int, missing: list[str]
-) -> dict[str, Part]:
+) -> dict[str, str]:
+    """The marks of ops that the device's calibrated model has; raises where it lacks them."""
     try:
-        modelled = make_bundle(device.name, model, tp)
+        has = DeviceTimes(device.name, model, tp).provenance()
     except (SpecError, ValueError) as error:
         needed = [op for op in missing if op not in SENDS]
         if not needed:
@@ -106,27 +104,15 @@ def _modelled(
             f"them, or take a calibrated device with --device"
         ) from None
     origin = f"the calibrated device file of {device.name} ({source.name} has none that fits)"
-    found = {}
-    for op in missing:
-        if op in SENDS:
-            rows = modelled.send_recv[modelled.send_recv["scope"] == SENDS[op]].drop(
-                columns="scope"
-            )
-        elif op in TABLES:
-            rows = modelled.tables()[op]
-        else:
-            rows = modelled.linear[modelled.linear["op"] == op].drop(columns="op")
-        found[op] = Part(rows, "modelled", origin)
-    return found
+    return {op: f"modelled: {origin}" for op in missing if op in has}
 
 
 def _tables(parts: Mapping[str, Part]) -> dict[str, pd.DataFrame]:
-    linear = [parts[op].rows.assign(op=op) for op in ROW_OPS]
+    linear = [parts[op].rows.assign(op=op) for op in ROW_OPS if op in parts]
     messages = [parts[op].rows.assign(scope=scope) for op, scope in SENDS.items() if op in parts]
     found = {
         "linear": pd.concat(linear, ignore_index=True),
-        **{op: parts[op].rows for op in ATTENTION},
-        "all_reduce": parts["all_reduce"].rows if "all_reduce" in parts else _none("all_reduce"),
+        **{op: parts[op].rows if op in parts else _none(op) for op in (*ATTENTION, ALL_REDUCE)},
         "send_recv": pd.concat(messages, ignore_index=True) if messages else _none("send_recv"),
     }
     return {name: _ordered(name, frame) for name, frame in found.items()}

@@ -12,7 +12,6 @@ from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.importers.aiconfigurator import import_aiconfigurator
 from sarathi_sim.profiler.importers.llmservingsim import FORMS, import_llmservingsim, measured_on
 from sarathi_sim.profiler.importers.vidur import import_vidur
-from sarathi_sim.profiler.public import kernel_tables
 from sarathi_sim.profiler.storage.paths import WHERE
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
@@ -42,8 +41,7 @@ SOURCES = {
     "aiconfigurator": Publisher(
         import_aiconfigurator,
         lambda _: "a100-80g-sxm",
-        "gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and nccl_collectives.csv of an A100; "
-        f"with --device and --stack {kernel_tables.FORMS}",
+        "gemm_bf16.csv, attention_{prefill,decode}_bf16.csv and nccl_collectives.csv of an A100",
     ),
     "llmservingsim": Publisher(
         import_llmservingsim,

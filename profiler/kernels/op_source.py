@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, find_bundle
+from sarathi_sim.profiler.bundle.schema import bundle_path, find_bundle
 from sarathi_sim.profiler.facts.device import DeviceSpec, list_devices
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import MOE
-from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stacks_on
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.modelled import device_model, make_bundle
-from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.modelled import DeviceTimes, ShardTimes
 from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.strict import SpecError
 
@@ -26,17 +24,13 @@ def op_source(
     tp: int,
     kernels: Kernels | None = None,
     profiles: Path | None = None,
-) -> Path | StackTimes | DeviceModel:
-    """The folder of the bundle, or what a bundle is to be made of (:func:`made_bundle`).
+) -> Path | ShardTimes:
+    """The folder of the bundle, or what times the ops without one.
 
-    A bundle under ``profiles`` (None: the shipped ones) goes first. Without one a stack's kernels
-    are taken, and without a stack the calibrated device, unless ``profiles`` are the user's own.
+    With ``kernels`` these are a stack's. Without, a bundle under ``profiles`` (None: the shipped
+    ones) goes before the calibrated device, which is not asked if ``profiles`` are the user's own.
     Raises UserError for what was not measured, ValueError for a tp that does not fit the model.
     """
-    root = data_dir() / "profiles" if profiles is None else profiles
-    path = bundle_path(root, device.name, model.name, tp, kernels)
-    if (path / "meta.yaml").is_file():
-        return path
     if kernels is not None and device.name not in list_devices():
         raise SpecError(
             f"no kernels of stack {kernels.stack} were fitted on {device.name}, a device of yours; "
@@ -44,8 +38,12 @@ def op_source(
         )
     if kernels is not None:
         return StackTimes(device.name, kernels, model, tp)
+    root = data_dir() / "profiles" if profiles is None else profiles
+    path = bundle_path(root, device.name, model.name, tp)
+    if (path / "meta.yaml").is_file():
+        return path
     if profiles is None and device.name in list_devices():
-        return device_model(device.name, model, tp)
+        return DeviceTimes(device.name, model, tp)
     return find_bundle(root, device.name, model.name, tp)
 
 
@@ -60,10 +58,3 @@ def served_formats(model: ModelSpec, device: str | None, stack: str | None) -> d
         return found
     measured = load_stack(device, stack)[0].having(f"{MOE}.{_MXFP4_FP8}")
     return found | ({"moe_dtype": _MXFP4_FP8} if measured else {})
-
-
-def made_bundle(device: str, model: ModelSpec, tp: int, kernels: Kernels | None) -> Bundle:
-    """The bundle of a stack's kernels, or without a stack of the calibrated device."""
-    if kernels is not None:
-        return make_stack_bundle(device, model, tp, kernels)
-    return make_bundle(device, model, tp).identified()

@@ -7,7 +7,9 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
-from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
+from sarathi_sim.profiler.bundle.schema import BundleMeta, KernelOrigin
+from sarathi_sim.profiler.facts.attention_kinds import mean_layer
+from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256, load_device
 from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import (
@@ -38,9 +40,12 @@ from sarathi_sim.profiler.kernels.stack_file import (
     KernelFit,
     StackSpec,
     load_stack,
+    stack_sha256,
     stacks_on,
     stored,
+    surfaces_sha256,
 )
+from sarathi_sim.profiler.physics.modelled import identity
 from sarathi_sim.profiler.physics.op_times import Provenance
 
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
@@ -55,6 +60,8 @@ _COMPOSED_PCT = 15.0
 #: Of windows that were not measured, from the whole context: off by 30 % in the median of vLLM's
 #: and TensorRT-LLM's prompts with windows of 128 and 1,024 tokens, by 3 to 38 % of their decodes.
 _WINDOWED_PCT = 40.0
+#: The longest context of a model that the tables are said to cover; at least so many tokens.
+_MOST_CONTEXT, _LEAST_CONTEXT = 131072, 8192
 #: What the same chip with other memory adds to a half-width, percent. Assumed.
 _DERIVED_PCT = 10.0
 
@@ -78,6 +85,8 @@ class StackTimes:
         self.device: DeviceSpec = load_device(device)
         self.kernels, self.model, self.tp = kernels, model, tp
         self.spec, self._arrays = fitted or load_stack(device, kernels.stack)
+        self._fitted_sha256 = surfaces_sha256(fitted[1]) if fitted else ""
+        model.check_tp(tp)
         self.spec.need("gemm", kernels.dtype, "dtype")
         self.spec.need("gemm", "bf16", "dtype")
         grid: Callable[[str], HeadGrid] = partial(shipped_grid, device, kernels.stack)
@@ -85,7 +94,7 @@ class StackTimes:
             grid = lru_cache(lambda table: HeadGrid.from_arrays(stored(self._arrays, table)))
         self.attention = StackAttention(
             self.spec, grid, kernels, model, tp, self.device, self._as_on,
-            lambda tokens: self.by_rows(KV_UP, tokens, model, tp),
+            lambda tokens: self.by_rows(KV_UP, tokens),
         )  # fmt: skip
         if tp > 1:
             self.spec.need(ALL_REDUCE, f"{self._captured}.{tp}", "kernel, tp")
@@ -94,9 +103,44 @@ class StackTimes:
             tables = partial(stored, self._arrays)
             self._experts = ExpertTimes(self.device, kernels, model, tp, self.spec, tables)
 
-    def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
-        """An op of ``linear.csv`` on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
-        found, shard = OPS[op], model.shard(tp)
+    @property
+    def longest_context(self) -> int:
+        """Up to which contexts a run is not said to go beyond what was measured."""
+        return min(max(self.model.max_position_embeddings, _LEAST_CONTEXT), _MOST_CONTEXT)
+
+    @property
+    def meta(self) -> BundleMeta:
+        """Where the times come from: the same files give the same."""
+        kernels, origins = self.kernels, self.provenance()
+        files = self._fitted_sha256 or stack_sha256(self.device.name, kernels.stack)
+        data_sheet = device_sha256(self.device.name)
+        return BundleMeta(
+            device=self.device.name,
+            model=self.model.name,
+            model_spec=self.model,
+            tp=self.tp,
+            source="modelled",
+            created=self.spec.date,
+            generator="kernels of a stack",
+            dtype="bfloat16",
+            notes="fitted to public kernel measurements; errors are in data/kernels",
+            environment={
+                "repository": self.spec.origin,
+                "licence": self.spec.licence,
+                **{op: origin.mark for op, origin in origins.items()},
+            },
+            device_file_sha256=data_sheet,
+            kernels=KernelOrigin(
+                used=kernels,
+                sha256=files,
+                half_width_pct={op: origin.half_width_pct for op, origin in origins.items()},
+            ),
+            content_sha256=identity(files, data_sheet, kernels, self.model, self.tp),
+        )
+
+    def by_rows(self, op: str, tokens: Array) -> Array:
+        """An op on ``tokens`` rows: a GEMM, or elementwise kernels in turn."""
+        found, shard = OPS[op], self.model.shard(self.tp)
         if op == MOE:
             return self._as_on(*self._experts.time_us(tokens))
         if op == ALL_TO_ALL:
@@ -121,28 +165,45 @@ class StackTimes:
             np.zeros(np.shape(tokens)),
         )
 
-    def attn_prefill(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """One sequence's chunk after ``context`` cached tokens, one layer of one rank."""
-        return self.attention.prefill(chunk, context)
+    def prefill(self, chunk: Array, context: Array) -> Array:
+        """One sequence's chunk after ``context`` cached tokens, in a mean layer."""
+        of, model = self.attention, self.model
+        return mean_layer(
+            model.windows,
+            model.num_layers,
+            of.prefill(chunk, context),
+            lambda window: of.prefill_within(chunk, context),
+        )
 
-    def attn_decode(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
+    def decode(self, batch: Array, context: Array) -> Array:
         """One token for each of ``batch`` sequences with ``context`` cached tokens."""
-        return self.attention.decode(batch, context)
+        of, model = self.attention, self.model
+        return mean_layer(
+            model.windows,
+            model.num_layers,
+            of.decode(batch, context),
+            lambda window: of.decode_within(batch, context),
+        )
 
-    def prefill_within(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """A chunk in a layer with the model's window."""
-        return self.attention.prefill_within(chunk, context)
+    @property
+    def batches(self) -> Array:
+        """Numbers of chunks in one call; none where calls of several were not measured."""
+        return self.attention.batches if self.attention.together else np.empty(0)
 
-    def decode_within(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """Decodes in a layer with the model's window."""
-        return self.attention.decode_within(batch, context)
+    def added(self, chunk: Array) -> Array:
+        """What each of several equal chunks in one call adds in a mean layer: a row for each of
+        :attr:`batches`."""
+        of, model = self.attention, self.model
+        return mean_layer(
+            model.windows, model.num_layers, of.added(chunk), lambda window: of.added_within(chunk)
+        )
 
-    def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
+    def all_reduce(self, num_bytes: Array) -> Array:
         """One all-reduce: a captured batch by the graph's kernel, a larger one by the other."""
-        captured = self._curve(self._captured, gpus).time_us(num_bytes)
+        captured = self._curve(self._captured).time_us(num_bytes)
         if "eager" not in self._reduces:
             return captured
-        eager = self._curve("eager", gpus).time_us(num_bytes)
+        eager = self._curve("eager").time_us(num_bytes)
         return np.where(num_bytes <= self.captured_bytes, captured, np.maximum(eager, captured))
 
     def send_recv(self, num_bytes: Array, scope: str) -> Array:
@@ -283,8 +344,8 @@ class StackTimes:
     def _captured(self) -> str:
         return "graph" if "graph" in self._reduces else "nccl"
 
-    def _curve(self, kernel: str, gpus: int) -> ReduceCurve:
-        return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{gpus}"))
+    def _curve(self, kernel: str) -> ReduceCurve:
+        return ReduceCurve.from_arrays(stored(self._arrays, f"{ALL_REDUCE}.{kernel}.{self.tp}"))
 
 
 def _half_width(fit: KernelFit, kind: str) -> float:

@@ -77,7 +77,7 @@ class DecodeLaw:
             below = np.append(0.0, np.cumsum(here[:-1] * ((ends[1:] / ends[:-1]) ** 2 - 1)))
             at = np.searchsorted(ends[1:], count, side="right")
             squares += below[at] + here[at] * np.maximum((count / ends[at]) ** 2 - 1, 0.0)
-        return np.sqrt(squares)
+        return np.asarray(np.sqrt(squares))
 
     def _work(self, nodes: Array, kv_heads: int) -> Array:
         """The squares of what the law counts, octave by octave: a column each."""
@@ -131,9 +131,8 @@ class DecodeLaw:
 
     def _alike(self, nodes: Array) -> Array:
         """How much decodes of one batch say of each measured size: shape (nodes, sizes)."""
-        apart, known = 0.0, self._octaves_of(self._nodes)
-        for mine, theirs in zip(self._octaves_of(nodes), known, strict=True):
-            apart = apart + np.abs(mine[:, None] - theirs)
+        mine, theirs = self._octaves_of(nodes), self._octaves_of(self._nodes)
+        apart = sum(np.abs(a[:, None] - b) for a, b in zip(mine, theirs, strict=True))
         return np.asarray(np.exp(-apart / _OCTAVES))
 
     def _octaves_of(self, nodes: Array) -> tuple[Array, ...]:

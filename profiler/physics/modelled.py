@@ -1,213 +1,174 @@
-"""A profile bundle without a GPU: a calibrated device model, sampled at useful sizes."""
+"""Op times without a profile: those of a stack's tables or of a calibrated device, by any size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
+from sarathi_sim.profiler.bundle.tables import TABLES, empty_table
 from sarathi_sim.profiler.facts.device import device_sha256
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import OPS, SCOPES
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL
 from sarathi_sim.profiler.facts.roofline import Array
 from sarathi_sim.profiler.physics.layer_mix import mean_time
-from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.op_times import DeviceModel, Provenance
 
 TILE = 128
-#: LM-head rows: one a sequence, unless a whole prompt's logits are wanted.
-_MAX_LOGIT_ROWS = 4096
-#: Chunks and contexts of models with long ones; as many again in the octave between.
-_FAR = {2**i * half // 2 for i in range(13, 18) for half in (2, 3)}
-#: Decodes' contexts beside the usual ones: a calibrated kernel's times step past each block of 32
-#: keys (A6000, flash-attn), by a third at 33 tokens.
-_NEAR = frozenset({1, 8, *range(32, 257, 32), *range(33, 258, 32)})
+#: The longest context of the measurements behind the device models.
+_DEVICE_CONTEXT = 8192
 
 
 class ShardTimes(Protocol):
-    """What says how long each op of a shard takes, in microseconds."""
+    """How long each op of one tensor-parallel rank of a model takes, in microseconds.
 
-    def by_rows(self, op: str, tokens: Array, model: ModelSpec, tp: int) -> Array:
-        """An op of ``linear.csv`` on ``tokens`` rows."""
+    Inputs are arrays of equal shape. ``added`` (None where that was not measured) gives what each
+    of several equal chunks in one call adds: a row for each of ``batches`` chunks. ``meta`` says
+    where the times come from, and identifies them; up to ``longest_context`` cached tokens they
+    rest on measurements.
+    """
 
-    def attn_prefill(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """One sequence's chunk after ``context`` cached tokens."""
+    model: ModelSpec
+    tp: int
 
-    def attn_decode(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """One token for each of ``batch`` sequences with ``context`` cached tokens."""
+    @property
+    def longest_context(self) -> int: ...
 
-    def prefill_within(self, chunk: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """A chunk in a layer with the model's window."""
+    @property
+    def meta(self) -> BundleMeta: ...
 
-    def decode_within(self, batch: Array, context: Array, model: ModelSpec, tp: int) -> Array:
-        """Decodes in a layer with the model's window."""
+    @property
+    def batches(self) -> Array: ...
 
-    def all_reduce(self, num_bytes: Array, gpus: int) -> Array:
-        """One all-reduce of ``num_bytes`` on each of ``gpus`` ranks."""
+    def by_rows(self, op: str, tokens: Array) -> Array:
+        """An op by token rows."""
+
+    def prefill(self, chunk: Array, context: Array) -> Array:
+        """Attention of one sequence's chunk after ``context`` cached tokens, in a mean layer."""
+
+    def decode(self, batch: Array, context: Array) -> Array:
+        """Attention of one token for each of ``batch`` sequences with ``context`` cached tokens."""
+
+    def added(self, chunk: Array) -> Array:
+        """What each of several equal chunks in one call adds: shape (batches, chunks)."""
+
+    def all_reduce(self, num_bytes: Array) -> Array:
+        """One all-reduce of ``num_bytes`` on each rank."""
 
     def send_recv(self, num_bytes: Array, scope: str) -> Array:
         """One message over a link."""
 
+    def provenance(self) -> dict[str, Provenance]:
+        """Of every op."""
 
-@dataclass(frozen=True)
-class SampledSizes:
-    """What to sample: tokens of a batch, chunk and cached tokens of a sequence up to these.
 
-    ``contexts`` (of decodes) and ``messages`` (bytes) are sampled beside the usual ones, and the
-    ops ``also`` by rows beside the model's.
+class DeviceTimes:
+    """Op times of one ``tp`` rank of ``model`` on a calibrated device.
+
+    Raises SpecError for a device without fits, ValueError for a tp that does not fit the model or
+    the node.
     """
 
-    max_tokens: int
-    max_context: int
-    contexts: frozenset[int] = frozenset()
-    messages: frozenset[int] = frozenset()
-    also: tuple[str, ...] = ()
+    longest_context = _DEVICE_CONTEXT
+    batches = np.empty(0)
 
+    def __init__(self, device: str, model: ModelSpec, tp: int) -> None:
+        self._times = DeviceModel(device)
+        self.model, self.tp = model, tp
+        if tp > 1 and f"all_reduce_{tp}" not in (self._times.spec.fitted or {}):
+            raise ValueError(
+                f"device {device}: no all-reduce was fitted for tp {tp}; allowed: 1, 2, 4, 8"
+            )
+        model.check_tp(tp)
+        self._origins = self._times.provenance(model, tp)
 
-def make_bundle(
-    device: str,
-    model: ModelSpec,
-    tp: int,
-    max_tokens: int = 131072,
-    max_context: int = 8192,
-) -> Bundle:
-    """Op times of one layer of one ``tp`` rank of ``model`` on a shipped device with fits.
-
-    ``max_tokens`` bounds the tokens of a batch, ``max_context`` chunk and cached tokens of a
-    sequence. The same device files give the same bundle, to the byte. Raises SpecError for a
-    device without fits, ValueError for a tp that does not fit the model or the node.
-    """
-    times = device_model(device, model, tp)
-    fits = times.spec.fitted or {}
-    meta = BundleMeta(
-        device=times.spec.name,
-        model=model.name,
-        model_spec=model,
-        tp=tp,
-        source="modelled",
-        # The date of the fit, not of this call: regenerating must give the same bytes.
-        created=max(fit.date for fit in fits.values()),
-        generator="sarathi-sim make-bundle",
-        tile=TILE,
-        device_file_sha256=device_sha256(times.spec.name),
-        notes="predicted by the fitted device model; its held-out errors are in the device file",
-    )
-    return Bundle(
-        meta=meta, **sampled(times, model, tp, SampledSizes(max_tokens, max_context, _NEAR))
-    )
-
-
-def device_model(device: str, model: ModelSpec, tp: int) -> DeviceModel:
-    """The device's times, if it has those of ``tp`` ranks of ``model``; raises as
-    :func:`make_bundle` does."""
-    times = DeviceModel(device)
-    if tp > 1 and f"all_reduce_{tp}" not in (times.spec.fitted or {}):
-        raise ValueError(
-            f"device {device}: no all-reduce was fitted for tp {tp}; allowed: 1, 2, 4, 8"
+    @property
+    def meta(self) -> BundleMeta:
+        """Where the times come from; the same device files give the same."""
+        spec, files = self._times.spec, device_sha256(self._times.spec.name)
+        return BundleMeta(
+            device=spec.name,
+            model=self.model.name,
+            model_spec=self.model,
+            tp=self.tp,
+            source="modelled",
+            created=max(fit.date for fit in (spec.fitted or {}).values()),  # of the fit
+            generator="device model",
+            tile=TILE,
+            device_file_sha256=files,
+            notes="the fitted device model; its held-out errors are in the device file",
+            content_sha256=identity(files, self.model, self.tp),
         )
-    model.check_tp(tp)
-    times.provenance(model, tp)
-    return times
+
+    def by_rows(self, op: str, tokens: Array) -> Array:
+        return self._times.by_rows(op, tokens, self.model, self.tp)
+
+    def prefill(self, chunk: Array, context: Array) -> Array:
+        times = self._times
+        return mean_time(
+            times.attn_prefill, times.prefill_within, chunk, context, self.model, self.tp
+        )
+
+    def decode(self, batch: Array, context: Array) -> Array:
+        times = self._times
+        return mean_time(
+            times.attn_decode, times.decode_within, batch, context, self.model, self.tp
+        )
+
+    def added(self, chunk: Array) -> Array:
+        return np.empty((0, len(chunk)))
+
+    def all_reduce(self, num_bytes: Array) -> Array:
+        return self._times.all_reduce(num_bytes, self.tp)
+
+    def send_recv(self, num_bytes: Array, scope: str) -> Array:
+        return self._times.send_recv(num_bytes, scope)
+
+    def provenance(self) -> dict[str, Provenance]:
+        return self._origins
 
 
-def sampled(
-    times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes
-) -> dict[str, pd.DataFrame]:
-    """The tables of a bundle by name."""
-    return {
-        "linear": _linear(times, model, tp, grid),
-        "attn_prefill": _prefill(times, model, tp, grid.max_context),
-        "attn_decode": _decode(times, model, tp, grid),
-        "all_reduce": _all_reduce(times, tp, grid),
-        "send_recv": _send_recv(times),
-    }
+def identity(*what: object) -> str:
+    """The hash of what op times are computed from."""
+    return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
-def token_grid(most: int) -> Array:
-    """Token counts to sample up to ``most``.
+def asked_at(times: ShardTimes, sizes: Bundle) -> Bundle:
+    """The bundle of these times at the sizes of another one's ops, transfers and attention."""
 
-    Every one to 64, every 8 to 512 and 32 to 1024, both sides of every half tile to 4096, then ever
-    coarser, where times are all but linear.
-    """
-    counts = {*range(1, 65), *range(64, 513, 8), *range(512, 1025, 32)}
-    for edge in range(TILE // 2, 4097, TILE // 2):
-        counts |= {edge, edge + 1}
-    counts |= set(range(4096, 8193, 512)) | set(range(8192, 32769, 2048))
-    counts |= {32768 * 2**i + half for i in range(12) for half in (0, 16384 * 2**i)}
-    return _upto(counts, most)
+    def timed(rows: pd.DataFrame, time_us: Callable[..., Array], *keys: str) -> pd.DataFrame:
+        rows = rows.drop(columns=[name for name in rows if name in _MEASURED])
+        asked = time_us(*(rows[key].to_numpy(np.float64) for key in keys))
+        return rows.assign(time_us=rounded_us(asked))
+
+    none = empty_table(TABLES[ALL_REDUCE])
+    linear = [
+        timed(rows, partial(times.by_rows, str(op)), "num_tokens")
+        for op, rows in sizes.linear.groupby("op")
+    ]
+    messages = [
+        timed(rows, partial(times.send_recv, scope=str(scope)), "num_bytes")
+        for scope, rows in sizes.send_recv.groupby("scope")
+    ]
+    return Bundle(
+        times.meta,
+        pd.concat(linear, ignore_index=True),
+        timed(sizes.attn_prefill, times.prefill, *TABLES[PREFILL].key),
+        timed(sizes.attn_decode, times.decode, *TABLES[DECODE].key),
+        timed(sizes.all_reduce, times.all_reduce, "num_bytes") if times.tp > 1 else none,
+        pd.concat(messages, ignore_index=True) if messages else sizes.send_recv,
+    )
 
 
-def _upto(values: Iterable[int], most: int) -> Array:
-    """The values up to ``most``, and ``most`` itself."""
-    return np.array(sorted({v for v in values if v < most} | {most}), dtype=np.float64)
+#: Columns that a bundle has only of what was measured.
+_MEASURED = ("time_us", *TABLES[PREFILL].extras)
 
 
 def rounded_us(times_us: Array) -> Array:
-    """Round to six digits: more than the precision, fewer bytes, the same text on every machine."""
+    """Round to six digits: more than the precision, the same text on every machine."""
     return np.array([float(f"{t:.6g}") for t in times_us])
-
-
-def _linear(times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes) -> pd.DataFrame:
-    parts, most = [], grid.max_tokens
-    for op in sorted((*model.row_ops, *grid.also)):
-        rows = token_grid(min(most, _MAX_LOGIT_ROWS) if OPS[op].outputs else most)
-        time_us = rounded_us(times.by_rows(op, rows, model, tp))
-        parts.append(pd.DataFrame({"op": op, "num_tokens": rows.astype(int), "time_us": time_us}))
-    return pd.concat(parts, ignore_index=True)
-
-
-def _pairs(first: Array, second: Array) -> tuple[Array, Array]:
-    a, b = np.meshgrid(first, second, indexing="ij")
-    return a.ravel(), b.ravel()
-
-
-def _prefill(times: ShardTimes, model: ModelSpec, tp: int, most: int) -> pd.DataFrame:
-    # Both sides of the kernels' row blocks (64 and 128); in the context, of having one at all.
-    edges = {*range(64, 1025, 64), *range(1152, 2049, 128)}
-    chunks = {1, 16, 32, 48, 96, 160, 224, 3072, 4096, 6144} | edges | {e + 1 for e in edges}
-    contexts = {0, 1, 128, 256, 512, 1024, 2048, 3072, 4096, 6144} | _FAR
-    chunk, context = _pairs(_upto(chunks | _FAR, most), _upto(contexts, most))
-    time = mean_time(times.attn_prefill, times.prefill_within, chunk, context, model, tp)
-    columns = {"chunk_tokens": chunk.astype(int), "context_tokens": context.astype(int)}
-    return pd.DataFrame({**columns, "time_us": rounded_us(time)})
-
-
-def _decode(times: ShardTimes, model: ModelSpec, tp: int, grid: SampledSizes) -> pd.DataFrame:
-    batches = {*range(1, 33), 40, 48, 56, 64, 80, 96, 128, 192, 256, 384}
-    contexts = {16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144} | _FAR
-    every = _upto(contexts | grid.contexts, grid.max_context)
-    batch, context = _pairs(_upto(batches, 512), every)
-    time = mean_time(times.attn_decode, times.decode_within, batch, context, model, tp)
-    columns = {"batch_size": batch.astype(int), "context_tokens": context.astype(int)}
-    return pd.DataFrame({**columns, "time_us": rounded_us(time)})
-
-
-def _message_sizes() -> Array:
-    """1 KiB to 4 GiB, two sizes an octave."""
-    return np.array([2**i * half // 2 for i in range(10, 33) for half in (2, 3)][:-1], dtype=float)
-
-
-def _all_reduce(times: ShardTimes, tp: int, grid: SampledSizes) -> pd.DataFrame:
-    if tp == 1:
-        return pd.DataFrame({"num_bytes": np.array([], dtype=int), "time_us": np.array([])})
-    sizes = np.union1d(_message_sizes(), list(grid.messages))
-    time = rounded_us(times.all_reduce(sizes, tp))
-    return pd.DataFrame({"num_bytes": sizes.astype(int), "time_us": time})
-
-
-def _send_recv(times: ShardTimes) -> pd.DataFrame:
-    sizes = _message_sizes()
-    parts = [
-        pd.DataFrame(
-            {
-                "num_bytes": sizes.astype(int),
-                "scope": scope,
-                "time_us": rounded_us(times.send_recv(sizes, scope)),
-            }
-        )
-        for scope in sorted(SCOPES)
-    ]
-    return pd.concat(parts, ignore_index=True)

@@ -20,7 +20,16 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, BATCH, LOCAL, OPS, GemmShape
+from sarathi_sim.profiler.facts.ops import (
+    ALL_REDUCE,
+    ATTENTION,
+    BATCH,
+    DECODE,
+    LOCAL,
+    OPS,
+    PREFILL,
+    GemmShape,
+)
 from sarathi_sim.profiler.physics.hold_out import (
     Bools,
     Folds,
@@ -30,6 +39,7 @@ from sarathi_sim.profiler.physics.hold_out import (
 )
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.regression import Gemms, pooled_roofline
 from sarathi_sim.simulator.op_times.surface import decode_surface, prefill_surface
 
@@ -85,6 +95,8 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
             far = far_gemm(gemms[op], others)
         found.append(OpTable(op, points, time, linear_fit, far, tile, gemms.get(op)))
     for op in ATTENTION:
+        if bundle.tables()[op].empty:  # of an import that has none
+            continue
         points, time = _columns(bundle.tables()[op], *OPS[op].columns)
         fit = surface_fit(_SURFACES[OPS[op].family])
         found.append(OpTable(op, points, time, fit, fit, tile if op in TOKEN_OPS else None))
@@ -95,6 +107,29 @@ def op_tables(bundle: Bundle) -> list[OpTable]:
         points, time = _columns(rows, "num_bytes")
         found.append(OpTable(f"send_recv_{scope}", points, time, linear_fit, linear_fit))
     return found
+
+
+def modelled_tables(ops: OpTimes) -> list[OpTable]:
+    """Of op times that are asked and not fitted: the corners of the sizes that they are good for.
+
+    These are as many tokens, sequences and bytes as batches have, and contexts up to the longest
+    that was measured.
+    """
+    longest = float(ops.longest_context)
+    chunks = np.array([(c, k) for c in (1.0, longest) for k in (0.0, longest)])
+    decodes = np.array([(b, k) for b in (1.0, _MOST_SEQUENCES) for k in (1.0, longest)])
+    by_size = {op: (time, np.array([[1.0], [_MOST_TOKENS]])) for op, time in ops.by_rows.items()}
+    if ops.all_reduce is not None:
+        by_size[ALL_REDUCE] = ops.all_reduce, _MESSAGES
+    by_size |= {f"send_recv_{scope}": (time, _MESSAGES) for scope, time in ops.send.items()}
+    corners = [(op, points, time(points[:, 0])) for op, (time, points) in by_size.items()]
+    corners.append((PREFILL, chunks, ops.prefill(*chunks.T)))
+    corners.append((DECODE, decodes, ops.decode(*decodes.T)))
+    return [OpTable(op, points, time, linear_fit, linear_fit) for op, points, time in corners]
+
+
+_MOST_TOKENS, _MOST_SEQUENCES = 131072.0, 512.0
+_MESSAGES = np.array([[1024.0], [4.0 * 2**30]])
 
 
 def _columns(table: pd.DataFrame, *names: str) -> tuple[Floats, Floats]:

@@ -4,7 +4,7 @@ Errors are normal on the logarithm of an op's time and of two kinds: one *common
 an op (another efficiency of the kernel), and *local* ones, shared by the sizes of one octave. Two
 sources add up:
 
-- the bundle's own regression, by its held-out residuals, local: inside the measured region, and
+- a bundle's own regression, by its held-out residuals, local: inside the measured region, and
   growing with the octaves beyond it;
 - where an op was not measured on this shape (``modelled``; in an imported bundle what is marked
   so, or ``scaled``, or ``interpolated``), the held-out error of the device's calibrated model, or
@@ -24,15 +24,16 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from sarathi_sim.profiler.bundle.schema import Bundle
+from sarathi_sim.profiler.bundle.schema import BundleMeta
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.physics.op_times import DOUBT
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.confidence.bands import UNKNOWN, Band, covering_width, fit_band
-from sarathi_sim.simulator.confidence.held_out import OpTable, op_tables
+from sarathi_sim.simulator.confidence.held_out import OpTable, modelled_tables, op_tables
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.interaction import interaction_errors
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.regression import kept_of
 
 COMMON_SHARE = 0.25
 """Of the variance of a device model's held-out error, what all sizes of one shape share.
@@ -45,6 +46,10 @@ NORMAL_90, NORMAL_95 = 1.645, 1.96
 """Half-widths of a normal's central 90 and 95 % in standard deviations."""
 
 OCTAVES = 48
+
+_MODELLED = Band(inside=0.0, edges=0.0, beyond=UNKNOWN, floor=0.0)
+"""Of op times that are asked and not fitted: no error of their own up to the sizes of
+:func:`modelled_tables`, beyond them assumed."""
 
 
 @dataclass(frozen=True)
@@ -83,43 +88,53 @@ class LayerError:
 
 def layer_error(ops: OpTimes) -> LayerError:
     """From the held-out errors of the bundle's whole layers, which it must have."""
+    bundle = ops.bundle
+    assert bundle is not None
 
     def off() -> Floats:
-        return interaction_errors(ops.bundle, ops)["measured"].to_numpy(np.float64) / 100
+        return interaction_errors(bundle, ops)["measured"].to_numpy(np.float64) / 100
 
-    misses = np.log1p(ops.kept("whole layers", off))
+    misses = np.log1p(kept_of(bundle, "whole layers", off))
     return LayerError(covering_width(misses, UNKNOWN) / NORMAL_90)
 
 
 def op_errors(ops: OpTimes) -> dict[str, OpError]:
-    """The errors of every op of a bundle, by name (``send_recv_<scope>`` for transfers)."""
-    bundle = ops.bundle
-    tables = op_tables(bundle)
-    widths = ops.kept(
-        "bands by octave", lambda: np.array([astuple(fit_band(table)) for table in tables])
-    )
+    """The errors of every op, by name (``send_recv_<scope>`` for transfers)."""
+    bundle, meta = ops.bundle, ops.meta
+    tables, widths = [] if bundle is None else op_tables(bundle), np.empty((0, 4))
+    if bundle is not None:
+        widths = kept_of(
+            bundle,
+            "bands by octave",
+            lambda: np.array([astuple(fit_band(table)) for table in tables]),
+        )
+    fitted = {table.op for table in tables}
+    asked = [table for table in modelled_tables(ops) if table.op not in fitted]
     try:
-        device = load_device(bundle.meta.device)
+        device = load_device(meta.device)
     except SpecError:  # a device of the user's own: nothing was fitted for it
         device = None
     return {
-        table.op: OpError(table, Band(*map(float, width)), *_model_error(bundle, table.op, device))
-        for table, width in zip(tables, widths, strict=True)
+        table.op: OpError(table, Band(*map(float, width)), *_model_error(meta, table.op, device))
+        for table, width in [
+            *zip(tables, widths, strict=True),
+            *((table, astuple(_MODELLED)) for table in asked),
+        ]
     }
 
 
-def _model_error(bundle: Bundle, op: str, device: DeviceSpec | None) -> tuple[float, ...]:
+def _model_error(meta: BundleMeta, op: str, device: DeviceSpec | None) -> tuple[float, ...]:
     """(common, local) standard deviations of the device model behind an op, else zeros; and what is
     slow where it is in doubt."""
-    if bundle.meta.kernels is not None:
-        half_width = bundle.meta.kernels.half_width_pct.get(op, 100 * UNKNOWN)
+    if meta.kernels is not None:
+        half_width = meta.kernels.half_width_pct.get(op, 100 * UNKNOWN)
         sigma = float(np.log1p(half_width / 100)) / NORMAL_90
-        in_doubt = DOUBT in str(bundle.meta.environment.get(op, ""))
+        in_doubt = DOUBT in str(meta.environment.get(op, ""))
         return (0.0, 0.0, sigma) if in_doubt else _split(sigma)
-    mark = str(bundle.meta.environment.get(op, bundle.meta.source)).partition(":")[0]
+    mark = str(meta.environment.get(op, meta.source)).partition(":")[0]
     if mark not in ("modelled", "scaled", "interpolated"):
         return 0.0, 0.0
-    behind = device.behind(op, bundle.meta.tp) if device is not None else []
+    behind = device.behind(op, meta.tp) if device is not None else []
     if not behind:
         return _split(UNKNOWN / NORMAL_90)
     # The 95th percentile rather than the median: errors have heavy tails, and it is the wide ones

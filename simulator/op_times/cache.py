@@ -46,11 +46,19 @@ def cache_folder() -> Path | None:
         return None
 
 
-def cached(key: str, make: Callable[[], Floats]) -> Floats:
+def kept(identity: str, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
     """The array that ``make`` computes, or its copy from the disk.
 
-    ``key``, a hash, must cover everything that the array depends on.
+    ``identity``, ``what`` and ``sizes`` must cover everything that the array depends on; without an
+    ``identity`` it is computed each time.
     """
+    if not identity:
+        return make()
+    return cached(sha256(f"{identity} {what} ".encode() + sizes).hexdigest(), make)
+
+
+def cached(key: str, make: Callable[[], Floats]) -> Floats:
+    """The same under a hash of everything that the array depends on."""
     folder = cache_folder()
     if folder is None:
         return make()

@@ -25,25 +25,20 @@ import pandas as pd
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.physics.hold_out import Bools, Rows, leave_one_group_out
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.iteration import (
-    SUM,
-    IterationCost,
-    OpFunctions,
-    WholeLayer,
-    counted_context,
-)
+from sarathi_sim.simulator.op_times.iteration import IterationCost, counted_context
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, WholeLayer
 
 #: Weight of "there is no such effect" in units of measured points.
 _PRIOR = 0.05
 _MICRO = 1e-6
 
 
-def fit_whole_layer(ops: OpFunctions, mixed: pd.DataFrame) -> WholeLayer:
+def fit_whole_layer(ops: OpTimes, mixed: pd.DataFrame) -> WholeLayer:
     """The terms fitted to a bundle's ``mixed`` table; SUM if it is empty."""
     return _fit_layer(_Layers.of(ops, mixed)) if len(mixed) else SUM
 
 
-def interaction_errors(bundle: Bundle, ops: OpFunctions) -> pd.DataFrame:
+def interaction_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     """Absolute held-out errors in percent, a row per measured layer.
 
     Columns: kind (``mixed``, ``prefill`` or ``decode``), ``sum`` (of the ops, as measured one by
@@ -76,7 +71,7 @@ class _Layers:
     both: Bools
 
     @classmethod
-    def of(cls, ops: OpFunctions, mixed: pd.DataFrame) -> _Layers:
+    def of(cls, ops: OpTimes, mixed: pd.DataFrame) -> _Layers:
         names = ("chunk_tokens", "context_tokens", "batch_size", "decode_context_tokens")
         chunk, context, batch, held = (mixed[name].to_numpy(np.int64) for name in names)
         cost = IterationCost(ops)
@@ -147,7 +142,7 @@ def fit_skew(decode: Callable[[Floats, Floats], Floats], skewed: pd.DataFrame) -
     return _skew(mean, longest, time)
 
 
-def skew_errors(bundle: Bundle, ops: OpFunctions) -> pd.DataFrame:
+def skew_errors(bundle: Bundle, ops: OpTimes) -> pd.DataFrame:
     """Absolute errors in percent, a row per point of ``attn_decode_skew``.
 
     Columns: ``mean`` (the mean context alone), ``longest`` (all padded to the longest) and

@@ -7,89 +7,19 @@ are fitted to it (``interaction.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, names
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.together import Together
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, Seconds, WholeLayer
 
 MIXING = "mixing"
 """Of a layer's parts, the one that is no op: what a chunk and decodes in one batch add."""
 FIRST = names(lambda op: op.part == "first")
 LAST = names(lambda op: op.part == "last")
-
-Seconds = TypeVar("Seconds", float, Floats)
-TimeBySize = Callable[[npt.ArrayLike], Floats]
-TimeByPair = Callable[[npt.ArrayLike, npt.ArrayLike], Floats]
-"""Seconds by one size, and by two (chunk and context, batch and mean context)."""
-
-
-class OpFunctions(Protocol):
-    """Every op's seconds as a function of its sizes, for one layer on one tensor-parallel rank: as
-    much of :class:`~sarathi_sim.simulator.op_times.regression.OpTimes` as the cost of an iteration
-    needs."""
-
-    model: ModelSpec
-    tp: int
-    dtype_bytes: int
-    by_rows: dict[str, TimeBySize]
-    together: Together
-    all_reduce: TimeBySize | None
-    send: dict[str, TimeBySize]
-
-    @property
-    def linear(self) -> dict[str, TimeBySize]: ...
-
-    @property
-    def reduces(self) -> float: ...
-
-    @property
-    def prefill(self) -> TimeByPair: ...
-
-    @property
-    def decode(self) -> TimeByPair: ...
-
-    def decode_table(self, batch: Floats, context: Floats) -> Floats:
-        """:attr:`decode` of every batch with every context."""
-
-
-@dataclass(frozen=True)
-class WholeLayer:
-    """The time of a layer beyond its ops.
-
-    It takes ``scale`` times their sum, and ``extra_s``. A layer with a chunk and decodes takes on
-    top: the share ``both`` of all its scaled ops, the share ``decode`` of the scaled decode
-    attention, and ``both_s``.
-    """
-
-    scale: float = 1.0
-    extra_s: float = 0.0
-    both: float = 0.0
-    decode: float = 0.0
-    both_s: float = 0.0
-
-    @property
-    def mixes(self) -> bool:
-        """Whether a chunk and decodes in one batch take extra time."""
-        return bool(self.both or self.decode or self.both_s)
-
-    def mixing_s(self, ops_s: Seconds, decode_s: Seconds) -> Seconds:
-        """The extra time of mixing for scaled ops of ``ops_s``, with ``decode_s`` decode
-        attention."""
-        return self.both * ops_s + self.decode * decode_s + self.both_s
-
-    def mixing_within_s(self, mixed_s: Seconds, decode_s: Seconds) -> Seconds:
-        """The same, from the ``mixed_s`` that the ops take with it."""
-        return mixed_s - (mixed_s - self.decode * decode_s - self.both_s) / (1 + self.both)
-
-
-SUM = WholeLayer()
 
 
 @dataclass(frozen=True)
@@ -119,7 +49,7 @@ class IterationCost:
     and the last stage do their layers only. ``host`` comes on top on the first stage.
     """
 
-    ops: OpFunctions
+    ops: OpTimes
     layer: WholeLayer = SUM
     scope: str | None = None
     include_head: bool = True
@@ -175,7 +105,7 @@ class IterationCost:
     def saved_s(self, chunks: Floats) -> float:
         """What the attention of these chunks in one batch takes less than that of each alone. No
         batch without context takes less than its longest chunk."""
-        if len(chunks) < 2 or not self.ops.together.each:
+        if len(chunks) < 2 or not len(self.ops.together.batches):
             return 0.0
         alone, tokens = self.prefill_s(chunks, 0.0), chunks.sum()
         at = np.searchsorted(self.ops.together.batches, tokens // chunks, side="right")
@@ -208,7 +138,7 @@ class IterationCost:
     def num_bytes(self, tokens: npt.ArrayLike) -> Floats:
         """Bytes of the activations of ``tokens`` rows."""
         rows = np.asarray(tokens, np.float64)
-        return rows * self.ops.model.hidden_size * self.ops.dtype_bytes
+        return rows * self.ops.model.hidden_size * self.ops.number_bytes.activation
 
     def _edges(self, ops: tuple[str, ...], rows: npt.ArrayLike) -> Floats:
         nothing = np.zeros(np.shape(rows))

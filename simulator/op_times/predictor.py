@@ -1,4 +1,4 @@
-"""The time of a batch: dense tables, filled once from the regressions, looked up per batch."""
+"""The time of a batch: dense tables, filled once from the op times, looked up per batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from sarathi_sim.simulator.loop.quantum import QUANTUM_S, ROUNDER, quantize
 from sarathi_sim.simulator.loop.records import Floats, Ints
 from sarathi_sim.simulator.op_times.iteration import (
     NO_HOST,
-    SUM,
     HostTime,
     IterationCost,
     counted_context,
 )
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes
 
 ROW_STEP, MOST_POINTS = 32, 1024
 """Attention rows hold a time every so many tokens of context, or coarser for very long ones."""
@@ -81,14 +80,14 @@ def _power_of_two(least: int) -> int:
 
 
 class BundlePredictor:
-    """Times a :class:`~sarathi_sim.policies.batch.Batch` from a bundle's regressions.
+    """Times a :class:`~sarathi_sim.policies.batch.Batch`.
 
     It tabulates :class:`~sarathi_sim.simulator.op_times.iteration.IterationCost`. One layer of a
     batch with M token rows takes the linear ops and elementwise ones of M tokens (fused over chunks
     and decodes), two all-reduces of M * hidden numbers (TP > 1), the attention of each chunk, and
     one attention of all decodes. The first stage adds the embedding of M tokens and the time of the
     ``host``, the last the LM head for the rows that yield a token. To the next stage goes M *
-    hidden / TP numbers per rank. Where the bundle has calls of several chunks, each chunk takes its
+    hidden / TP numbers per rank. Where calls of several chunks were measured, each chunk takes its
     share of one (:mod:`sarathi_sim.simulator.op_times.together`).
 
     If the bundle timed whole layers, ``layer_time`` "measured" corrects this sum by them, also for
@@ -207,14 +206,14 @@ class BundlePredictor:
         if tokens.max(initial=0) < len(self._whole):
             return np.array(self._whole)[tokens]
         distinct, which = np.unique(tokens, return_inverse=True)  # longer than any chunk may be
-        whole = self.ops.prefill_table(distinct.astype(float), np.zeros(1))[:, 0]
+        whole = self.ops.prefill.table(distinct.astype(float), np.zeros(1))[:, 0]
         return np.asarray(self.layer.scale * whole[which])
 
     def _tabulate_chunks(self, chunk: int) -> list[float]:
         """Fill the rows of the block of chunk sizes around ``chunk``."""
         first = (chunk - 1) // CHUNK_BLOCK * CHUNK_BLOCK + 1
         sizes = np.arange(first, first + CHUNK_BLOCK)
-        rows = self.layer.scale * self.ops.prefill_table(sizes.astype(float), self._context_grid)
+        rows = self.layer.scale * self.ops.prefill.table(sizes.astype(float), self._context_grid)
         self._chunk_rows.update(zip(sizes.tolist(), rows.tolist(), strict=True))
         return self._chunk_rows[chunk]
 
@@ -270,7 +269,7 @@ def _decode_rows(
 ) -> tuple[Floats, list[list[float]], list[float]]:
     """By number of sequences: decode attention by mean context, as array and lists; the LM head."""
     sizes, contexts = np.arange(1.0, most + 1), _context_grid(points, step)
-    decode = cost.layer.scale * cost.ops.decode_table(sizes, contexts)
+    decode = cost.layer.scale * cost.ops.decode.table(sizes, contexts)
     table = np.vstack([np.zeros(points), decode])
     return table, table.tolist(), [0.0, *quantize(cost.last_s(sizes)).tolist()]
 
@@ -280,7 +279,7 @@ def _prefill_rows(
     ops: OpTimes, max_length: int, whole_prompts: int, scale: float
 ) -> tuple[list[float], dict[int, list[float]]]:
     """Times of prompts processed whole (context 0), by tokens; and the chunk rows so far."""
-    whole = scale * ops.prefill_table(np.arange(1.0, whole_prompts + 1), np.zeros(1))
+    whole = scale * ops.prefill.table(np.arange(1.0, whole_prompts + 1), np.zeros(1))
     return [0.0, *whole[:, 0].tolist()], {}
 
 

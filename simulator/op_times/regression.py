@@ -9,36 +9,29 @@ with a learned residual (``surface.py``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.bundle.schema import Bundle
-from sarathi_sim.profiler.facts.formats import NumberBytes
-from sarathi_sim.profiler.facts.ops import (
-    ALL_LAYER_OPS,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    DECODE,
-    OPS,
-    PREFILL,
-    SEND_RECV,
-    GemmShape,
-)
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, GemmShape
+from sarathi_sim.profiler.physics.modelled import DeviceTimes
 from sarathi_sim.simulator.loop.records import Floats
-from sarathi_sim.simulator.op_times.cache import cached
+from sarathi_sim.simulator.op_times.cache import kept
 from sarathi_sim.simulator.op_times.interaction import fit_skew, fit_whole_layer
-from sarathi_sim.simulator.op_times.iteration import TimeByPair, TimeBySize, WholeLayer
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear, PooledRoofline
+from sarathi_sim.simulator.op_times.modelled import modelled_times
+from sarathi_sim.simulator.op_times.op_times import SUM, OpTimes, TimeBySize, WholeLayer
 from sarathi_sim.simulator.op_times.surface import (
     LEAVES,
     TREES,
+    PhysicalSurface,
     decode_surface,
     prefill_surface,
 )
@@ -48,173 +41,147 @@ FITS = 2
 """Of the regressions: to be raised with every change of what they give."""
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """The function ``time``, its values multiplied by ``factor``."""
-
-    time: Callable[..., Floats]
-    factor: float
-
-    def __call__(self, *sizes: ArrayLike) -> Floats:
-        return self.factor * self.time(*sizes)
-
-
-class OpTimes:
-    """Every op's time in seconds, for one layer on one tensor-parallel rank, as functions.
-
-    ``by_rows[op](rows)``, ``prefill(chunk, context)``, ``decode(batch, mean_context)``,
-    ``all_reduce(num_bytes)``, ``send[scope](num_bytes)``.
-    ``number_bytes`` are the sizes of numbers in the timed dtypes, ``dtype_bytes`` that of
-    activations. ``whole_layer`` and ``skew`` correct for whole layers and unequal contexts.
-    """
-
-    def __init__(self, bundle: Bundle) -> None:
-        self.bundle = bundle
-        self.tp = bundle.meta.tp
-        self.model = bundle.meta.model_spec
-        size = 4 if bundle.meta.dtype == "float32" else 2
-        kernels = bundle.meta.kernels
-        self.number_bytes = kernels.used.number_bytes if kernels else NumberBytes(size, size, size)
-        self.dtype_bytes = self.number_bytes.activation
-        points = {
-            str(op): (rows["num_tokens"].to_numpy(np.float64), rows["time_us"].to_numpy() * 1e-6)
-            for op, rows in bundle.linear.groupby("op")
-        }
-        shapes = self.model.gemms(self.tp)
-        self._gemms = gemms = {op: (shapes[op], *points[op]) for op in shapes}
-        self.by_rows: dict[str, TimeBySize] = {
-            op: PiecewiseLinear(*xy) for op, xy in points.items()
-        }
-        for op in gemms:
-            self.by_rows[op] = PiecewiseLinear(*points[op], beyond=partial(self._beyond, op))
-        self.factors: dict[str, float] = {}
-        self.unscaled: OpTimes | None = None
-        self.all_reduce: TimeBySize | None = (
-            PiecewiseLinear(bundle.all_reduce["num_bytes"], bundle.all_reduce["time_us"] * 1e-6)
-            if self.tp > 1
-            else None
+def bundle_times(bundle: Bundle) -> OpTimes:
+    """The op times fitted to a bundle's points; for ops that an import has none of, the calibrated
+    device is asked."""
+    meta, rest = bundle.meta, None
+    if bundle.modelled:
+        rest = modelled_times(DeviceTimes(meta.device, meta.model_spec, meta.tp))
+    gemms = gemm_points(bundle)
+    beyond = Roofline(gemms)
+    by_rows: dict[str, TimeBySize] = {
+        str(op): PiecewiseLinear(
+            rows["num_tokens"],
+            rows["time_us"] * 1e-6,
+            beyond=partial(beyond, str(op)) if op in gemms else None,
         )
-        added = bundle.attn_prefill_added
-        batches = np.unique(added["batch_size"]).astype(np.float64)
-        parts = (added[added["batch_size"] == batch] for batch in batches)
-        each = (PiecewiseLinear(one["chunk_tokens"], one["time_us"] * 1e-6) for one in parts)
-        self.together = Together(batches, (*each,))
-        self.send: dict[str, TimeBySize] = {
-            str(scope): PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
-            for scope, rows in bundle.send_recv.groupby("scope")
-        }
+        for op, rows in bundle.linear.groupby("op")
+    }
+    send: dict[str, TimeBySize] = {
+        str(scope): _by_bytes(rows) for scope, rows in bundle.send_recv.groupby("scope")
+    }
+    lacking, contexts = bundle.lacking, bundle.attn_decode["context_tokens"]
+    if rest is not None:
+        by_rows = {op: by_rows.get(op, time) for op, time in rest.by_rows.items()}
+        send = {**rest.send, **send}
+    found = OpTimes(
+        meta=meta,
+        by_rows=by_rows,
+        prefill=rest.prefill if rest and PREFILL in lacking else Attention(bundle, PREFILL),
+        decode=rest.decode if rest and DECODE in lacking else Attention(bundle, DECODE),
+        all_reduce=(
+            None
+            if meta.tp == 1
+            else rest.all_reduce
+            if rest and ALL_REDUCE in lacking
+            else _by_bytes(bundle.all_reduce)
+        ),
+        send=send,
+        together=_together(bundle.attn_prefill_added),
+        longest_context=rest.longest_context if rest and contexts.empty else int(contexts.max()),
+        bundle=bundle,
+    )
+    skew, layer = 0.0, SUM
+    if len(bundle.attn_decode_skew):
 
-    def scaled(self, factors: Mapping[str, float]) -> OpTimes:
-        """These op times, where each op takes ``factors[op]`` times as long (1 where not named).
+        def share() -> Floats:
+            return np.array([fit_skew(found.decode, bundle.attn_decode_skew)])
 
-        What whole layers add to the sum of their ops stays.
-        """
-        _ = self.whole_layer, self.skew  # fitted to what was measured
-        found = copy(self)
-        found.factors = dict(factors)
-        found.by_rows = {
-            op: Scaled(time, factors.get(op, 1.0)) for op, time in self.by_rows.items()
-        }
-        if self.all_reduce is not None:
-            found.all_reduce = Scaled(self.all_reduce, factors.get(ALL_REDUCE, 1.0))
-        sent = factors.get(SEND_RECV, 1.0)
-        found.send = {scope: Scaled(time, sent) for scope, time in self.send.items()}
-        found.prefill = Scaled(self.prefill, factors.get(PREFILL, 1.0))
-        calls = (Scaled(each, factors.get(PREFILL, 1.0)) for each in self.together.each)
-        found.together = Together(self.together.batches, (*calls,))
-        found.decode = Scaled(self.decode, factors.get(DECODE, 1.0))
-        found.unscaled = self
-        return found
+        skew = float(kept_of(bundle, "skew", share)[0])
+    if len(bundle.mixed):
 
-    @property
-    def linear(self) -> dict[str, TimeBySize]:
-        """The ops of one layer by token rows."""
-        return {op: self.by_rows[op] for op in ALL_LAYER_OPS if op in self.by_rows}
+        def terms() -> Floats:
+            return np.array(astuple(fit_whole_layer(found, bundle.mixed)))
 
-    @property
-    def reduces(self) -> float:
-        """All-reduces of a mean layer: sending tokens to their experts and back takes one's
-        place."""
-        calls = OPS[ALL_REDUCE].calls
-        return calls - self.model.share(ALL_TO_ALL) if ALL_TO_ALL in self.by_rows else calls
+        layer = WholeLayer(*kept_of(bundle, "layer", terms).tolist())
+    return replace(found, skew=skew, whole_layer=layer)
 
-    @cached_property
-    def key(self) -> str:
-        """Hash of all that the times depend on: the bundle's content, and how it is fitted."""
-        meta = self.bundle.meta
-        about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
-        text = repr((meta.content_sha256, about, meta.model_spec))
-        return hashlib.sha256(text.encode()).hexdigest()
 
-    def prefill_table(self, chunk: Floats, context: Floats) -> Floats:
-        """:attr:`prefill` of every chunk with every context, kept on disk (``cache.py``)."""
-        return self._table("prefill", chunk, context)
+def _by_bytes(rows: pd.DataFrame) -> PiecewiseLinear:
+    return PiecewiseLinear(rows["num_bytes"], rows["time_us"] * 1e-6)
 
-    def decode_table(self, batch: Floats, context: Floats) -> Floats:
-        """:attr:`decode` of every batch with every context, kept on disk."""
-        return self._table("decode", batch, context)
 
-    def _table(self, op: str, a: Floats, b: Floats) -> Floats:
-        if self.unscaled is not None:  # what is kept on disk is that of the bundle
-            return self.factors.get(f"attn_{op}", 1.0) * self.unscaled._table(op, a, b)
+def _together(added: pd.DataFrame) -> Together:
+    batches = np.unique(added["batch_size"]).astype(np.float64)
+    parts = (added[added["batch_size"] == batch] for batch in batches)
+    each = (PiecewiseLinear(one["chunk_tokens"], one["time_us"] * 1e-6) for one in parts)
+    return Together(batches, Stacked((*each,)))
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """The values of several functions: a row each."""
+
+    each: tuple[TimeBySize, ...]
+
+    def __call__(self, size: Floats) -> Floats:
+        return np.array([time(size) for time in self.each])
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Attention fitted to a bundle's points when it is first asked; tables of it are kept on disk
+    (``cache.py``)."""
+
+    bundle: Bundle
+    op: str
+
+    def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
+        return self._surface(a, b)
+
+    def table(self, a: Floats, b: Floats) -> Floats:
+        """Of every ``a`` with every ``b``."""
         sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
-        return self.kept(f"{op} {len(a)}", lambda: getattr(self, op)(a[:, None], b), sizes)
-
-    def kept(self, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
-        """What ``make`` computes from this bundle (and ``sizes``), kept on disk (``cache.py``)."""
-        if not self.bundle.meta.content_sha256:  # made in memory: nothing identifies it
-            return make()
-        digest = hashlib.sha256(f"{self.key} {what} ".encode() + sizes)
-        return cached(digest.hexdigest(), make)
+        what = f"{self.op.removeprefix('attn_')} {len(a)}"
+        return kept_of(self.bundle, what, lambda: self(a[:, None], b), sizes)
 
     @cached_property
-    def skew(self) -> float:
-        """The context that counts for a batch of decodes: 0 the mean, 1 the longest."""
-        rows = self.bundle.attn_decode_skew
-        if rows.empty:
-            return 0.0
-        return float(self.kept("skew", lambda: np.array([fit_skew(self.decode, rows)]))[0])
+    def _surface(self) -> PhysicalSurface:
+        fit = prefill_surface if self.op == PREFILL else decode_surface
+        windows = self.bundle.meta.model_spec.windows
+        columns = self.bundle.tables()[self.op][[*OPS[self.op].columns, "time_us"]]
+        first, second, time_us = columns.to_numpy(np.float64).T
+        return fit(first, second, time_us * 1e-6, windows.tokens if windows else 0)
 
-    @cached_property
-    def whole_layer(self) -> WholeLayer:
-        """The time of a layer beyond the sum of its ops."""
-        rows = self.bundle.mixed
-        if rows.empty:
-            return WholeLayer()
-        names = ("scale", "extra_s", "both", "decode")
 
-        def fitted() -> Floats:
-            found = fit_whole_layer(self, rows)
-            return np.array([getattr(found, name) for name in names])
-
-        return WholeLayer(**dict(zip(names, self.kept("layer", fitted).tolist(), strict=True)))
-
-    @cached_property
-    def prefill(self) -> TimeByPair:
-        """Attention of one chunk."""
-        table = self.bundle.attn_prefill
-        return prefill_surface(*_columns(table, "chunk_tokens", "context_tokens"), self._window)
-
-    @cached_property
-    def decode(self) -> TimeByPair:
-        """Attention of a batch of decodes."""
-        table = self.bundle.attn_decode
-        return decode_surface(*_columns(table, "batch_size", "context_tokens"), self._window)
-
-    @property
-    def _window(self) -> int:
-        return self.model.windows.tokens if self.model.windows else 0
-
-    @cached_property
-    def roofline(self) -> PooledRoofline:
-        """What all GEMMs of the bundle have in common; fitted when first asked beyond the range."""
-        return pooled_roofline(self._gemms)
-
-    def _beyond(self, op: str, tokens: Floats) -> Floats:
-        return self.roofline.beyond(*self._gemms[op])(tokens)
+def kept_of(bundle: Bundle, what: str, make: Callable[[], Floats], sizes: bytes = b"") -> Floats:
+    """What ``make`` computes from a bundle (and ``sizes``), kept on disk (``cache.py``) under the
+    hash of all that it depends on: the bundle's content, and how it is fitted."""
+    meta = bundle.meta
+    about = (FITS, TREES, LEAVES, version("scikit-learn"), meta.tp, meta.dtype, meta.tile)
+    known = hashlib.sha256(repr((meta.content_sha256, about, meta.model_spec)).encode())
+    # What was made in memory has no identity.
+    return kept(known.hexdigest() if meta.content_sha256 else "", what, make, sizes)
 
 
 Gemms = dict[str, tuple[GemmShape, Floats, Floats]]
+"""(shape, tokens, seconds) of each GEMM."""
+
+
+def gemm_points(bundle: Bundle) -> Gemms:
+    """Of a bundle."""
+    shapes, found = bundle.meta.model_spec.gemms(bundle.meta.tp), dict[str, Any]()
+    for op, rows in bundle.linear.groupby("op"):
+        if op in shapes:
+            time_s = rows["time_us"].to_numpy(np.float64) * 1e-6
+            found[str(op)] = shapes[str(op)], rows["num_tokens"].to_numpy(np.float64), time_s
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Roofline:
+    """What all GEMMs of a bundle have in common; fitted when first asked beyond the range."""
+
+    gemms: Gemms
+
+    @cached_property
+    def pooled(self) -> PooledRoofline:
+        """One set of constants for all shapes."""
+        return pooled_roofline(self.gemms)
+
+    def __call__(self, op: str, tokens: Floats) -> Floats:
+        """Seconds of a GEMM beyond its last point."""
+        return self.pooled.beyond(*self.gemms[op])(tokens)
 
 
 def pooled_roofline(gemms: Gemms) -> PooledRoofline:
@@ -227,8 +194,3 @@ def pooled_roofline(gemms: Gemms) -> PooledRoofline:
         for shape, parts in points.items()
     }
     return PooledRoofline(joined)
-
-
-def _columns(table: pd.DataFrame, a: str, b: str) -> tuple[Floats, Floats, Floats]:
-    first, second, time_us = (table[name].to_numpy(np.float64) for name in (a, b, "time_us"))
-    return first, second, time_us * 1e-6

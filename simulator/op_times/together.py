@@ -12,7 +12,7 @@ from sarathi_sim.simulator.loop.records import Floats
 
 @dataclass(frozen=True, eq=False)
 class Together:
-    """In a call of ``batches[i]`` equal chunks of n tokens, each takes ``each[i](n)`` seconds.
+    """In a call of ``batches[i]`` equal chunks of n tokens, each takes ``added(n)[i]`` seconds.
 
     Calls of other batches lie on the line between two; beyond the largest, shares stay. A chunk of
     n tokens in a batch of N takes its share of a call of N / n such chunks: that many keep the GPU
@@ -20,7 +20,7 @@ class Together:
     """
 
     batches: Floats
-    each: tuple[Callable[[Floats], Floats], ...]
+    added: Callable[[Floats], Floats]
 
     def saved(self, chunk: Floats, alone_s: Floats) -> Floats:
         """Of chunks that take ``alone_s`` alone, (gain, launch): in a batch of N tokens each takes
@@ -38,5 +38,5 @@ class Together:
     def _calls(self, chunk: Floats, alone_s: Floats) -> tuple[Floats, Floats]:
         """The batches from one on, and each chunk's calls: more chunks take no less time."""
         sizes = np.append(1.0, self.batches)
-        shares = np.stack([alone_s, *(each(chunk) for each in self.each)], axis=-1)
+        shares = np.vstack([alone_s, self.added(chunk)]).T
         return sizes, np.maximum.accumulate(sizes * shares, axis=-1)

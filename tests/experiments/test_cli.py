@@ -64,10 +64,8 @@ def test_quiet(write_config: Write, tmp_path: Path) -> None:
         (["run", "CONFIG", "--window", "x"], "--window x: expected START:LENGTH"),
         (["check", "CONFIG", "--set", "model=gpt4"], "--set model: unknown model 'gpt4'"),
         (["plot", "absent"], "absent: no such folder"),
-        (["make-bundle", "--device", "h200-sxm", "--model", "llama-13b"], "specifications only"),
-        (["make-bundle", "--device", "a6000", "--model", "llama-14b"], "did you mean llama-13b"),
+        (["support", "--model", "llama-14b"], "did you mean llama-13b"),
         (["calibrate", "--datasets", "absent"], "--datasets names absent, which is not a folder"),
-        (["make-bundle", "--device", "a6000", "--model", "llama-13b", "--tp", "8"], "at most 4"),
         (["run", "CONFIG", "--out", "."], "--out .: the command runs in this folder"),
         (["reproduce", "--out", "small.yaml"], "--out small.yaml: exists and is not a folder"),
         (["calibrate", "--report", "--write"], "--write: does not go with --report"),
@@ -132,17 +130,6 @@ def test_version() -> None:
     assert done.stdout.strip()
 
 
-def test_make_bundle_feeds_a_run(write_config: Write, tmp_path: Path) -> None:
-    profiles = str(tmp_path / "profiles")
-    options = ["--device", "a6000", "--model", "tiny-llama-40m", "--out", profiles]
-    done = CliRunner().invoke(app, ["make-bundle", *options])
-    assert done.exit_code == 0, done.output
-    changes = ["profiles=" + profiles, "device=a6000", "model=tiny-llama-40m", "cluster.tp=1"]
-    sets = [part for change in changes for part in ("--set", change)]
-    done = CliRunner().invoke(app, ["check", str(write_config(SMALL)), *sets])
-    assert done.exit_code == 0, done.output
-
-
 def test_calibrate_report_needs_no_datasets() -> None:
     done = CliRunner().invoke(app, ["calibrate", "--report", "--device", "a6000"])
     assert done.exit_code == 0, done.output
@@ -199,7 +186,7 @@ def test_module_runs_like_the_command() -> None:
         env={**os.environ, "COLUMNS": "100"},
     )
     assert done.returncode == 0
-    assert "make-bundle" in done.stdout
+    assert "profile-check" in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
     assert not imported & {"numpy", "pandas", "simpy", "matplotlib", "sklearn", "pydantic"}

@@ -20,6 +20,7 @@ from sarathi_sim.experiments.validate.vllm_session import check_cells, grid_work
 from sarathi_sim.profiler.bundle.schema import bundle_path
 from sarathi_sim.profiler.storage.paths import data_dir
 from tests.experiments.small_config import SMALL, message
+from tests.sampled import profile_folder
 
 Write = Callable[[str], Path]
 
@@ -67,7 +68,7 @@ Write = Callable[[str], Path]
         (
             "gpt3-175b",
             "qwen-72b\nprofiles: mine",
-            "sarathi-sim make-bundle --device a100-80g-sxm --model qwen-72b",
+            "without profiles the calibrated model of a100-80g-sxm is asked",
         ),
         ("pp: 8,", "pp: 8, layers_per_stage: [96],", "layers_per_stage: value [96]: must be 8 num"),
         ("seed: 7", "seed: 7\nseed: 8", "small.yaml: line 4: key 'seed' is given twice"),
@@ -241,7 +242,7 @@ def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -
 
 def test_a_bundle_in_the_place_of_another(tmp_path: Path, write_config: Write) -> None:
     """Copied by hand to another degree's folder: its times are those of other shards."""
-    shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8"
+    shipped = profile_folder("a100-80g-sxm", "gpt3-175b", 8)
     place = bundle_path(tmp_path / "profiles", "a100-80g-sxm", "gpt3-175b", 4)
     shutil.copytree(shipped, place)
     text = message(write_config(SMALL), f"profiles={tmp_path / 'profiles'}", "cluster.tp=4")

@@ -16,6 +16,7 @@ from sarathi_sim.profiler.bundle.schema import _content_sha256
 from sarathi_sim.profiler.storage.paths import data_dir, user_path
 from sarathi_sim.profiler.storage.strict import SpecError
 from tests.experiments.small_config import SMALL
+from tests.sampled import profile_folder
 
 Write = Callable[[str], Path]
 ALONE = SMALL[: SMALL.index("scenarios:")]
@@ -89,7 +90,9 @@ def test_a_home_means_the_same_everywhere(
     (tmp_path / "mine").mkdir()
     for kind, name in (("models", "gpt3-175b"), ("devices", "a100-80g-sxm")):
         shutil.copy(data_dir() / kind / f"{name}.yaml", tmp_path / "mine" / f"{name}.yaml")
-    (tmp_path / "mine" / "profiles").symlink_to(data_dir() / "profiles")
+    (tmp_path / "mine" / "profiles").symlink_to(
+        profile_folder("a100-80g-sxm", "gpt3-175b", 8).parents[2]
+    )
     home = ALONE.replace("gpt3-175b", "~/mine/gpt3-175b.yaml").replace(
         "a100-80g-sxm", "~/mine/a100-80g-sxm.yaml\nprofiles: ~/mine/profiles"
     )
@@ -182,7 +185,7 @@ def test_a_value_of_megabytes_is_not_repeated(write_config: Write) -> None:
 def spoilt(tmp_path: Path, time: str) -> Path:
     """A root of profiles whose bundle is the shipped one, but for one time."""
     root = tmp_path / "profiles"
-    shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8"
+    shipped = profile_folder("a100-80g-sxm", "gpt3-175b", 8)
     bundle = root / "a100-80g-sxm" / "gpt3-175b" / "tp8"
     shutil.copytree(shipped, bundle)
     csv, meta = bundle / "linear.csv", bundle / "meta.yaml"

@@ -17,12 +17,12 @@ from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.profiler.bundle.schema import TABLES, BundleError, load_bundle
 from sarathi_sim.profiler.bundle.table_files import read_table
-from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from tests.experiments.small_sweep import SWEEP
+from tests.sampled import profile_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 # Digits are left out: a longer number of requests is not a mistake, it only takes long.
@@ -68,7 +68,7 @@ def test_any_text_as_yaml(text: str) -> None:
 @given(st.sampled_from(sorted(TABLES)), edits)
 @same_folder
 def test_a_damaged_profile(tmp_path: Path, name: str, changes: list[tuple[int, int, str]]) -> None:
-    shipped = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b" / "tp8" / f"{name}.csv"
+    shipped = profile_folder("a100-80g-sxm", "gpt3-175b", 8) / f"{name}.csv"
     if shipped.is_file():
         lines = shipped.read_text(encoding="utf-8").splitlines(keepends=True)[:60]
     else:  # a table that only measured bundles have

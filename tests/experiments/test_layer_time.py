@@ -14,13 +14,12 @@ from sarathi_sim.experiments.run.experiment import deploy_all
 from sarathi_sim.profiler.bundle.schema import (
     TABLES,
     bundle_path,
-    find_bundle,
     load_bundle,
     write_bundle,
 )
-from sarathi_sim.profiler.storage.paths import data_dir
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.experiments.small_config import message
+from tests.sampled import profile_folder
 
 SHARD = ("a100-80g-sxm", "gpt3-175b", 8)
 
@@ -29,8 +28,8 @@ SHARD = ("a100-80g-sxm", "gpt3-175b", 8)
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped bundle, with layers that take a third longer and decodes that are padded."""
     root = tmp_path_factory.mktemp("profiles")
-    bundle = load_bundle(find_bundle(data_dir() / "profiles", *SHARD))
-    ops = OpTimes(bundle)
+    bundle = load_bundle(profile_folder(*SHARD))
+    ops = bundle_times(bundle)
     rows = []
     for chunk, batch in ((256, 0), (512, 0), (0, 8), (0, 32), (248, 8), (480, 32)):
         seconds = sum(float(op(chunk + batch)) for op in ops.linear.values())

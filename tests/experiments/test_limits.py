@@ -149,8 +149,7 @@ def test_of_a_device_small_and_capital_letters_are_alike() -> None:
         ("support --device tpu-v5e", "Google TPU"),
         ("support --dtype gptq", "int4_wo"),
         ("advise --model llava-13b --device a6000 --workload 1K@14", "read images"),
-        ("make-bundle --model llama-13b --device mi300x", "AMD GPUs"),
-        ("make-bundle --model llama-13b --device a6000 --stack vllm --dtype awq", "int4_wo"),
+        ("support --model llama-13b --device mi300x", "AMD GPUs"),
     ],
 )
 def test_options(

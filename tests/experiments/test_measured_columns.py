@@ -12,14 +12,14 @@ from sarathi_sim.profiler.bundle.diff import diff_bundles
 from sarathi_sim.profiler.bundle.schema import TABLES, Bundle, load_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.measuring.to_bundle import best_gemm, best_send
-from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.simulator.confidence.held_out import op_tables
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
+from tests.sampled import profile_folder
 
 
 @pytest.fixture(scope="module")
 def plain() -> Bundle:
-    bundle = load_bundle(data_dir() / "profiles" / "a100-80g-sxm" / "llama-2-70b" / "tp4")
+    bundle = load_bundle(profile_folder("a100-80g-sxm", "llama-2-70b", 4))
     return replace(bundle, meta=replace(bundle.meta, content_sha256=""))
 
 
@@ -39,7 +39,7 @@ def test_fits_are_of_the_same_points(plain: Bundle, measured: Bundle) -> None:
         assert ours.op == theirs.op
         assert np.array_equal(ours.points, theirs.points)
         assert np.array_equal(ours.time_s, theirs.time_s)
-    one, other = OpTimes(plain), OpTimes(measured)
+    one, other = bundle_times(plain), bundle_times(measured)
     for op in one.linear:
         assert np.array_equal(one.linear[op](sizes), other.linear[op](sizes))
     assert np.array_equal(one.prefill(sizes, sizes), other.prefill(sizes, sizes))

@@ -19,7 +19,7 @@ from sarathi_sim.simulator.load import trace_file
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.experiments.small_config import SMALL, message
 from tests.simulator.test_predictor import simple_bundle
 
@@ -161,7 +161,7 @@ def test_estimates_are_near_what_is_taken(sizes: TableSizes, estimate: int) -> N
             ops, max_tokens=size.tokens, max_length=size.max_length, max_batch=size.sequences
         )
 
-    ops = OpTimes(simple_bundle())
+    ops = bundle_times(simple_bundle())
     build(TableSizes(2000, 96, 2))  # fits the regressions
     gc.collect()
     tracemalloc.start()

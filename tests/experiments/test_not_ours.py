@@ -7,25 +7,24 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from sarathi_sim.experiments.cli.app import app
-from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
+from sarathi_sim.profiler.bundle.schema import BundleError, bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.measuring.measure import asked_for, missing_degrees
 from sarathi_sim.profiler.measuring.to_bundle import write_device
-from sarathi_sim.profiler.physics.modelled import make_bundle
 from sarathi_sim.profiler.planning.settings import Limits, Settings
 from sarathi_sim.profiler.storage.files import remove_empty
-from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.strict import UserError
 from tests.experiments.small_config import SMALL
 from tests.experiments.small_sweep import SWEEP, tree
+from tests.sampled import device_bundle, profile_folder
 
 Write = Callable[[str], Path]
 
@@ -181,21 +180,18 @@ def test_figures_of_a_sweep_replace_only_such(finished: tuple[Path, Path], tmp_p
 
 # profiles -----------------------------------------------------------------------------------------
 
-MAKE = ("make-bundle", "--device", "a6000", "--model", "tiny-llama-40m")
-
 
 def test_a_bundle_with_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
     root = tmp_path / "P"
-    assert command(*MAKE, "--out", root).exit_code == 0
-    assert command(*MAKE, "--out", root).exit_code == 0, "ours is replaced"
-    bundle = root / "a6000" / "tiny-llama-40m" / "tp1"
+    bundle = written(root)
+    assert written(root) == bundle, "ours is replaced"
     (bundle / "raw").mkdir()
     (bundle / "raw" / "nsight.rep").write_text("hours")
     (bundle / "linear.csv").write_text("edited")
     before = tree(root)
-    for flags in ([], ["--force"]):
-        done = command(*MAKE, "--out", root, *flags)
-        refused(done, "changed: linear.csv", "not ours: raw/nsight.rep")
+    for force in (False, True):
+        with pytest.raises(BundleError, match=r"changed: linear.csv.*not ours: raw/nsight.rep"):
+            written(root, force=force)
         assert tree(root) == before
 
 
@@ -203,27 +199,40 @@ def test_a_folder_that_is_no_bundle_is_not_replaced(tmp_path: Path) -> None:
     bundle = tmp_path / "a6000" / "tiny-llama-40m" / "tp1"
     bundle.mkdir(parents=True)
     (bundle / "thesis.tex").write_text("years of work")
-    refused(command(*MAKE, "--out", tmp_path), "not an earlier result", "thesis.tex")
+    with pytest.raises(BundleError, match=r"not an earlier result.*thesis.tex"):
+        written(tmp_path)
     assert tree(tmp_path) == {"a6000/tiny-llama-40m/tp1/thesis.tex": b"years of work"}
 
 
-def measured(root: Path, device: str, **facts: str | int | float) -> Path:
-    """Write a bundle that says that it was measured; returns its folder."""
-    bundle = make_bundle("a6000", load_model("tiny-llama-40m"), 1)
-    meta = replace(bundle.meta, device=device, source="measured", environment=facts)
+def written(
+    root: Path,
+    device: str = "a6000",
+    source: Literal["measured", "modelled"] = "modelled",
+    force: bool = False,
+    **facts: str | int | float,
+) -> Path:
+    """Write a bundle; returns its folder."""
+    bundle = device_bundle("a6000", load_model("tiny-llama-40m"), 1)
+    meta = replace(bundle.meta, device=device, source=source, environment=facts)
     path = bundle_path(root, device, bundle.meta.model, 1)
-    write_bundle(replace(bundle, meta=meta), path)
+    write_bundle(replace(bundle, meta=meta), path, force=force)
     return path
+
+
+def measured(root: Path, device: str, **facts: str | int | float) -> Path:
+    """A bundle that says that it was measured."""
+    return written(root, device, "measured", **facts)
 
 
 def test_a_measured_bundle_is_replaced_only_with_force(tmp_path: Path) -> None:
     bundle = measured(tmp_path, "a6000")
     before = tree(tmp_path)
-    refused(command(*MAKE, "--out", tmp_path), "measured bundle", "--force")
+    with pytest.raises(BundleError, match=r"measured bundle.*--force"):
+        written(tmp_path)
     assert tree(tmp_path) == before
-    assert command(*MAKE, "--out", tmp_path, "--force").exit_code == 0
+    assert written(tmp_path, force=True) == bundle
     assert load_bundle(bundle).meta.source == "modelled"
-    assert command(*MAKE, "--out", tmp_path).exit_code == 0, "what is modelled needs no force"
+    assert written(tmp_path) == bundle, "what is modelled needs no force"
 
 
 def measuring(out: Path, **more: Any) -> Settings:
@@ -290,8 +299,7 @@ def test_json_and_out_mean_the_same_in_every_command() -> None:
         ("accuracy", "--json", "FILE"),
         ("accuracy", "--datasets", ".", "--out", "FILE"),
         ("run", "first_experiment", "--out", "FILE"),
-        ("fit", str(data_dir() / "profiles" / "a6000" / "llama-13b" / "tp1"), "--out", "FILE"),
-        (*MAKE, "--out", "FILE"),
+        ("fit", str(profile_folder("a6000", "llama-13b", 1)), "--out", "FILE"),
     ],
 )
 def test_a_file_is_not_overwritten(tmp_path: Path, words: tuple[str, ...]) -> None:
@@ -328,8 +336,6 @@ def test_out_on_a_loop_of_links(tmp_path: Path, sweep_config: Path, name: str) -
     config = sweep_config if name == "sweep" else "first_experiment"
     for out in (tmp_path / "a", tmp_path / "a" / "below"):
         refused(command(name, config, "--out", out), "its links lead in a circle")
-    done = command(*MAKE, "--out", tmp_path / "a")
-    refused(done, str(tmp_path / "a"))
 
 
 def test_out_through_a_link_is_written_where_it_leads(write_config: Write, tmp_path: Path) -> None:
@@ -351,7 +357,7 @@ def test_out_on_two_thousand_nested_folders(
     config = write_config(SMALL)
     monkeypatch.chdir(tmp_path)
     before = tree(tmp_path)
-    for words in (("run", config), ("sweep", sweep_config), MAKE, ("plot", "nothing")):
+    for words in (("run", config), ("sweep", sweep_config), ("plot", "nothing")):
         done = command(*words, "--out", "/".join(["dd"] * 2000))
         refused(done)
         assert (tree(tmp_path), (tmp_path / "dd").exists()) == (before, False)

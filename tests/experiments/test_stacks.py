@@ -12,10 +12,7 @@ from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
-from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
-from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
 from sarathi_sim.profiler.storage.paths import data_dir
 from tests.experiments.small_config import message
 from tests.profiler.hf_configs import LLAMA_3, MISTRAL_1
@@ -57,7 +54,7 @@ def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
         left = usable - weight * matrices - bf16
         assert runs[name].kv_capacity == int(left // model.kv_bytes_per_token(cache)), name
         assert runs[name].ops.bundle.meta.source == "modelled"
-        assert runs[name].ops.dtype_bytes == 2, "of activations"
+        assert runs[name].ops.number_bytes.activation == 2, "of activations"
     assert runs["bf16"].bundle_name == "h100-80g-sxm/llama-3.1-8b/tp1-vllm-bf16"
     assert runs["fp8_cache"].bundle_name.endswith("tp1-vllm-fp8-kv-fp8")
     assert len({run.bundle_sha256 for run in runs.values()}) == 3
@@ -72,14 +69,6 @@ def test_a_simulation_runs_and_says_where_its_op_times_come_from(config: Path) -
     (note,) = (note for note in run.notes if note.startswith("op times: "))
     assert "; modelled: others, embedding" in note and "measured: preproj, postproj" in note
     assert len(note) < 300  # the sources themselves are in meta.yaml
-
-
-def test_a_bundle_in_profiles_goes_before_one_made_here(config: Path, tmp_path: Path) -> None:
-    kernels, model = Kernels("vllm", "fp8"), load_model("llama-3.1-8b")
-    path = bundle_path(tmp_path / "own", "h100-80g-sxm", model.name, 1, kernels)
-    write_bundle(make_stack_bundle("h100-80g-sxm", model, 1, kernels), path)
-    run = deployed(config, f"profiles={tmp_path / 'own'}")["fp8"]
-    assert run.ops.bundle.meta == load_bundle(path).meta
 
 
 @pytest.mark.parametrize(
@@ -101,25 +90,6 @@ def test_the_commands(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, list(arguments))
         return done.exit_code, done.output
 
-    make = ["make-bundle", "--device", "h100-80g-sxm", "--model", "llama-3.1-8b"]
-    formats = ["--stack", "vllm", "--dtype", "fp8", "--kv-cache-dtype", "fp8"]
-    out = ["--out", str(tmp_path)]
-    path = bundle_path(tmp_path, "h100-80g-sxm", "llama-3.1-8b", 1, Kernels("vllm", "fp8", "fp8"))
-    assert say(*make, *formats, *out) == (0, f"written: {path}\n")
-    kernels = load_bundle(path).meta.kernels
-    assert kernels is not None and kernels.used == Kernels("vllm", "fp8", "fp8")
-    for wrong, expected in (
-        (["--dtype", "fp8"], "--dtype, --kv-cache-dtype: need --stack"),
-        (["--stack", "vlm"], "make-bundle: stack: value 'vlm': "),
-        (["--stack", "vllm", "--dtype", "int4_wo"], "no gemm of vllm was measured on h100-80g-sxm"),
-    ):
-        code, text = say(*make, *wrong, *out)
-        assert code == 2 and expected in text and len(text.splitlines()) == 1
-    named = [*make[:3], "--model", "deepseek-v3", "--tp", "8", *out]
-    code, text = say(*named)
-    assert code == 2 and "--stack: is needed for deepseek-v3 (dtype fp8_block)" in text
-    code, text = say(*named, "--stack", "sglang")
-    assert code == 0 and text.endswith("deepseek-v3/tp8-sglang-fp8_block\n")
     code, text = say("calibrate", "--report", "--stack", "vllm", "--device", "h100-80g-sxm")
     assert code == 0 and "gemm fp8" in text and "met" in text and "missed" in text
     assert "sglang, trtllm, vllm" in say("devices")[1]

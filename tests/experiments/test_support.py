@@ -77,7 +77,7 @@ def test_details_are_those_of_a_run(write_config: Write) -> None:
     config += "workload: {requests: 1, lengths: {kind: uniform, min: 9, max: 9}, pd_ratio: 2}\n"
     config += "cluster: {tp: 2}\npolicy: {name: vllm}\nscenarios: {a: {}}\n"
     run = deploy_all(load_experiment(write_config(config)))["a"]
-    meta = run.ops.bundle.meta
+    meta = run.ops.meta
     assert meta.kernels is not None and run.memory is not None
     for op, origin in fp8["ops"].items():
         assert meta.environment[op] == origin["mark"]
@@ -86,12 +86,12 @@ def test_details_are_those_of_a_run(write_config: Write) -> None:
 
 
 def test_a_calibrated_device_needs_no_bundle(write_config: Write) -> None:
-    """Without profiles of the user's own a run makes the bundle that make-bundle would write."""
+    """Without profiles of the user's own a run asks the calibrated device."""
     config = "name: s\nmodel: llama-3.1-8b\ndevice: a40\n"
     config += "workload: {requests: 3, lengths: {kind: uniform, min: 9, max: 99}, pd_ratio: 2}\n"
     config += "cluster: {max_length: 256}\npolicy: {name: sarathi}\nscenarios: {a: {}}\n"
     run = deploy_all(load_experiment(write_config(config)))["a"]
-    assert run.ops.bundle.meta.source == "modelled" and len(run.bundle_sha256) == 64
+    assert run.ops.meta.source == "modelled" and len(run.bundle_sha256) == 64
     assert any(note.startswith("op times: all modelled") for note in run.notes)
     assert np.all(run.simulate().replicas[0].stage_durations() > 0)
 

@@ -20,8 +20,8 @@ from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
 from sarathi_sim.experiments.sweeps.identity import _CODE
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, coordinates, plan_sweep
 from sarathi_sim.profiler.bundle.schema import load_bundle, write_bundle
-from sarathi_sim.profiler.storage.paths import data_dir
 from tests.experiments.small_sweep import RUNS, SWEEP
+from tests.sampled import profile_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 Write = Callable[[str], Path]
@@ -81,13 +81,14 @@ def test_the_key_is_that_of_the_content(write_config: Write, tmp_path: Path) -> 
     for change in ("seed=9", "cluster.usable_memory=0.8", "engine.jitter=0.1"):
         assert planned(write_config, SWEEP, change).runs[0].key != key
 
-    shipped = data_dir() / "profiles" / "a6000" / "llama-13b" / "tp1"
-    bundle = load_bundle(shipped)
+    profile = profile_folder("a6000", "llama-13b", 1)
+    key = planned(write_config, SWEEP, f"profiles={profile.parents[2]}").runs[0].key
+    bundle = load_bundle(profile)
     copy = tmp_path / "profiles" / "a6000" / "llama-13b" / "tp1"
     write_bundle(bundle, copy)
     elsewhere = f"profiles={tmp_path / 'profiles'}"
-    if (copy / "meta.yaml").read_bytes() == (shipped / "meta.yaml").read_bytes():
-        assert planned(write_config, SWEEP, elsewhere).runs[0].key == key
+    assert (copy / "meta.yaml").read_bytes() == (profile / "meta.yaml").read_bytes()
+    assert planned(write_config, SWEEP, elsewhere).runs[0].key == key
     bundle.linear.loc[0, "time_us"] *= 1.5
     write_bundle(bundle, copy)
     assert planned(write_config, SWEEP, elsewhere).runs[0].key != key

@@ -18,6 +18,7 @@ from sarathi_sim.experiments.run.experiment import simulate_all
 from sarathi_sim.profiler.bundle.schema import bundle_path, load_bundle, write_bundle
 from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
+from tests.sampled import profile_folder
 from tests.simulator.test_interaction import layers
 
 Write = Callable[..., Path]
@@ -64,7 +65,7 @@ def test_whole_layers_that_scatter_make_a_run_less_sure(
     write_config: Write, tmp_path: Path
 ) -> None:
     shard = ("a100-80g-sxm", "gpt3-175b", 8)
-    shipped = load_bundle(bundle_path(data_dir() / "profiles", *shard))
+    shipped = load_bundle(profile_folder(*shard))
     widths = []
     for noise in (0.0, 0.2):
         mixed = layers(shipped, WholeLayer(1.1), noise)

@@ -76,9 +76,7 @@ def model(rng: Random, box: Path) -> Command:
     """A damaged model YAML."""
     _damage(box / "model.yaml", damaged_yaml, rng)
     if rng.random() < 0.3:
-        return Command(
-            ["make-bundle", "--device", "a6000", "--model", "model.yaml", "--out", "new"], "new"
-        )
+        return Command(["support", "--model", "model.yaml"])
     return _checks_or_runs(rng)
 
 
@@ -154,9 +152,7 @@ def hugging_face(rng: Random, box: Path) -> Command:
     _damage(box / "hf/tiny/config.json", damaged_json, rng)
     named = rng.choice(("hf/tiny", "hf/tiny/config.json"))
     if rng.random() < 0.3:
-        return Command(
-            ["make-bundle", "--device", "a6000", "--model", named, "--out", "new"], "new"
-        )
+        return Command(["support", "--model", named])
     return _checks_or_runs(rng, "--set", f"model={named}")
 
 
@@ -367,7 +363,6 @@ def out(rng: Random, box: Path) -> Command:
         ["sweep", "sweep.yaml", "--workers", "1", "--quiet", "--resume", "--out", target],
         ["compare", "result/orca", "result/sarathi", "--out", target],
         ["plot", "swept", "--quiet", "--metric", "makespan_s", "--out", target],
-        ["make-bundle", "--device", "a6000", "--model", "model.yaml", "--out", target],
         ["fit", BUNDLE, "--out", target],
         ["reproduce", "--list", "tile_257", "--out", target],
     )

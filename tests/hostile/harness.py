@@ -124,7 +124,6 @@ class Harness:
                 "compare result/orca result/sarathi --out drawn",
                 "plot swept --metric makespan_s --out plotted",
                 "profile-check profiles",
-                "make-bundle --device a6000 --model hf/tiny --out made",
                 "run own.yaml --no-figures --out own",
                 "report result swept drawn --out page.html",
                 "replay exp.yaml server.jsonl --ticks ticks.csv",
@@ -135,7 +134,7 @@ class Harness:
                 done = CliRunner().invoke(app, line.split(), catch_exceptions=False)
                 assert done.exit_code == 0, (line, done.output)
             write_results(Path())
-            for name in ("plotted", "made", "own"):
+            for name in ("plotted", "own"):
                 shutil.rmtree(name)
             Path("page.html").unlink()
             self.earlier.mkdir()

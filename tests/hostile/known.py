@@ -58,18 +58,6 @@ def _added(name: str, command: Command) -> Known:
     return prepare
 
 
-def _measured(box: Path) -> Command:
-    """A bundle that took hours, where a modelled one is to be written."""
-    folder = box / "made/a6000/tiny/tp1"
-    folder.mkdir(parents=True)
-    for path in (box / BUNDLE).iterdir():
-        text = path.read_text().replace("source: imported", "source: measured")
-        (folder / path.name).write_text(text)
-    return Command(
-        ["make-bundle", "--device", "a6000", "--model", "model.yaml", "--out", "made"], "made"
-    )
-
-
 def _any_runs(box: Path) -> Command:
     """Somebody's folder that happens to have ``runs/`` in it."""
     for name in (
@@ -220,7 +208,6 @@ KNOWN: dict[str, Known] = {
         "drawn/notes.txt",
         Command(["compare", "result/orca", "result/sarathi", "--out", "drawn"], "drawn"),
     ),
-    "a measured bundle": _measured,
     "reproduce --out over a file": _added(
         "keep.json",
         Command(

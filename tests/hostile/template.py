@@ -11,7 +11,6 @@ import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle, bundle_path, write_bundle
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.physics.modelled import make_bundle
 from tests.experiments.small_report import (
     write_capacities,
     write_recommendation,
@@ -19,6 +18,7 @@ from tests.experiments.small_report import (
     write_score,
     write_sensitivity,
 )
+from tests.sampled import device_bundle
 
 EXPERIMENT = """\
 name: small
@@ -197,7 +197,7 @@ def write_results(folder: Path) -> None:
 
 
 def _tiny_bundle(model: Path) -> Bundle:
-    whole = make_bundle("a6000", load_model(model), 1, max_tokens=256, max_context=256)
+    whole = device_bundle("a6000", load_model(model), 1, max_tokens=256, max_context=256)
     return dataclasses.replace(
         whole,
         meta=dataclasses.replace(

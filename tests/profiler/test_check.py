@@ -16,16 +16,15 @@ from sarathi_sim.profiler.bundle.diff import diff_bundles
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleError, load_bundle, write_bundle
 from sarathi_sim.profiler.facts.device import load_device, shipped_device
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.physics.modelled import make_bundle
-from sarathi_sim.profiler.storage.paths import data_dir
+from tests.sampled import device_bundle, profile_folder
 
 A100 = load_device("a100-80g-sxm")
-SHIPPED = data_dir() / "profiles" / "a100-80g-sxm" / "gpt3-175b"
+GPT3 = ("a100-80g-sxm", "gpt3-175b")
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return load_bundle(SHIPPED / "tp8")
+    return load_bundle(profile_folder(*GPT3, 8))
 
 
 def changed(bundle: Bundle, table: str, change: Callable[[pd.DataFrame], object]) -> Bundle:
@@ -53,8 +52,8 @@ def of(findings: list[Finding], level: str) -> dict[str, str]:
     return {f.where: f.message for f in findings if f.level == level}
 
 
-def test_shipped_bundles_pass() -> None:
-    for folder in bundle_folders(data_dir() / "profiles"):
+def test_a_device_model_passes() -> None:
+    for folder in bundle_folders(profile_folder(*GPT3, 8)):
         checked = check_folder(folder)
         assert not checked.failed, checked.findings
         assert checked.coverage["preproj"].startswith("272 points, num_tokens 1..131072")
@@ -93,7 +92,7 @@ def test_drops_and_outliers_are_named(bundle: Bundle) -> None:
 
 
 def test_a_step_is_no_outlier() -> None:
-    modelled = make_bundle("a100-80g-sxm", load_model("gpt3-175b"), 8, max_tokens=600)
+    modelled = device_bundle("a100-80g-sxm", load_model("gpt3-175b"), 8, max_tokens=600)
     rows = modelled.linear[modelled.linear["op"] == "ffn_ln2"].set_index("num_tokens")["time_us"]
     assert rows[257] > 1.3 * rows[256]
     found = [f for f in check_bundle(modelled, A100) if f.where == "ffn_ln2"]
@@ -175,11 +174,11 @@ def test_diff_of_common_and_of_interpolated_points(bundle: Bundle) -> None:
 
 def test_different_shards_are_not_compared(bundle: Bundle) -> None:
     with pytest.raises(BundleError, match="different tps: the first has 8, the second 1"):
-        diff_bundles(bundle, load_bundle(SHIPPED / "tp1"))
+        diff_bundles(bundle, load_bundle(profile_folder(*GPT3, 1)))
     meta = dataclasses.replace(bundle.meta, model="other")
     with pytest.raises(BundleError, match="different models: the first has gpt3-175b"):
         diff_bundles(bundle, dataclasses.replace(bundle, meta=meta))
-    done = CliRunner().invoke(app, ["profile-diff", str(SHIPPED / "tp8"), str(SHIPPED / "tp8")])
+    done = CliRunner().invoke(app, ["profile-diff", *[str(profile_folder(*GPT3, 8))] * 2])
     assert done.exit_code == 0
     assert "preproj" in done.output and "1.00" in done.output
 

@@ -14,7 +14,7 @@ from sarathi_sim.profiler.facts.ops import ROW_OPS
 from sarathi_sim.profiler.importers.sources import import_bundle
 from sarathi_sim.profiler.public.perf_tables import LAYERS
 from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 
 META = """\
 vllm_version: 0.19.0
@@ -155,4 +155,4 @@ def test_the_real_folder(tmp_path: Path) -> None:
     write_bundle(bundle, tmp_path / "b")
     assert not check_folder(tmp_path / "b").failed
     # Decodes beside a chunk take about twice as long as alone.
-    assert 0.8 < OpTimes(bundle).whole_layer.decode < 1.6
+    assert 0.8 < bundle_times(bundle).whole_layer.decode < 1.6

@@ -184,7 +184,7 @@ def test_a_nan_and_far_apart_repeats_name_their_rows(folder: Path) -> None:
 def test_what_cannot_be_imported(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no mlp_a40_MODEL.csv.*devices there: a100; vid"):
         import_bundle("vidur", folder, "llama-2-7b", 2, "a40")
-    with pytest.raises(BundleError, match=r"no GEMM of gpt3-175b at tp 1.*make-bundle"):
+    with pytest.raises(BundleError, match=r"no GEMM of gpt3-175b at tp 1.*run without profiles"):
         import_bundle("vidur", folder, "gpt3-175b", 1)
     with pytest.raises(BundleError, match=r"unknown source 'vidor' \(did you mean vidur\?\)"):
         import_bundle("vidor", folder, "llama-2-7b", 2)

@@ -25,7 +25,6 @@ from sarathi_sim.profiler.kernels.moe_surface import (
     moe_table,
 )
 from sarathi_sim.profiler.kernels.reduce_curves import ReduceCurve
-from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
 from sarathi_sim.profiler.kernels.stack_file import load_stack
 from sarathi_sim.profiler.kernels.stack_fit import expert_tables, fit_experts, fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
@@ -42,6 +41,7 @@ from sarathi_sim.profiler.storage.paths import public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
 from tests.profiler.test_kernel_tables import put
 from tests.profiler.test_stack_bundles import needs_datasets
+from tests.sampled import stack_bundle
 
 RATES = Rates(1e15, 3e12, 2.0)
 TOKENS = [1, 4, 16, 64, 256, 1024, 4096]
@@ -260,7 +260,7 @@ def test_the_shipped_experts_are_what_the_tables_give() -> None:
 
 def us(kernels: Kernels, op: str = MOE, tokens: float = 256, tp: int = 4) -> float:
     times = StackTimes("h100-80g-sxm", kernels, QWEN, tp)
-    return float(times.by_rows(op, np.array([tokens]), QWEN, tp)[0])
+    return float(times.by_rows(op, np.array([tokens]))[0])
 
 
 def test_experts_take_longer_with_more_tokens_and_bytes() -> None:
@@ -295,7 +295,7 @@ def test_fp8_experts_slower_than_bf16s_are_in_doubt(device: str) -> None:
     tokens = 2.0 ** np.arange(14)
     origin = StackTimes(device, Kernels("vllm", "fp8"), QWEN, 1).provenance()[MOE]
     fp8, block, bf16 = (
-        StackTimes(device, Kernels("vllm", dtype), QWEN, 1).by_rows(MOE, tokens, QWEN, 1)
+        StackTimes(device, Kernels("vllm", dtype), QWEN, 1).by_rows(MOE, tokens)
         for dtype in ("fp8", "fp8_block", "bf16")
     )
     assert np.median(fp8 / bf16) > 2, "half the bytes, and twice as long"
@@ -325,7 +325,7 @@ def test_tensorrt_llm_takes_its_kernels_from_the_other_stacks_tables_on_blackwel
         stack: StackTimes("b200-sxm", Kernels(stack, "fp8_block", "fp8"), model, 8)
         for stack in ("trtllm", "sglang", "vllm")
     }
-    times = {stack: one.by_rows(MOE, tokens, model, 8) for stack, one in found.items()}
+    times = {stack: one.by_rows(MOE, tokens) for stack, one in found.items()}
     fastest = np.minimum(times["sglang"], times["vllm"])
     assert (times["trtllm"] <= fastest).all() and times["trtllm"][0] == fastest[0]
     assert "or sglang or vllm's where faster" in found["trtllm"].provenance()[MOE].mark
@@ -338,7 +338,7 @@ def test_vllm_and_sglang_share_flashinfers_experts_of_gpt_oss() -> None:
     kernels = {s: Kernels(s, "bf16", "fp8", moe_dtype=dtype) for s in ("vllm", "sglang")}
     times = {s: StackTimes("b200-sxm", one, model, 2) for s, one in kernels.items()}
     tokens = np.array([4.0, 1024.0])
-    of_moe = [one.by_rows(MOE, tokens, model, 2) for one in times.values()]
+    of_moe = [one.by_rows(MOE, tokens) for one in times.values()]
     assert np.array_equal(*of_moe)
     assert times["vllm"].provenance()[MOE] == times["sglang"].provenance()[MOE]
     own = StackTimes("b200-sxm", Kernels("vllm", "bf16", "fp8", moe_dtype="w4a16_mxfp4"), model, 2)
@@ -349,7 +349,7 @@ def test_expert_parallel_ranks_may_send_tokens_instead_of_adding_up() -> None:
     spread = Kernels("vllm", expert_parallel=True)
     sending = replace(spread, moe_a2a_backend="nccl")
     adds, sends = (
-        make_stack_bundle("h100-80g-sxm", QWEN, 4, kernels, max_tokens=4096)
+        stack_bundle("h100-80g-sxm", QWEN, 4, kernels, max_tokens=4096)
         for kernels in (spread, sending)
     )
     assert ALL_TO_ALL not in set(adds.linear["op"])
@@ -400,7 +400,7 @@ def test_what_cannot_be_had_is_refused(
     kernels: Kernels, model: object, tp: int, expected: str | None
 ) -> None:
     if expected is None:
-        make_stack_bundle("h100-80g-sxm", model, tp, kernels, max_tokens=256)  # type: ignore[arg-type]
+        StackTimes("h100-80g-sxm", kernels, model, tp)  # type: ignore[arg-type]
         return
     with pytest.raises((SpecError, ValueError), match=expected):
-        make_stack_bundle("h100-80g-sxm", model, tp, kernels)  # type: ignore[arg-type]
+        StackTimes("h100-80g-sxm", kernels, model, tp)  # type: ignore[arg-type]

@@ -21,7 +21,6 @@ from sarathi_sim.profiler.bundle.schema import (
 )
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ROW_OPS
-from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.profiler.storage.strict import UserError
 
 
@@ -165,7 +164,7 @@ def repeat_row(text: str) -> str:
 MALFORMED = {
     "no meta": (lambda f: (f / "meta.yaml").unlink(), r"meta\.yaml: no such file"),
     "no table": (lambda f: (f / "linear.csv").unlink(), r"linear\.csv: no such file"),
-    "no all_reduce": (lambda f: (f / "all_reduce.csv").unlink(), "needed, because tp is 2"),
+    "no all_reduce": (lambda f: (f / "all_reduce.csv").unlink(), "needed for all_reduce"),
     "missing column": (
         replace("attn_decode.csv", "batch_size", "batch"),
         "column 'batch_size' is missing",
@@ -380,21 +379,9 @@ def test_find_bundle_names_what_there_is_and_the_command(tmp_path: Path) -> None
     with pytest.raises(BundleError) as caught:
         find_bundle(tmp_path, "some-gpu", "tiny-llama-40m", 4)
     assert "some-gpu/tiny-llama-40m/tp2" in str(caught.value)
-    command = "sarathi-sim make-bundle --device some-gpu --model tiny-llama-40m --tp 4"
-    assert str(caught.value).endswith(f"{command} --out {tmp_path}")
-
-
-@pytest.mark.parametrize("linked", [False, True])
-def test_where_to_make_a_bundle_is_never_the_package(tmp_path: Path, linked: bool) -> None:
-    root = data_dir() / "profiles"
-    if linked:
-        (tmp_path / "link").symlink_to(root)
-        root = tmp_path / "link"
-    with pytest.raises(BundleError) as caught:
-        find_bundle(root, "a100-80g-sxm", "qwen-72b", 8)
-    command = "sarathi-sim make-bundle --device a100-80g-sxm --model qwen-72b --tp 8"
-    expected = f"{command} --out profiles, then --set profiles=profiles"
-    assert str(caught.value).endswith(expected)
+    assert str(caught.value).endswith("to measure one: sarathi-sim profile, on that device")
+    with pytest.raises(BundleError, match="without profiles the calibrated model of a40 is asked"):
+        find_bundle(tmp_path, "a40", "tiny-llama-40m", 2)
 
 
 def test_a_root_of_bundles_is_no_bundle_but_names_them(tmp_path: Path) -> None:

@@ -16,11 +16,9 @@ from sarathi_sim.profiler.facts.formats import STACKS, Kernels
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.importers.assemble import wanted_ops
 from sarathi_sim.profiler.importers.sources import import_bundle
-from sarathi_sim.profiler.importers.stack_tables import import_stack
 from sarathi_sim.profiler.kernels.attention_fit import fit_attention, fit_together, reading_us
 from sarathi_sim.profiler.kernels.attention_grid import fit_added
 from sarathi_sim.profiler.kernels.prefix_grid import alike
-from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle
 from sarathi_sim.profiler.kernels.stack_file import load_stack, stack_files, stacks_on
 from sarathi_sim.profiler.kernels.stack_fit import fit_gemm, fit_stack
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
@@ -28,8 +26,11 @@ from sarathi_sim.profiler.physics.op_times import KINDS
 from sarathi_sim.profiler.public import kernel_tables, perf_tables
 from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, data_dir, public_datasets
 from sarathi_sim.profiler.storage.strict import SpecError
+from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.modelled import modelled_times
+from sarathi_sim.simulator.op_times.op_times import OpTimes
+from tests.sampled import stack_bundle
 
 needs_datasets = pytest.mark.skipif(
     not os.environ.get(DATASETS_VARIABLE),
@@ -45,7 +46,7 @@ LLAMA_8B, LLAMA_70B = load_model("llama-3.1-8b"), load_model("llama-3.3-70b")
 
 def made(dtype: str = "bf16", kv: str = "bf16", tp: int = 4, stack: str = "vllm") -> Bundle:
     kernels = Kernels(stack, dtype, kv)  # type: ignore[arg-type]
-    return make_stack_bundle("h100-80g-sxm", LLAMA_70B, tp, kernels)
+    return stack_bundle("h100-80g-sxm", LLAMA_70B, tp, kernels)
 
 
 def test_every_measured_device_has_every_stack_and_they_are_small() -> None:
@@ -79,9 +80,30 @@ def test_a_dense_model_can_be_modelled(number: int) -> None:
     cache = "fp8" if "fp8.128" in both else "bf16"
     dtypes = spec.having("gemm")
     kernels = Kernels(stack, dtypes[number % len(dtypes)], cache)  # type: ignore[arg-type]
-    bundle = make_stack_bundle(device, LLAMA_8B, 2, kernels, max_tokens=4096)
+    bundle = stack_bundle(device, LLAMA_8B, 2, kernels, max_tokens=4096)
     found = check_bundle(bundle, load_device(device))
     assert [f for f in found if f.level == "error"] == [], (stack, kernels)
+
+
+def test_a_run_gets_what_the_tables_give() -> None:
+    """To the last bit, at sizes that were not measured: windows, calls of several and a mean layer
+    included."""
+    model, rows = load_model("gemma-3-12b"), np.array([1.0, 237.0, 5001.0])
+    times = StackTimes("h100-80g-sxm", Kernels("vllm"), model, 2)
+    ops, of = modelled_times(times), times.attention
+    for op in model.row_ops:
+        assert np.array_equal(ops.by_rows[op](rows), 1e-6 * times.by_rows(op, rows)), op
+    whole, near = of.decode(rows, 7 * rows), of.decode_within(rows, 7 * rows)
+    share = model.windows.layers / model.num_layers if model.windows else 0.0
+    assert 0 < share < 1
+    mean = 1e-6 * ((1 - share) * whole + share * near)
+    np.testing.assert_allclose(ops.decode(rows, 7 * rows), mean, rtol=1e-12)
+    assert ops.all_reduce is not None
+    assert ops.all_reduce(12345.0) == 1e-6 * times.all_reduce(np.array([12345.0]))[0]
+    assert np.array_equal(ops.together.added(rows), 1e-6 * times.added(rows))
+    assert ops.together.added(rows).shape == (len(times.batches), 3)
+    other = StackTimes("h100-80g-sxm", Kernels("vllm", "fp8"), model, 2)
+    assert ops.meta.content_sha256 != other.meta.content_sha256
 
 
 @pytest.mark.parametrize("device", MEASURED)
@@ -93,8 +115,8 @@ def test_every_number_format_has_its_times(device: str) -> None:
         for dtype in load_stack(device, stack)[0].having("gemm"):
             times = StackTimes(device, Kernels(stack, dtype), LLAMA_8B, 2)  # type: ignore[arg-type]
             for op in LLAMA_8B.gemms(2):
-                assert (np.diff(times.by_rows(op, tokens, LLAMA_8B, 2)) >= 0).all(), (stack, dtype)
-        decode = times.attn_decode(batch, 8192 + 0 * batch, LLAMA_8B, 2)
+                assert (np.diff(times.by_rows(op, tokens)) >= 0).all(), (stack, dtype)
+        decode = times.decode(batch, 8192 + 0 * batch)
         read = 4 * 128 * times.attention.kv_heads * batch * 8192
         assert (np.diff(decode) > 0).all()
         assert (read / decode < 0.91e-6 * spec.memory_bandwidth).all()
@@ -140,7 +162,7 @@ def test_a_captured_batch_and_a_larger_one_take_different_all_reduces() -> None:
     times = StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 8)
     edge = times.captured_bytes
     assert edge == 2 * 512 * LLAMA_8B.hidden_size
-    small, at, beyond = times.all_reduce(np.array([1024.0, edge, edge + 1]), 8)
+    small, at, beyond = times.all_reduce(np.array([1024.0, edge, edge + 1]))
     assert small < 8 and beyond > 1.2 * at
 
 
@@ -148,13 +170,13 @@ def test_a_chunk_after_a_prefix_has_its_pairs_and_reads_its_cache() -> None:
     times = StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 1)
     one = np.ones(1)
     for chunk, context in ((512, 0), (512, 8192), (1, 65536)):
-        found = times.attn_prefill(chunk * one, context * one, LLAMA_8B, 1)[0]
+        found = times.prefill(chunk * one, context * one)[0]
         length = alike(chunk * one, context * one)
         # As many pairs, half a block of keys a row included.
         wanted = chunk * (context + chunk / 2 + 64)
         assert length * (length / 2 + 64) == pytest.approx(wanted)
-        pairs = times.attn_prefill(length, 0 * one, LLAMA_8B, 1)[0]
-        reading = times.attn_decode(one, (chunk + context) * one, LLAMA_8B, 1)[0]
+        pairs = times.prefill(length, 0 * one)[0]
+        reading = times.decode(one, (chunk + context) * one)[0]
         assert found == pytest.approx(max(pairs, reading) if context else pairs)
 
 
@@ -163,34 +185,38 @@ def test_a_chunk_after_a_prefix_takes_no_less_than_alone() -> None:
     kernels, model = Kernels("trtllm", "fp8", "fp8"), load_model("llama-3-70b")
     times = StackTimes("b200-sxm", kernels, model, 4)
     chunk, context = np.array([64.0, 96.0]), np.array([[0.0], [32.0]])
-    alone, after = times.attn_prefill(chunk, context, model, 4)
+    alone, after = times.prefill(chunk, context)
     assert alone[1] < 0.97 * alone[0] and (after >= alone).all()
     # H200, 8 heads of latent attention: 128 tokens were measured to take 38 times as long as 256.
     kernels, model = Kernels("trtllm"), load_model("kimi-k2")
     times = StackTimes("h200-sxm", kernels, model, 8)
     chunk = np.array([128.0, 256.0])
-    short, longer = times.attn_prefill(chunk, np.zeros_like(chunk), model, 8)
+    short, longer = times.prefill(chunk, np.zeros_like(chunk))
     assert 0.5 * longer < short < 1.1 * longer
 
 
 def test_short_prompts_in_one_call_take_little_more_than_one() -> None:
     """H100, vLLM, 16 query and 2 KV heads, measured: 64 tokens 13.8 us, 16 times that 17 us; 4096
     tokens 131 us, 16 times that 2,003 us."""
-    bundle = made()
-    alone = bundle.attn_prefill.query("context_tokens == 0").set_index("chunk_tokens")["time_us"]
-    added = bundle.attn_prefill_added.set_index(["batch_size", "chunk_tokens"])["time_us"]
-    sixteen = 16 * added.loc[16]
-    assert (sixteen.index == alone.index).all()
-    assert sixteen[64] < 2 * alone[64]
-    assert 0.9 < sixteen[4096] / (16 * alone[4096]) <= 1
-    within = make_stack_bundle("h100-80g-sxm", load_model("gemma-3-12b"), 1, Kernels("vllm"))
-    assert within.attn_prefill_added.query("batch_size == 256")["time_us"].is_monotonic_increasing
-    without = make_stack_bundle("rtx-4090", LLAMA_8B, 1, Kernels("vllm"), max_tokens=512)
-    assert without.attn_prefill_added.empty  # not measured: prompts are summed
+    ops = modelled_times(StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_70B, 4))
+    chunk = np.array([64.0, 4096.0])
+    alone, sixteen = ops.prefill(chunk, 0.0), 16 * _added(ops, 16, chunk)
+    assert sixteen[0] < 2 * alone[0]
+    assert 0.9 < sixteen[1] / (16 * alone[1]) <= 1
+    within = StackTimes("h100-80g-sxm", Kernels("vllm"), load_model("gemma-3-12b"), 1)
+    many = _added(modelled_times(within), 256, 2.0 ** np.arange(4, 14))
+    assert (np.diff(many) > 0).all()
+    without = StackTimes("rtx-4090", Kernels("vllm"), LLAMA_8B, 1)
+    assert len(without.batches) == 0  # not measured: prompts are summed
+
+
+def _added(ops: OpTimes, batch: int, chunk: Floats) -> Floats:
+    together = ops.together
+    return np.asarray(together.added(chunk)[together.batches.tolist().index(batch)])
 
 
 def test_equal_prompts_in_one_batch_take_what_was_measured() -> None:
-    """Calls of 1, 2, 4 and 8 prompts, as surfaces hold them, through bundle and regression."""
+    """Calls of 1, 2, 4 and 8 prompts, as surfaces hold them."""
     spec, arrays = load_stack("h100-80g-sxm", "vllm")
     rows = pd.DataFrame(
         [(b, h, 8, c, 10 + b * c * h / 64) for b in (2, 4, 8) for h in (32, 64) for c in (16, 64)],
@@ -198,17 +224,17 @@ def test_equal_prompts_in_one_batch_take_what_was_measured() -> None:
     )
     stored = {f"added.bf16.128.{name}": a for name, a in fit_added(rows).arrays().items()}
     fitted = spec, {**arrays, **stored}
-    bundle = make_stack_bundle("h100-80g-sxm", LLAMA_8B, 1, Kernels("vllm"), 512, fitted)
-    calls = bundle.attn_prefill_added.query("chunk_tokens == 64").set_index("batch_size")["time_us"]
-    calls = calls * calls.index
-    np.testing.assert_allclose(calls[[2, 4, 8]], [10 + 32 * b for b in (2, 4, 8)], rtol=1e-3)
+    ops = modelled_times(StackTimes("h100-80g-sxm", Kernels("vllm"), LLAMA_8B, 1, fitted))
+    calls = {b: 1e6 * b * _added(ops, b, np.array([64.0]))[0] for b in (2, 3, 4, 8)}
+    expected = [10 + 32 * b for b in (2, 4, 8)]
+    np.testing.assert_allclose([calls[2], calls[4], calls[8]], expected, rtol=1e-3)
     assert 1.1 * calls[2] < calls[3] < 0.9 * calls[4]  # between them the law is asked, too
-    cost = IterationCost(OpTimes(bundle))
+    cost = IterationCost(ops)
     for batch in (1, 2, 8):
         chunks = np.full(batch, 64.0)
         alone = cost.prefill_s(chunks, 0.0)
-        expected = alone[0] if batch == 1 else 1e-6 * (10 + 32 * batch)
-        assert alone.sum() - cost.saved_s(chunks) == pytest.approx(expected, rel=1e-3)
+        expected_s = alone[0] if batch == 1 else 1e-6 * (10 + 32 * batch)
+        assert alone.sum() - cost.saved_s(chunks) == pytest.approx(expected_s, rel=1e-3)
 
 
 def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> None:
@@ -217,9 +243,7 @@ def test_the_same_chip_with_slower_memory_is_slower_where_memory_bounds_it() -> 
         for device in ("a100-80g-sxm", "a100-40g-sxm")
     )
     tokens = np.array([1.0, 8192.0])
-    ratio = derived.by_rows("ffn_ln1", tokens, LLAMA_8B, 1) / base.by_rows(
-        "ffn_ln1", tokens, LLAMA_8B, 1
-    )
+    ratio = derived.by_rows("ffn_ln1", tokens) / base.by_rows("ffn_ln1", tokens)
     assert ratio[0] == pytest.approx(2039 / 1555, rel=0.05) and ratio[1] == 1.0
     assert derived.provenance()["ffn_ln1"].mark.startswith("derived: from a100-80g-sxm")
 
@@ -237,7 +261,7 @@ def test_what_was_not_measured_is_refused(
     device: str, kernels: Kernels, model: object, tp: int, message: str
 ) -> None:
     with pytest.raises((SpecError, ValueError), match=message):
-        make_stack_bundle(device, model, tp, kernels)  # type: ignore[arg-type]
+        StackTimes(device, kernels, model, tp)  # type: ignore[arg-type]
 
 
 def test_loading_unpickles_nothing() -> None:
@@ -271,31 +295,20 @@ def test_the_shipped_surfaces_are_what_the_tables_give() -> None:
             np.testing.assert_array_equal(array, arrays[f"{table}.{name}"])
 
 
-@needs_datasets
-@pytest.mark.slow
-def test_tables_are_imported_as_what_ships_is_made() -> None:
-    kernels = Kernels("trtllm")
-    found = import_stack(public_datasets(), "llama-3.1-8b", 2, "a100-80g-sxm", kernels)
-    shipped = make_stack_bundle("a100-80g-sxm", LLAMA_8B, 2, kernels)
-    assert found.meta.content_sha256 == shipped.meta.content_sha256 != ""
-    assert found.meta.source == "imported" and found.meta.kernels is not None
-
-
 def test_an_import_of_parquet_tables_asks_for_the_stack(tmp_path: Path) -> None:
     (tmp_path / "aiconfigurator").mkdir()
-    with pytest.raises(BundleError, match=r"holds the parquet tables .*name --device and --stack"):
+    with pytest.raises(BundleError, match=r"holds the parquet tables .*which a run with"):
         import_bundle("aiconfigurator", tmp_path, "llama-3.1-8b", 1)
 
 
 def test_an_autotuned_format_takes_the_fastest_of_the_published_kernels() -> None:
     """TensorRT-LLM's nvfp4 table holds one kernel; its server chooses among several."""
     tokens = np.array([1.0, 64.0, 4096.0])
-    shape = {"tokens": tokens, "model": LLAMA_70B, "tp": 4}
     alone = {
         stack: StackTimes("b200-sxm", Kernels(stack, "nvfp4", "fp8"), LLAMA_70B, 4)  # type: ignore[arg-type]
         for stack in STACKS
     }
-    times = {stack: one.by_rows("ffn_ln2", **shape) for stack, one in alone.items()}
+    times = {stack: one.by_rows("ffn_ln2", tokens) for stack, one in alone.items()}
     assert np.array_equal(times["trtllm"], np.minimum(times["trtllm"], times["vllm"]))
     assert (
         times["trtllm"][0] < 0.8 * alone["trtllm"]._gemm("ffn_ln2").time_us(tokens, 8192, 7168)[0]
@@ -313,7 +326,7 @@ def test_a_profile_of_one_model_is_a_stack_of_one_gpu() -> None:
     assert origins["attn_prefill"].mark.endswith("chunks after a prefix measured")
     assert origins["others"].mark.startswith("interpolated: elementwise kernels of vllm 0.19.0")
     assert "llmservingsim" in times.spec.origin.lower() and times.spec.licence == "MIT"
-    bundle = make_stack_bundle("rtx-4090", LLAMA_8B, 1, Kernels("vllm"), max_tokens=4096)
+    bundle = stack_bundle("rtx-4090", LLAMA_8B, 1, Kernels("vllm"), max_tokens=4096)
     found = check_bundle(bundle, load_device("rtx-4090"))
     assert [f for f in found if f.level == "error"] == []
     with pytest.raises(SpecError, match=r"no all_reduce of vllm was measured on rtx-4090"):
@@ -332,6 +345,6 @@ def test_the_shipped_profile_is_what_its_folder_gives() -> None:
     cells = perf_tables.attention_cells(public_datasets() / "llmservingsim_rtx4090")
     chunks = perf_tables.alone(cells, {"prefill_chunk": "chunk", "kv_prefill": "context"})
     chunk, context = (chunks[c].to_numpy(np.float64) for c in ("chunk", "context"))
-    off = np.abs(np.log(times.attn_prefill(chunk, context, LLAMA_8B, 1) / chunks["time_us"]))
+    off = np.abs(np.log(times.prefill(chunk, context) / chunks["time_us"]))
     # A few cells are faster than HBM: their cache was in L2.
     assert len(off) == 96 and np.quantile(off, 0.9) < 0.01 and off.max() < 0.2

@@ -30,13 +30,13 @@ from sarathi_sim.profiler.first_light.correctness import correctness  # noqa: E4
 from sarathi_sim.profiler.first_light.hour import Options, _Hour, first_light  # noqa: E402
 from sarathi_sim.profiler.first_light.hour_ledger import LATE, Ledger  # noqa: E402
 from sarathi_sim.profiler.first_light.steps import STEPS, HourStep, Task  # noqa: E402
-from sarathi_sim.profiler.kernels.stack_bundle import make_stack_bundle  # noqa: E402
 from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
 from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
 from tests.processes import children, gone  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 from tests.profiler_torch.pretended_gpu import pretend_for_good  # noqa: E402
+from tests.sampled import stack_bundle  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SEES_A_GPU = os.pathsep.join(map(str, (Path(__file__).parent / "pretended", ROOT)))
@@ -246,7 +246,7 @@ def test_the_usual_product_is_the_kernel_tables(device: str) -> None:
 def test_the_difference_from_the_tables_is_what_was_put_in(tmp_path: Path) -> None:
     """vLLM's own kernels a tenth slower differ from vLLM's by 10 %, op by op."""
     model = load_model("llama-3-8b")
-    bundle = make_stack_bundle("h100-80g-sxm", model, 1, Kernels("vllm"), max_tokens=8192)
+    bundle = stack_bundle("h100-80g-sxm", model, 1, Kernels("vllm"), max_tokens=8192)
     slower = {
         name: frame.assign(time_us=1.1 * frame["time_us"])
         for name, frame in bundle.tables().items()

@@ -23,7 +23,7 @@ from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E40
 from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
 from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
-from sarathi_sim.simulator.op_times.regression import OpTimes  # noqa: E402
+from sarathi_sim.simulator.op_times.regression import bundle_times  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -128,7 +128,7 @@ def test_a_profile_of_a_mixture_on_a_pretended_gpu(
     assert set(bundle.linear["op"]) == set(TINY.row_ops) >= {"moe", "moe_router"}
     assert bundle.meta.environment["expert_distribution"] == "balanced"
     assert bundle.meta.environment["skipped_points"] == 0
-    assert OpTimes(bundle).by_rows["moe"](12) == pytest.approx(50e-6)
+    assert bundle_times(bundle).by_rows["moe"](12) == pytest.approx(50e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from sarathi_sim.simulator.op_times.cache import VARIABLE, cache_folder, cached
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.simulator.test_predictor import shipped
 
 ARRAY = np.array([[0.1, 2**-40], [np.pi, 0.0]])
@@ -122,9 +123,9 @@ def test_times_are_the_same_with_and_without(
         return [predict._whole, predict._decode_rows, predict._chunk_rows, predict._by_tokens]
 
     monkeypatch.setenv(VARIABLE, "off")
-    without = tables(OpTimes(bundle))
+    without = tables(bundle_times(bundle))
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    assert tables(OpTimes(bundle)) == without
-    again = OpTimes(bundle)
+    assert tables(bundle_times(bundle)) == without
+    again = bundle_times(bundle)
     assert tables(again) == without
-    assert "prefill" not in vars(again) and "decode" not in vars(again)
+    assert "_surface" not in vars(again.prefill) and "_surface" not in vars(again.decode)

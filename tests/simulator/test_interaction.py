@@ -20,7 +20,7 @@ from sarathi_sim.simulator.op_times.interaction import (
     interaction_errors,
     skew_errors,
 )
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.simulator.test_predictor import batch, predictor, simple_bundle
 
 LIMITS = default_limits("cpu", 1024)
@@ -34,7 +34,7 @@ def attention_bundle() -> Bundle:
 
 def layers(bundle: Bundle, true: WholeLayer, noise: float = 0.0) -> pd.DataFrame:
     """What whole layers would take if ``true`` held, at the points that are measured."""
-    ops, rng = OpTimes(bundle), np.random.default_rng(0)
+    ops, rng = bundle_times(bundle), np.random.default_rng(0)
     rows = []
     for chunk, context, decodes, held in designed_points("mixed", LIMITS):
         decode = float(ops.decode(decodes, held)) if decodes else 0.0
@@ -68,17 +68,17 @@ def test_a_known_effect_is_found_and_nothing_else(
     true: WholeLayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = attention_bundle()
-    found = fit_whole_layer(OpTimes(bundle), layers(bundle, true))
+    found = fit_whole_layer(bundle_times(bundle), layers(bundle, true))
     # The prior holds every term back, by less than a fifth here; without it they are exact.
     for term in ("both", "decode"):
         assert getattr(found, term) == pytest.approx(getattr(true, term), rel=0.2, abs=0.06)
     monkeypatch.setattr("sarathi_sim.simulator.op_times.interaction._PRIOR", 1e-12)
-    exact = fit_whole_layer(OpTimes(bundle), layers(bundle, true))
+    exact = fit_whole_layer(bundle_times(bundle), layers(bundle, true))
     assert astuple(exact) == pytest.approx(astuple(true), rel=1e-5, abs=1e-5)
 
 
 def test_without_the_tables_the_sum_and_the_mean_stand() -> None:
-    ops = OpTimes(simple_bundle())
+    ops = bundle_times(simple_bundle())
     assert ops.whole_layer == SUM
     assert ops.skew == 0.0
     assert interaction_errors(simple_bundle(), ops).empty
@@ -91,10 +91,10 @@ def test_held_out_errors_are_of_points_that_the_fit_did_not_see() -> None:
     mixed = layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))
     odd = (mixed["chunk_tokens"] + mixed["batch_size"] == 128).to_numpy()
     mixed.loc[odd, "time_us"] *= 2
-    errors = interaction_errors(replace(bundle, mixed=mixed), OpTimes(bundle))
+    errors = interaction_errors(replace(bundle, mixed=mixed), bundle_times(bundle))
     assert errors["measured"][odd].median() == pytest.approx(50, abs=2)
     honest = interaction_errors(
-        replace(bundle, mixed=layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))), OpTimes(bundle)
+        replace(bundle, mixed=layers(bundle, WholeLayer(1.2, 0.0, 0.1, 0.3))), bundle_times(bundle)
     )
     assert honest["measured"].max() < 2
     alone = honest["kind"] != "mixed"
@@ -107,7 +107,7 @@ def test_the_predictor_takes_whole_layers_or_the_sum() -> None:
     bundle = simple_bundle()
     true = WholeLayer(1.25, 40e-6, 0.1, 0.5)
     mixed = replace(bundle, mixed=layers(bundle, true))
-    found = OpTimes(mixed).whole_layer
+    found = bundle_times(mixed).whole_layer
     plain, whole = predictor(bundle), predictor(mixed)
     beside = 14e-6 if bundle.meta.tp > 1 else 0.0  # two all-reduces
     chunk, decodes = batch((500, 100, 50)), batch(decodes=4, context=400)
@@ -128,7 +128,7 @@ def test_the_predictor_takes_whole_layers_or_the_sum() -> None:
 def test_the_effective_context_is_found_and_used(share: float) -> None:
     bundle = simple_bundle()
     with_skew = replace(bundle, attn_decode_skew=skewed(share))
-    ops = OpTimes(with_skew)
+    ops = bundle_times(with_skew)
     assert ops.skew == pytest.approx(share, abs=1e-3)
     errors = skew_errors(with_skew, ops)
     assert errors["skew"].max() < 0.1
@@ -148,7 +148,7 @@ def test_a_skew_error_is_of_batches_that_the_fit_did_not_see() -> None:
     odd = (rows["batch_size"] == 8).to_numpy()
     rows.loc[odd, "time_us"] = skewed(1.0)["time_us"][odd]
     bundle = replace(simple_bundle(), attn_decode_skew=rows)
-    errors = skew_errors(bundle, OpTimes(bundle))
+    errors = skew_errors(bundle, bundle_times(bundle))
     assert errors["skew"][odd].to_numpy() == pytest.approx(errors["mean"][odd].to_numpy())
     assert errors["longest"][odd].max() < 0.1
 
@@ -157,4 +157,4 @@ def test_more_than_padding_is_not_believed() -> None:
     """An effective context beyond the longest one would leave the tables."""
     rows = skewed(1.0)
     rows["time_us"] *= 1.5
-    assert fit_skew(OpTimes(simple_bundle()).decode, rows) == 1.0
+    assert fit_skew(bundle_times(simple_bundle()).decode, rows) == 1.0

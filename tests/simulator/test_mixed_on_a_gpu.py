@@ -16,7 +16,7 @@ import pytest
 
 from sarathi_sim.profiler.storage.paths import DATASETS_VARIABLE, public_datasets
 from sarathi_sim.simulator.op_times.interaction import _fit_layer, _Layers
-from sarathi_sim.simulator.op_times.iteration import SUM, WholeLayer
+from sarathi_sim.simulator.op_times.op_times import SUM, WholeLayer
 
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "act_fn", "rotary_emb")
 

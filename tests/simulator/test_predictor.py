@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from functools import cache
 
@@ -17,30 +16,29 @@ from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.bundle.schema import (
     Bundle,
     BundleMeta,
-    find_bundle,
-    list_bundles,
     load_bundle,
 )
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
-from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.simulator.loop.quantum import QUANTUM_S
 from sarathi_sim.simulator.op_times import surface
 from sarathi_sim.simulator.op_times.iteration import HostTime, WholeLayer, counted_context
 from sarathi_sim.simulator.op_times.linear import PiecewiseLinear
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import Stacked, bundle_times
 from sarathi_sim.simulator.op_times.surface import Kind, PhysicalSurface, decode_surface
 from sarathi_sim.simulator.op_times.together import Together
+from tests.sampled import profile_folder
 
 GPT3 = load_model("gpt3-175b")
-SHIPPED = list_bundles(data_dir() / "profiles")
+SHIPPED = (("a6000", "llama-13b", 1), ("a100-80g-sxm", "llama-2-70b", 4))
 
 
 @cache
 def shipped(device: str, model: str, tp: int) -> tuple[Bundle, OpTimes]:
-    bundle = load_bundle(find_bundle(data_dir() / "profiles", device, model, tp))
-    return bundle, OpTimes(bundle)
+    bundle = load_bundle(profile_folder(device, model, tp))
+    return bundle, bundle_times(bundle)
 
 
 @cache
@@ -100,7 +98,7 @@ def batch(
 
 def predictor(bundle: Bundle, **options: object) -> BundlePredictor:
     settings = {"max_tokens": 512, "max_length": 1024, "max_batch": 8, "num_stages": 2}
-    return BundlePredictor(OpTimes(bundle), **(settings | options))  # type: ignore[arg-type]
+    return BundlePredictor(bundle_times(bundle), **(settings | options))  # type: ignore[arg-type]
 
 
 def test_a_number_takes_what_the_profiled_dtype_takes() -> None:
@@ -158,7 +156,7 @@ def test_more_tokens_than_tabulated() -> None:
 
 
 def test_predictors_of_one_bundle_share_their_tables() -> None:
-    ops = OpTimes(simple_bundle())
+    ops = bundle_times(simple_bundle())
     near, nearer, far = (
         BundlePredictor(ops, max_tokens=n, max_length=512, max_batch=4) for n in (40, 60, 70)
     )
@@ -272,11 +270,13 @@ def test_the_same_points_are_fitted_once_a_process(monkeypatch: pytest.MonkeyPat
 def test_a_batch_takes_what_an_iteration_costs(layer_time: str, skew: float) -> None:
     """The predictor's tables say what the one function of costs says, term by term."""
     _, ops = shipped("a100-80g-sxm", "gpt3-175b", 8)
-    changed = copy.copy(ops)
-    changed.whole_layer = WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5)
-    changed.skew = skew
     each = (PiecewiseLinear([1.0, 512.0], [1e-7, time]) for time in (2e-5, 1e-5))
-    changed.together = Together(np.array([2.0, 4.0]), (*each,))
+    changed = dataclasses.replace(
+        ops,
+        whole_layer=WholeLayer(scale=1.1, extra_s=2e-5, both=0.05, decode=0.1, both_s=1e-5),
+        skew=skew,
+        together=Together(np.array([2.0, 4.0]), Stacked((*each,))),
+    )
     predict = BundlePredictor(
         changed, max_tokens=512, max_length=1024, max_batch=8, num_stages=8, layer_time=layer_time
     )

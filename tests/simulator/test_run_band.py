@@ -19,8 +19,9 @@ from sarathi_sim.simulator.confidence.run_band import SAMPLES, makespan_samples
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.breakdown import OpUse, breakdown, whole_layer
+from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
 from sarathi_sim.simulator.op_times.surface import decode_surface
 from sarathi_sim.simulator.views.metrics import Analysis
 from tests.simulator.test_predictor import simple_bundle
@@ -31,7 +32,7 @@ EXACT = Band(0.0, 0.0, 0.0, 0.0)
 @pytest.fixture(scope="module")
 def run() -> tuple[Records, OpTimes, list[dict[str, OpUse]]]:
     """Forty prompts of 60 to 300 tokens in chunks, through two stages."""
-    ops = OpTimes(simple_bundle())
+    ops = bundle_times(simple_bundle())
     predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=8, num_stages=2)
     requests = [Request(i, 0.0, 60 + 6 * i, 10, 10) for i in range(40)]
     scheduler = Scheduler(

@@ -12,11 +12,11 @@ from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.roofline import attended, attended_within
 from sarathi_sim.profiler.physics.layer_mix import mean_time
-from sarathi_sim.profiler.physics.modelled import make_bundle
 from sarathi_sim.profiler.physics.op_times import DeviceModel
 from sarathi_sim.simulator.load.capacity import kept_share, kv_capacity_tokens, stage_weight_bytes
 from sarathi_sim.simulator.load.engine_memory import Step, engine_memory
-from sarathi_sim.simulator.op_times.regression import OpTimes
+from sarathi_sim.simulator.op_times.regression import bundle_times
+from tests.sampled import device_bundle
 
 LLAMA = load_model("llama-3-8b")
 WINDOWED = replace(LLAMA, windows=Windows(512, 24))  # of 32 layers
@@ -34,7 +34,7 @@ def test_pairs_are_counted_one_by_one(chunk: int, context: int) -> None:
 
 def test_attention_of_a_mean_layer() -> None:
     """A quarter of the layers sees everything; the others cost what the window leaves."""
-    bundles = {m: make_bundle("a100-80g-sxm", m, 1) for m in (LLAMA, WINDOWED)}
+    bundles = {m: device_bundle("a100-80g-sxm", m, 1) for m in (LLAMA, WINDOWED)}
     whole, some = (bundles[m].attn_decode for m in (LLAMA, WINDOWED))
     near = whole.context_tokens <= 512
     assert np.allclose(some.time_us[near], whole.time_us[near], rtol=1e-4)
@@ -50,7 +50,10 @@ def test_attention_of_a_mean_layer() -> None:
 
 def test_the_regression_knows_the_window() -> None:
     """Between the points of the bundle, and beyond: a layer's mean, the device model's."""
-    times, fitted = DeviceModel("a100-80g-sxm"), OpTimes(make_bundle("a100-80g-sxm", WINDOWED, 1))
+    times, fitted = (
+        DeviceModel("a100-80g-sxm"),
+        bundle_times(device_bundle("a100-80g-sxm", WINDOWED, 1)),
+    )
     for batch, context in ((8.0, 300.0), (64.0, 2000.0), (64.0, 7000.0), (64.0, 16000.0)):
         pair = np.array([batch]), np.array([context])
         expected = mean_time(times.attn_decode, times.decode_within, *pair, WINDOWED, 1)

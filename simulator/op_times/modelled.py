@@ -1,0 +1,114 @@
+"""Op times asked of a stack's tables or of a calibrated device, at every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sarathi_sim.profiler.facts.ops import DECODE, OPS, PREFILL, SENDS
+from sarathi_sim.profiler.physics.modelled import ShardTimes
+from sarathi_sim.profiler.storage.files import files_sha256
+from sarathi_sim.profiler.storage.paths import PACKAGE
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.cache import kept
+from sarathi_sim.simulator.op_times.op_times import OpTimes
+from sarathi_sim.simulator.op_times.together import Together
+
+MOST_ROWS = 1 << 17
+"""Token rows up to which times are tabulated."""
+
+
+def modelled_times(source: ShardTimes) -> OpTimes:
+    """The op times of ``source``; tables of them are kept on disk (``cache.py``)."""
+    meta = source.meta
+    identity = f"{meta.content_sha256} {_code()}"
+    rows = (op for op in source.provenance() if op in OPS and OPS[op].table == "linear")
+    send = {scope: Asked(partial(source.send_recv, scope=scope)) for scope in SENDS.values()}
+    return OpTimes(
+        meta=meta,
+        by_rows={op: RowTimes(Asked(partial(source.by_rows, op)), identity, op) for op in rows},
+        prefill=PairTimes(Asked(source.prefill, (1.0, 0.0)), identity, PREFILL),
+        decode=PairTimes(Asked(source.decode, (1.0, 0.0)), identity, DECODE),
+        all_reduce=Asked(source.all_reduce) if source.tp > 1 else None,
+        send=send,
+        together=Together(source.batches, Added(source)),
+        longest_context=source.longest_context,
+    )
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Hash of the code that tables depend on."""
+    rooms = ("facts", "physics", "kernels")
+    folders = [PACKAGE / "profiler" / room for room in rooms]
+    return files_sha256(file for folder in folders for file in sorted(folder.glob("*.py")))
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Seconds from a function that gives microseconds; sizes below ``least`` count as that."""
+
+    time_us: Callable[..., Floats]
+    least: tuple[float, ...] = (1.0,)
+
+    def __call__(self, *sizes: ArrayLike) -> Floats:
+        """Of the broadcast shape of the sizes."""
+        arrays = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
+        flat = (np.maximum(a.ravel(), low) for a, low in zip(arrays, self.least, strict=True))
+        return np.reshape(1e-6 * self.time_us(*flat), arrays[0].shape)
+
+
+@dataclass(frozen=True, eq=False)
+class RowTimes:
+    """An op by token rows: whole numbers are looked up, in tables up to a power of two."""
+
+    time: Asked
+    identity: str
+    op: str
+    _tables: dict[int, Floats] = field(default_factory=dict)
+
+    def __call__(self, rows: ArrayLike) -> Floats:
+        """Seconds, of the shape of ``rows``."""
+        wanted = np.asarray(rows)
+        whole = wanted.astype(np.int64)
+        most = int(whole.max(initial=1024))
+        if most > MOST_ROWS or (whole != wanted).any():
+            return self.time(rows)
+        size = 1 << (most - 1).bit_length()
+        if size not in self._tables:
+            self._tables[size] = kept(
+                self.identity, f"{self.op} {size}", lambda: self.time(np.arange(1, size + 1))
+            )
+        return np.asarray(self._tables[size][np.maximum(whole, 1) - 1])
+
+
+@dataclass(frozen=True, eq=False)
+class PairTimes:
+    """Attention by two sizes."""
+
+    time: Asked
+    identity: str
+    op: str
+
+    def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
+        """Seconds, of the broadcast shape of both."""
+        return self.time(a, b)
+
+    def table(self, a: Floats, b: Floats) -> Floats:
+        """Of every ``a`` with every ``b``."""
+        sizes = np.concatenate([a, b]).astype(np.float64).tobytes()
+        return kept(self.identity, f"{self.op} {len(a)}", lambda: self.time(a[:, None], b), sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """What each of several chunks in one call adds, in seconds: shape (batches, chunks)."""
+
+    source: ShardTimes
+
+    def __call__(self, chunk: Floats) -> Floats:
+        return np.asarray(1e-6 * self.source.added(np.maximum(chunk, 1.0)))

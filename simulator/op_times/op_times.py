@@ -1,0 +1,181 @@
+"""What the loop asks: every op's time as a function of its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
+from sarathi_sim.profiler.facts.formats import NumberBytes
+from sarathi_sim.profiler.facts.model import ModelSpec
+from sarathi_sim.profiler.facts.ops import (
+    ALL_LAYER_OPS,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    DECODE,
+    OPS,
+    PREFILL,
+    SEND_RECV,
+)
+from sarathi_sim.simulator.loop.records import Floats
+from sarathi_sim.simulator.op_times.together import Together
+
+Seconds = TypeVar("Seconds", float, Floats)
+TimeBySize = Callable[[ArrayLike], Floats]
+"""Seconds by one size, of its shape."""
+
+
+class TimeByPair(Protocol):
+    """Seconds by two sizes (chunk and context, batch and mean context)."""
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, /) -> Floats:
+        """Of the broadcast shape of both."""
+
+    def table(self, a: Floats, b: Floats) -> Floats:
+        """Of every ``a`` with every ``b``: shape (a, b)."""
+
+
+@dataclass(frozen=True)
+class WholeLayer:
+    """The time of a layer beyond its ops.
+
+    It takes ``scale`` times their sum, and ``extra_s``. A layer with a chunk and decodes takes on
+    top: the share ``both`` of all its scaled ops, the share ``decode`` of the scaled decode
+    attention, and ``both_s``.
+    """
+
+    scale: float = 1.0
+    extra_s: float = 0.0
+    both: float = 0.0
+    decode: float = 0.0
+    both_s: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a chunk and decodes in one batch take extra time."""
+        return bool(self.both or self.decode or self.both_s)
+
+    def mixing_s(self, ops_s: Seconds, decode_s: Seconds) -> Seconds:
+        """The extra time of mixing for scaled ops of ``ops_s``, with ``decode_s`` decode
+        attention."""
+        return self.both * ops_s + self.decode * decode_s + self.both_s
+
+    def mixing_within_s(self, mixed_s: Seconds, decode_s: Seconds) -> Seconds:
+        """The same, from the ``mixed_s`` that the ops take with it."""
+        return mixed_s - (mixed_s - self.decode * decode_s - self.both_s) / (1 + self.both)
+
+
+SUM = WholeLayer()
+
+
+@dataclass(frozen=True, eq=False)
+class OpTimes:
+    """Every op's time in seconds, for one layer on one tensor-parallel rank.
+
+    There are two kinds: :func:`~sarathi_sim.simulator.op_times.regression.bundle_times` fits them
+    to a profile, :func:`~sarathi_sim.simulator.op_times.modelled.modelled_times` asks a stack's
+    tables or a calibrated device.
+
+    ``meta``        where they come from; its ``content_sha256`` identifies them
+    ``by_rows``     of each op by token rows
+    ``prefill``     attention of a chunk after cached tokens; ``together``: of several in one call
+    ``decode``      attention of a batch of decodes with equal contexts; of unequal ones the share
+                    ``skew`` of the way from the mean to the longest context counts
+    ``all_reduce``  by bytes on each rank; None without other ranks
+    ``send``        a message to another stage by bytes, by how far it is
+    ``whole_layer`` what a layer takes beyond its ops
+    ``longest_context`` up to which they rest on measurements
+    ``bundle``      the profile, where they are fitted to one
+    """
+
+    meta: BundleMeta
+    by_rows: Mapping[str, TimeBySize]
+    prefill: TimeByPair
+    decode: TimeByPair
+    all_reduce: TimeBySize | None
+    send: Mapping[str, TimeBySize]
+    together: Together
+    longest_context: int
+    whole_layer: WholeLayer = SUM
+    skew: float = 0.0
+    bundle: Bundle | None = None
+
+    @property
+    def tp(self) -> int:
+        return self.meta.tp
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.meta.model_spec
+
+    @property
+    def number_bytes(self) -> NumberBytes:
+        """The sizes of numbers in the timed formats."""
+        if self.meta.kernels is not None:
+            return self.meta.kernels.used.number_bytes
+        size = 4 if self.meta.dtype == "float32" else 2
+        return NumberBytes(size, size, size)
+
+    @property
+    def linear(self) -> dict[str, TimeBySize]:
+        """The ops of one layer by token rows."""
+        return {op: self.by_rows[op] for op in ALL_LAYER_OPS if op in self.by_rows}
+
+    @property
+    def reduces(self) -> float:
+        """All-reduces of a mean layer: sending tokens to their experts and back takes one's
+        place."""
+        calls = OPS[ALL_REDUCE].calls
+        return calls - self.model.share(ALL_TO_ALL) if ALL_TO_ALL in self.by_rows else calls
+
+    def scaled(self, factors: Mapping[str, float]) -> OpTimes:
+        """These op times, where each op takes ``factors[op]`` times as long (1 where not named).
+
+        What whole layers add to the sum of their ops stays.
+        """
+
+        def of(op: str, time: Callable[..., Floats]) -> Scaled:
+            return Scaled(time, factors.get(op, 1.0))
+
+        return replace(
+            self,
+            by_rows={op: of(op, time) for op, time in self.by_rows.items()},
+            prefill=of(PREFILL, self.prefill),
+            decode=of(DECODE, self.decode),
+            all_reduce=of(ALL_REDUCE, self.all_reduce) if self.all_reduce else None,
+            send={scope: of(SEND_RECV, time) for scope, time in self.send.items()},
+            together=replace(self.together, added=of(PREFILL, self.together.added)),
+        )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The function ``time``, its values multiplied by ``factor``."""
+
+    time: Callable[..., Floats]
+    factor: float
+
+    def __call__(self, *sizes: ArrayLike) -> Floats:
+        return self.factor * self.time(*sizes)
+
+    def table(self, a: Floats, b: Floats) -> Floats:
+        """The other's table, multiplied: what is kept on disk is not scaled."""
+        return self.factor * self.time.table(a, b)  # type: ignore[attr-defined, no-any-return]
+
+
+@dataclass(frozen=True)
+class ByPair:
+    """A function of two sizes."""
+
+    time: Callable[[ArrayLike, ArrayLike], Floats]
+
+    def __call__(self, a: ArrayLike, b: ArrayLike) -> Floats:
+        return self.time(a, b)
+
+    def table(self, a: Floats, b: Floats) -> Floats:
+        """Of every ``a`` with every ``b``."""
+        return np.asarray(self.time(a[:, None], b))
