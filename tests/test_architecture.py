@@ -41,8 +41,8 @@ ROOMS: dict[str, str] = {
         "profiler.storage"
     ),
     "profiler.first_light": (
-        "profiler.measuring profiler.shard profiler.planning profiler.kernels profiler.bundle "
-        "profiler.facts profiler.storage"
+        "profiler.measuring profiler.shard profiler.planning profiler.kernels profiler.physics "
+        "profiler.bundle profiler.facts profiler.storage"
     ),
     "simulator.loop": "policies",
     "simulator.op_times": (

@@ -67,8 +67,8 @@ def bundle_times(bundle: Bundle) -> OpTimes:
     found = OpTimes(
         meta=meta,
         by_rows=by_rows,
-        prefill=rest.prefill if rest and PREFILL in lacking else Attention(bundle, PREFILL),
-        decode=rest.decode if rest and DECODE in lacking else Attention(bundle, DECODE),
+        prefill=rest.prefill if rest and PREFILL in lacking else BundleAttention(bundle, PREFILL),
+        decode=rest.decode if rest and DECODE in lacking else BundleAttention(bundle, DECODE),
         all_reduce=(
             None
             if meta.tp == 1
@@ -119,7 +119,7 @@ class Stacked:
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class BundleAttention:
     """Attention fitted to a bundle's points when it is first asked; tables of it are kept on disk
     (``cache.py``)."""
 

@@ -69,7 +69,7 @@ def small_sizes(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch", "a GPU", "vLLM", "Dask"):
         monkeypatch.setitem(runner.NEEDS, name, lambda: False)
     inputs._load.cache_clear()
-    inputs._made.cache_clear()
+    inputs._modelled.cache_clear()
 
 
 def in_process(line: str, folder: Path) -> tuple[int, str]:

@@ -63,7 +63,7 @@ def few_trees(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _forget_op_times() -> None:
     inputs._load.cache_clear()
-    inputs._made.cache_clear()
+    inputs._modelled.cache_clear()
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_a_note_for_contexts_beyond_the_model(write_config: Write) -> None:
     experiment = load_experiment(write_config(SMALL), ["cluster.max_length=16384"])
     notes = deploy_all(experiment)["orca"].notes
     assert "max_length 16384 is more than 2048, the context of gpt3-175b" in notes[0]
-    assert "the longest context that the profiles" in notes[1]
+    assert "the longest measured context of" in notes[1]
 
 
 def test_a_file_without_scenarios_is_one(write_config: Write) -> None:
@@ -236,7 +236,8 @@ def test_a_model_that_shares_its_name_with_a_profiled_one(write_config: Write) -
     path = write_config(SMALL)
     half = path.parent / "half.yaml"
     half.write_text(yaml.safe_dump(shipped | {"num_layers": 48}))
-    text = message(path, f"model={half}")
+    profiles = profile_folder("a100-80g-sxm", "gpt3-175b", 8).parents[2]
+    text = message(path, f"model={half}", f"profiles={profiles}")
     assert "was made for another model of that name, with num_layers 96, not 48" in text
 
 

@@ -42,7 +42,7 @@ def test_mixtures_run_and_say_where_their_experts_times_come_from(config: Path) 
     run = runs["divided"]
     (note,) = (note for note in run.notes if note.startswith("op times: "))
     assert MOE in note
-    mark = str(run.ops.bundle.meta.environment[MOE])
+    mark = str(run.ops.meta.environment[MOE])
     assert mark.startswith("measured: fp8 experts of vllm 0.24.0") and "tp 2 x ep 1" in mark
     (log,) = run.simulate().replicas
     used = breakdown(log, run.predictor)
@@ -52,7 +52,7 @@ def test_mixtures_run_and_say_where_their_experts_times_come_from(config: Path) 
     assert sent.bundle_name.endswith("qwen3-30b-a3b/tp2-vllm-fp8-ep-a2a-nccl")
     assert run.kv_capacity == sent.kv_capacity
     assert ALL_TO_ALL in sent.ops.linear and sent.ops.reduces == 1
-    marks = {op: str(mark) for op, mark in sent.ops.bundle.meta.environment.items()}
+    marks = {op: str(mark) for op, mark in sent.ops.meta.environment.items()}
     assert "NCCL" in marks[ALL_TO_ALL] and "dispatch and combine" in marks[ALL_TO_ALL]
     assert "tp 1 x ep 2" in marks[MOE]
     parts, whole = (one.predictor.cost.layer_parts(64) for one in (sent, run))

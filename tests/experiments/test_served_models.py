@@ -69,7 +69,7 @@ def test_by_name(
     run = deployed(tmp_path, model, device, stack, tp, pp, dtype)
     assert run.bundle_name == f"{device}/{model}/tp{tp}-{stack}-{used}"
     (note,) = (note for note in run.notes if note.startswith("op times: "))
-    marks = run.ops.bundle.meta.environment
+    marks = run.ops.meta.environment
     for op in (*run.model.row_ops, *ATTENTION, *([ALL_REDUCE] if tp > 1 else [])):
         assert str(marks[op]).startswith(KINDS) and op in note
     assert run.memory is not None and run.memory.num_blocks > 100

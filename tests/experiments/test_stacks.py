@@ -53,7 +53,7 @@ def test_number_formats_decide_memory_and_op_times(config: Path) -> None:
     for name, weight, cache in (("bf16", 2, 2), ("fp8", 1, 2), ("fp8_cache", 1, 1)):
         left = usable - weight * matrices - bf16
         assert runs[name].kv_capacity == int(left // model.kv_bytes_per_token(cache)), name
-        assert runs[name].ops.bundle.meta.source == "modelled"
+        assert runs[name].ops.meta.source == "modelled"
         assert runs[name].ops.number_bytes.activation == 2, "of activations"
     assert runs["bf16"].bundle_name == "h100-80g-sxm/llama-3.1-8b/tp1-vllm-bf16"
     assert runs["fp8_cache"].bundle_name.endswith("tp1-vllm-fp8-kv-fp8")

@@ -184,7 +184,7 @@ def test_nothing_beats_the_advice(a6000: Machine, text: str, limit_s: float | No
 
 @pytest.mark.parametrize(
     ("limit_s", "cap", "chosen"),
-    [(0.09, 18, (256, 12)), (0.09, 12, (256, 12)), (0.095, 18, (256, 15))],
+    [(0.09, 18, (256, 12)), (0.09, 12, (256, 12)), (0.095, 18, (256, 16))],
 )
 def test_the_batch_that_just_keeps_the_limit(
     a6000: Machine, limit_s: float, cap: int, chosen: tuple[int, int]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,8 +77,8 @@ def test_an_iteration_is_the_sum_of_its_ops() -> None:
 
 def test_a_machine_counts_whole_layers_as_the_predictor_does() -> None:
     """Every term, in an iteration of a chunk with decodes; contexts lie on the tables' grid."""
-    ops = copy.copy(_op_times("a6000", "llama-13b", 1))
-    ops.whole_layer = WholeLayer(scale=1.2, extra_s=3e-5, both=0.1, decode=0.3, both_s=2e-5)
+    terms = WholeLayer(scale=1.2, extra_s=3e-5, both=0.1, decode=0.3, both_s=2e-5)
+    ops = replace(_op_times("a6000", "llama-13b", 1), whole_layer=terms)
     machine = Machine(ops, "a6000")
     made = Batch(0, ((Sequence(0, 512, 1, 1), 256, 256),), 256, 4, 4 * 1024, 1024)
     layer_s, first_s, last_s, _ = machine.predictor(made)
@@ -201,9 +201,9 @@ def test_kept_tables_of_other_constants_are_not_mixed_up() -> None:
     """Tables are kept on disk by content: changed attention must not find the unchanged one."""
     before = _op_times("a6000", "llama-13b", 1)
     sizes, contexts = np.arange(1.0, 4.0), np.array([1.0, 500.0])
-    plain = before.decode_table(sizes, contexts)
-    twice = calibrated(before, Constants(attn_decode=2.0)).decode_table(sizes, contexts)
-    padded = changed(before, Assumptions(padded=True), 2048).decode_table(sizes, contexts)
+    plain = before.decode.table(sizes, contexts)
+    twice = calibrated(before, Constants(attn_decode=2.0)).decode.table(sizes, contexts)
+    padded = changed(before, Assumptions(padded=True), 2048).decode.table(sizes, contexts)
     assert twice == pytest.approx(2 * plain)
     assert padded[:, 0] == pytest.approx(padded[:, 1])
 
