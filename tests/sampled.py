@@ -15,7 +15,7 @@ from sarathi_sim.profiler.facts.formats import Kernels
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, OPS, SCOPES
 from sarathi_sim.profiler.kernels.stack_times import StackTimes
-from sarathi_sim.profiler.physics.modelled import TILE, DeviceTimes, ShardTimes, asked_at
+from sarathi_sim.profiler.physics.shard_times import TILE, DeviceTimes, ShardTimes, asked_at
 
 _MOST_LOGIT_ROWS = 4096
 _FAR = {2**i * half // 2 for i in range(13, 18) for half in (2, 3)}

@@ -43,7 +43,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.physics.op_times import DOUBT
+from sarathi_sim.profiler.physics.device_model import DOUBT
 from sarathi_sim.simulator.load.capacity import (
     CapacityError,
     kept_share,

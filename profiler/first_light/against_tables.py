@@ -7,7 +7,7 @@ from sarathi_sim.profiler.bundle.schema import bundle_path, list_bundles, load_b
 from sarathi_sim.profiler.first_light.devices import published_stacks, published_times
 from sarathi_sim.profiler.first_light.probe_machine import open_machine
 from sarathi_sim.profiler.first_light.steps import Found, Task
-from sarathi_sim.profiler.physics.modelled import asked_at
+from sarathi_sim.profiler.physics.shard_times import asked_at
 from sarathi_sim.profiler.planning.profile_error import ProfileError
 
 

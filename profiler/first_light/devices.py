@@ -14,7 +14,7 @@ from sarathi_sim.profiler.facts.formats import Kernels, Stack
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import SCOPES
 from sarathi_sim.profiler.first_light.steps import Task
-from sarathi_sim.profiler.physics.modelled import ShardTimes, asked_at
+from sarathi_sim.profiler.physics.shard_times import ShardTimes, asked_at
 from sarathi_sim.profiler.planning.profile_error import ProfileError
 
 #: Whose tables a rehearsal without a GPU takes.

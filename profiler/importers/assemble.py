@@ -14,7 +14,7 @@ from sarathi_sim.profiler.facts.device import DeviceSpec, device_sha256
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ATTENTION, LAYER_GEMMS, ROW_OPS, SENDS
 from sarathi_sim.profiler.importers.part import Part, listed
-from sarathi_sim.profiler.physics.modelled import DeviceTimes, rounded_us
+from sarathi_sim.profiler.physics.shard_times import DeviceTimes, rounded_us
 from sarathi_sim.profiler.physics.study import Origin
 from sarathi_sim.profiler.storage.strict import SpecError
 

@@ -11,7 +11,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.facts.roofline import HALF, Array
 from sarathi_sim.profiler.importers.part import Part
-from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.device_model import DeviceModel
 
 
 def head_counts(rows: pd.DataFrame) -> list[tuple[int, int]]:

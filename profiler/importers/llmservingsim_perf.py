@@ -15,7 +15,7 @@ from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import DECODE, LAYER_OPS, OPS, PREFILL
 from sarathi_sim.profiler.importers.assemble import Publication, assemble
 from sarathi_sim.profiler.importers.part import Kind, Part
-from sarathi_sim.profiler.physics.modelled import rounded_us
+from sarathi_sim.profiler.physics.shard_times import rounded_us
 from sarathi_sim.profiler.physics.study import LLMSERVINGSIM, Origin
 from sarathi_sim.profiler.public.measured_csv import merged
 from sarathi_sim.profiler.public.perf_tables import (

@@ -45,8 +45,8 @@ from sarathi_sim.profiler.kernels.stack_file import (
     stored,
     surfaces_sha256,
 )
-from sarathi_sim.profiler.physics.modelled import identity
-from sarathi_sim.profiler.physics.op_times import Provenance
+from sarathi_sim.profiler.physics.device_model import Provenance
+from sarathi_sim.profiler.physics.shard_times import identity
 
 #: Half-widths, percent, of what was not measured: elementwise kernels, transfers, chunks after a
 #: prefix. Assumed.

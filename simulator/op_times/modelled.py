@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.facts.ops import DECODE, OPS, PREFILL, SENDS
-from sarathi_sim.profiler.physics.modelled import ShardTimes
+from sarathi_sim.profiler.physics.shard_times import ShardTimes
 from sarathi_sim.profiler.storage.files import files_sha256
 from sarathi_sim.profiler.storage.paths import PACKAGE
 from sarathi_sim.simulator.loop.records import Floats

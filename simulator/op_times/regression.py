@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from sarathi_sim.profiler.bundle.schema import Bundle
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OPS, PREFILL, GemmShape
-from sarathi_sim.profiler.physics.modelled import DeviceTimes
+from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.cache import kept
 from sarathi_sim.simulator.op_times.interaction import fit_skew, fit_whole_layer

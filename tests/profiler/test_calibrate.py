@@ -20,10 +20,10 @@ from sarathi_sim.profiler.physics.calibrate import (
     report_from_yaml,
     structure_from_yaml,
 )
+from sarathi_sim.profiler.physics.device_model import DeviceModel
 from sarathi_sim.profiler.physics.fit import columns_of, errors, fit_op, held_out
 from sarathi_sim.profiler.physics.forms import GEMM, LINK
 from sarathi_sim.profiler.physics.hold_out import fold_of, leave_one_group_out
-from sarathi_sim.profiler.physics.op_times import DeviceModel
 from sarathi_sim.profiler.physics.studies import STUDIES, bandwidth_share
 from sarathi_sim.profiler.physics.study import BINS, HoldOut, Origin, Study, on
 from sarathi_sim.profiler.public import frames as public_data

@@ -10,8 +10,8 @@ import pytest
 from sarathi_sim.profiler.facts.device import device_files, device_sha256
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, SCOPES
-from sarathi_sim.profiler.physics.modelled import DeviceTimes
-from sarathi_sim.profiler.physics.op_times import DeviceModel
+from sarathi_sim.profiler.physics.device_model import DeviceModel
+from sarathi_sim.profiler.physics.shard_times import DeviceTimes
 from sarathi_sim.profiler.storage.strict import SpecError
 from sarathi_sim.simulator.op_times.modelled import modelled_times
 from sarathi_sim.simulator.op_times.op_times import OpTimes

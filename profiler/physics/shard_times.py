@@ -16,8 +16,8 @@ from sarathi_sim.profiler.facts.device import device_sha256
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, PREFILL
 from sarathi_sim.profiler.facts.roofline import Array
+from sarathi_sim.profiler.physics.device_model import DeviceModel, Provenance
 from sarathi_sim.profiler.physics.layer_mix import mean_time
-from sarathi_sim.profiler.physics.op_times import DeviceModel, Provenance
 
 TILE = 128
 #: The longest context of the measurements behind the device models.
