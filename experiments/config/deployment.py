@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
@@ -55,7 +55,7 @@ from sarathi_sim.simulator.load.engine_memory import EngineMemory
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.switches import Switches, EngineSwitches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 
@@ -99,8 +99,7 @@ class Deployment:
         return Switches(
             lazy=self.scenario.batching.formation == "lazy",
             blocking_send=engine.send == "blocking",
-            turnaround_s=engine.turnaround_s,
-            jitter=engine.jitter,
+            **{each.name: getattr(engine, each.name) for each in fields(EngineSwitches)},
         )
 
     def schedulers(self, replicas: int | None = None) -> list[Scheduler | Pool]:

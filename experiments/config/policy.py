@@ -25,6 +25,7 @@ from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_v
 from pydantic.errors import PydanticUserError
 
 from sarathi_sim.experiments.config.base import Strict, Text, Tokens
+from sarathi_sim.experiments.config.base import key as named
 from sarathi_sim.policies.catalogue import (
     PolicyFileError,
     build,
@@ -109,6 +110,8 @@ _BOUNDED: dict[Any, Any] = {
     float | None: Annotated[float, Field(ge=0, le=1e12)] | None,
 }
 """What numbers a policy takes: counts are at least 1, all others at least 0."""
+_NAMES = {"chunk_size": ("chunk size", "tokens", "chunk"), "tile": ("tile", "tokens")}
+"""Of policies' keys those that are not called by their words alone."""
 _FILE_KEYS = ("name", "file", "sha256", "code")
 
 
@@ -149,7 +152,8 @@ def _policy_model(
         needed = parameter.default is Parameter.empty
         hint = hints.get(key, Any)
         kind = _BOUNDED.get(hint, hint) if isinstance(hint, Hashable) else hint
-        fields[key] = (kind, ... if needed else parameter.default)
+        default = ... if needed else parameter.default
+        fields[key] = (kind, named(*_NAMES[key], default=default) if key in _NAMES else default)
     about = (builder.__doc__ or "").partition("\n")[0]
     try:
         model = create_model(
