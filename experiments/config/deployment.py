@@ -55,7 +55,7 @@ from sarathi_sim.simulator.load.engine_memory import EngineMemory
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches, EngineSwitches
+from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 
