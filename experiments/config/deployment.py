@@ -21,7 +21,7 @@ from sarathi_sim.experiments.config.inputs import (
 )
 from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.memory import Need, check_memory, run_needs, workload_needs
-from sarathi_sim.experiments.config.policy_file import policy_errors
+from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
