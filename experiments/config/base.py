@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
@@ -27,12 +27,21 @@ Seconds = Annotated[float, Field(ge=0, le=3600)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-def key(name: str, unit: str = "", short: str = "", **field: Any) -> Any:
+def key(
+    name: str,
+    unit: str = "",
+    short: str = "",
+    *,
+    needs: Literal["", "stack", "experts"] = "",
+    **field: Any,
+) -> Any:
     """A key that figures and tables call by ``name``, and beside a point by ``short``: ``TP 4``.
 
+    One that ``needs`` a stack, or a stack and a model with experts, is refused without them.
     ``field`` is what pydantic's ``Field`` takes: default and bounds.
     """
-    extra: Any = {key: text for key, text in (("unit", unit), ("short", short)) if text}
+    given = {"unit": unit, "short": short, "needs": needs}
+    extra: Any = {key: text for key, text in given.items() if text}
     return Field(title=name, json_schema_extra=extra, **field)
 
 

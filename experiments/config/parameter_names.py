@@ -49,9 +49,9 @@ def _named(model: type[BaseModel], section: str = "") -> Iterator[tuple[str, Par
     for key, field in model.model_fields.items():
         path = f"{section}.{key}" if section else key
         if field.title is not None:
-            extra: Any = field.json_schema_extra
-            unit = _UNITS.get(key.rpartition("_")[2], "")
-            called = Parameter(field.title, **{"unit": unit, **(extra or {})})
+            extra: Any = field.json_schema_extra or {}
+            unit = extra.get("unit") or _UNITS.get(key.rpartition("_")[2], "")
+            called = Parameter(field.title, unit, extra.get("short", ""))
             yield path, called
         for inner in _sections(field.annotation):
             # What says which of several sections it is goes by the section's name.

@@ -74,8 +74,10 @@ class Cluster(Strict):
     usable_memory: Share = key("usable share of the memory", default=0.9)
     max_length: Tokens | None = key("longest sequence", "tokens", default=None)
     gpus_per_node: Degree | None = key("GPUs of a node", default=None)
-    expert_parallel: bool | None = key("expert parallel", default=None)
-    moe_a2a_backend: A2aBackend | None = key("all-to-all of the experts", default=None)
+    expert_parallel: bool | None = key("expert parallel", needs="experts", default=None)
+    moe_a2a_backend: A2aBackend | None = key(
+        "all-to-all of the experts", needs="experts", default=None
+    )
     dp: Degree = key("data-parallel degree of attention", short="DP", default=1)
 
     @field_validator("dp")
@@ -175,10 +177,14 @@ class Scenario(Strict):
     device: Annotated[Text, BeforeValidator(_one_kind)] = key("device")
     profiles: Text | None = key("profiles", default=None)
     stack: Stack | None = key("serving stack", default=None)
-    dtype: WeightDtype | None = key("number format", default=None)
-    kv_cache_dtype: KvDtype | None = key("number format of the KV cache", default=None)
-    moe_dtype: MoeDtype | None = key("number format of the experts", default=None)
-    expert_distribution: Distribution | None = key("spread of tokens over experts", default=None)
+    dtype: WeightDtype | None = key("number format", needs="stack", default=None)
+    kv_cache_dtype: KvDtype | None = key(
+        "number format of the KV cache", needs="stack", default=None
+    )
+    moe_dtype: MoeDtype | None = key("number format of the experts", needs="experts", default=None)
+    expert_distribution: Distribution | None = key(
+        "spread of tokens over experts", needs="experts", default=None
+    )
     workload: Workload = key("workload")
     cluster: Cluster = key("cluster", default=Cluster())
     policy: PolicyConfig = key("policy")
