@@ -183,7 +183,7 @@ def find_capacity(
     from sarathi_sim.experiments.capacity.prices import load_prices
     from sarathi_sim.experiments.capacity.probing import Laboratory
     from sarathi_sim.experiments.capacity.written import capacities
-    from sarathi_sim.experiments.config.policy_file import refuse_of_session
+    from sarathi_sim.experiments.config.loading import refuse_of_session
 
     draft, section, options = read_question(config, changes, workload)
     costs = load_prices(prices)

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.policy_file import stored
+from sarathi_sim.experiments.config.loading import stored
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.profiler.storage.files import (
     LARGEST_DATA,

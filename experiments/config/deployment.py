@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.host_time import host_of, with_host_time
 from sarathi_sim.experiments.config.inputs import (
     device_of,
@@ -22,26 +21,23 @@ from sarathi_sim.experiments.config.inputs import (
 )
 from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.memory import Need, check_memory, run_needs, workload_needs
-from sarathi_sim.experiments.config.paged import (
-    paged_cache,
-    pool_settings,
-    pools_of,
-    with_own_prompts,
-)
-from sarathi_sim.experiments.config.policy_file import policy_errors
+from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
-from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
+from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.policy import (
     Longest,
     chunking_of,
     is_pooled,
+    memory_share_of,
     of_micro_batches,
     refusal_of,
 )
 from sarathi_sim.policies.pool import Pool, PoolPolicy
-from sarathi_sim.policies.request import Request
+from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.formats import NumberBytes
 from sarathi_sim.profiler.facts.model import ModelSpec
 from sarathi_sim.profiler.physics.device_model import DOUBT
 from sarathi_sim.simulator.load.capacity import (
@@ -51,11 +47,12 @@ from sarathi_sim.simulator.load.capacity import (
     max_batch,
     stage_layers,
 )
-from sarathi_sim.simulator.load.engine_memory import EngineMemory
+from sarathi_sim.simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
+from sarathi_sim.simulator.loop.endings import OutputLengths
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
-from sarathi_sim.simulator.loop.switches import Switches
+from sarathi_sim.simulator.loop.switches import EngineSwitches, Switches
 from sarathi_sim.simulator.op_times.op_times import OpTimes
 from sarathi_sim.simulator.op_times.predictor import CHUNK_BLOCK, BundlePredictor, TableSizes
 
@@ -99,8 +96,7 @@ class Deployment:
         return Switches(
             lazy=self.scenario.batching.formation == "lazy",
             blocking_send=engine.send == "blocking",
-            turnaround_s=engine.turnaround_s,
-            jitter=engine.jitter,
+            **{each.name: getattr(engine, each.name) for each in fields(EngineSwitches)},
         )
 
     def schedulers(self, replicas: int | None = None) -> list[Scheduler | Pool]:
@@ -109,8 +105,7 @@ class Deployment:
         replicas = replicas or cluster.replicas
         assert batching.max_batch and batching.max_in_flight and cluster.max_length
         if self.scenario.kv_cache is not None:
-            each = (self.scenario, cluster.max_length, self.requests, replicas)
-            return list(pools_of(*each))
+            return [*pools_of(self.scenario, cluster.max_length, self.requests, replicas)]
         return [
             Scheduler(
                 of_micro_batches(self.scenario.policy.build()),
@@ -251,98 +246,224 @@ def deploy(
     ``requests_of`` lets a sweep share requests between scenarios. Raises ConfigError, naming file,
     key, value and what is allowed.
     """
-    cluster, batching = scenario.cluster, scenario.batching
+    # 1. What it names: model, device and number formats. Which layers each stage has.
     model, device = model_of(scenario, source), device_of(scenario, source)
     scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)
-    max_length = cluster.max_length or model.max_position_embeddings
-    in_flight = batching.max_in_flight or cluster.pp
-    size = number_bytes_of(scenario, model, device, source)
-    policy, kv_cache, memory = scenario.policy.build(), scenario.kv_cache, None
-    kept, requests = 1.0, None
+    max_length = scenario.cluster.max_length or model.max_position_embeddings
+    scenario = _with(scenario, "cluster", max_length=max_length, layers_per_stage=list(layers))
+    numbers = number_bytes_of(scenario, model, device, source)
+    check_policy(scenario, source)
+    # 2. The requests.
+    check_memory(workload_needs(scenario), scenario, source)
+    requests = requests_of(scenario, max_length, source)
+    notes = [requests.note] if isinstance(requests, Traffic) and requests.note else []
+    # 3. What the memory holds beside the weights: KV cache and batch.
+    kept = 1.0
     if model.windows is not None:
-        requests = checked_requests(scenario, max_length, source, requests_of)
         sizes = np.array([(r.prompt_tokens, r.output_tokens) for r in requests], dtype=float)
         kept = kept_share(model, *sizes.reshape(-1, 2).T)
-    if is_pooled(policy):
-        kv_cache, memory = paged_cache(scenario, policy, model, device, layers, size, source, kept)
-        assert kv_cache.num_blocks
-        kv_capacity = (kv_cache.num_blocks - 1) * kv_cache.block_size  # one is the null block
-        batch = policy.max_num_seqs
-        in_flight = pool_settings(scenario, policy, max_length)["max_in_flight"]
-    elif kv_cache is not None:
-        problem = f"must be left out: {scenario.policy.name} reserves memory for whole requests"
-        raise source.error("kv_cache", kv_cache.model_dump(exclude_defaults=True), problem)
-    elif batching.micro_batches == "free" and of_micro_batches(policy).holds_finished:
-        problem = f"must be bound: the batches of {scenario.policy.name} leave together"
-        raise source.error("batching.micro_batches", "free", problem)
-    if not is_pooled(policy):
-        try:
-            kv_capacity = kv_capacity_tokens(
-                model, device, cluster.tp, layers, cluster.usable_memory, size, kept
-            )
-            batch = batching.max_batch or max_batch(kv_capacity, max_length, in_flight)
-        except CapacityError as error:
-            raise ConfigError(f"{source.name(('cluster',))}: {error}") from None
-        _check_batch(scenario, kv_capacity, max_length, in_flight, source)
-    if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
-        problem = "has no effect: requests declare max_length, unless workload.declared is exact"
-        raise source.error("batching.kv_reservation", "declared", problem)
-    if requests is None:
-        requests = checked_requests(scenario, max_length, source, requests_of)
-    if kv_cache is not None and is_pooled(policy):
-        _refuse_as_engine(scenario, policy, kv_cache, max_length, requests, source)
-    left_out = [requests.note] if isinstance(requests, Traffic) and requests.note else []
-    if kv_cache is not None and kv_cache.prompts_cached:
-        requests = with_own_prompts(requests)
+    room = _room(scenario, model, device, numbers, kept, source)
+    if room.kv_cache is not None:
+        _refuse_as_engine(scenario, room.kv_cache, requests, source)
+        requests = with_own_prompts(requests) if room.kv_cache.prompts_cached else requests
+    # 4. How long its ops take, and its host.
     ops, digest = op_times_of(scenario, model, device, source)
+    engine, said = with_host_time(scenario, model, requests)
     limits = {
         f"the context of {model.name}": model.max_position_embeddings,
         f"the longest measured context of {model.name} on {device.name}": ops.longest_context,
     }
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
-    notes = _notes(max_length, limits, ops, kept, memory if counted else None)
-    engine, said = with_host_time(scenario, model, requests)
-    notes += (*said, *left_out)
-    resolved = scenario.model_copy(
-        update={
-            "engine": engine,
-            "cluster": cluster.model_copy(
-                update={"max_length": max_length, "layers_per_stage": list(layers)}
-            ),
-            "batching": batching.model_copy(
-                update={"max_batch": batch, "max_in_flight": in_flight}
-            ),
-            "kv_cache": kv_cache,
-        }
-    )
-    found = Deployment(
-        resolved, model, device, layers, kv_capacity, requests, ops, digest, notes, memory
-    )
-    check_memory(found.memory_needs, resolved, source)
+    notes[:0] = [*_notes(max_length, limits, ops, kept, room.memory if counted else None), *said]
+    # 5. The whole. This machine must be able to simulate it, and it must serve a request.
+    scenario = _with(scenario, "batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
+    scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
+    inputs = (model, device, layers, room.tokens, requests, ops, digest)
+    found = Deployment(scenario, *inputs, tuple(notes), room.memory)
+    check_memory(found.memory_needs, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
 
 
-def _refuse_as_engine(
+def _with(scenario: Scenario, section: str, **values: object) -> Scenario:
+    """The scenario with other values in a section."""
+    changed = getattr(scenario, section).model_copy(update=values)
+    return scenario.model_copy(update={section: changed})
+
+
+# 1. ------------------------------------------------------------------------------------------
+
+
+def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
+    """The layers of each stage. Raises ConfigError where they do not add up to the model's."""
+    cluster, given = scenario.cluster, scenario.cluster.layers_per_stage
+    if cluster.pp > model.num_layers:
+        problem = f"must be at most {model.num_layers}, the layers of {model.name}"
+        raise source.error("cluster.pp", cluster.pp, problem)
+    if given is None:
+        return stage_layers(model.num_layers, cluster.pp)
+    if len(given) != cluster.pp or sum(given) != model.num_layers:
+        problem = f"must be {cluster.pp} numbers (cluster.pp) that add up to {model.num_layers}, "
+        problem += f"the layers of {model.name}"
+        raise source.error("cluster.layers_per_stage", given, problem)
+    return tuple(given)
+
+
+def check_policy(scenario: Scenario, source: Source) -> None:
+    """Raise ConfigError for a setting that does not go with the policy."""
+    policy, batching, cache = scenario.policy.build(), scenario.batching, scenario.kv_cache
+    name = scenario.policy.name
+    if is_pooled(policy):
+        check_left_out(scenario, policy.max_num_seqs, source)
+        cache, setting = cache or KvCache(), memory_share_of(policy)
+        if cache.prompts_cached and not cache.prefix_caching:
+            raise source.error("kv_cache.prompts_cached", True, "needs kv_cache.prefix_caching")
+        for other in SHARES:
+            if other != setting and (value := getattr(cache, other)) is not None:
+                problem = f"must be left out: {name} takes kv_cache.{setting}"
+                raise source.error(f"kv_cache.{other}", value, problem)
+    elif cache is not None:
+        problem = f"must be left out: {name} reserves memory for whole requests"
+        raise source.error("kv_cache", cache.model_dump(exclude_defaults=True), problem)
+    elif batching.micro_batches == "free" and of_micro_batches(policy).holds_finished:
+        problem = f"must be bound: the batches of {name} leave together"
+        raise source.error("batching.micro_batches", "free", problem)
+    if batching.kv_reservation == "declared" and scenario.workload.declared == "to_max_length":
+        problem = "has no effect: requests declare max_length, unless workload.declared is exact"
+        raise source.error("batching.kv_reservation", "declared", problem)
+
+
+def check_left_out(scenario: Scenario, max_num_seqs: int, source: Source) -> None:
+    """Refuse settings that have no effect for a policy that acts on a pool."""
+    usual = {**dict(Batching()), "max_in_flight": scenario.batching.max_in_flight}
+    for key, value in scenario.batching:
+        resolved = key == "max_batch" and value == max_num_seqs  # a result's configuration says so
+        if value != usual[key] and not resolved:
+            problem = f"must be left out: {scenario.policy.name} decides this itself"
+            raise source.error(f"batching.{key}", value, problem)
+
+
+# 2. and 3. -----------------------------------------------------------------------------------
+
+
+def with_own_prompts(requests: Iterable[Request]) -> list[Request]:
+    """The requests, each with a name for its whole prompt, to be found in the cache."""
+    return [
+        each
+        if each.prefix and each.prefix[-1][1] >= each.prompt_tokens
+        else replace(each, prefix=(*each.prefix, (("prompt", each.id), each.prompt_tokens)))
+        for each in requests
+    ]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a replica's memory holds: KV ``tokens``, for batches of ``max_batch`` sequences, of
+    which ``in_flight`` are under way; the paged cache, and what its GPUs' memory is taken by."""
+
+    tokens: int
+    max_batch: int
+    in_flight: int
+    kv_cache: KvCache | None = None
+    memory: EngineMemory | None = None
+
+
+def _room(
     scenario: Scenario,
-    policy: PoolPolicy,
-    kv_cache: KvCache,
-    max_length: int,
-    requests: list[Request],
+    model: ModelSpec,
+    device: DeviceSpec,
+    numbers: NumberBytes,
+    kept: float,
     source: Source,
+) -> Room:
+    """What fits, where a share ``kept`` of the tokens is in the cache. Raises ConfigError where the
+    weights, a request, or the batch or blocks that are asked for do not."""
+    cluster, policy, cache = scenario.cluster, scenario.policy.build(), scenario.kv_cache
+    layers, max_length = cluster.layers_per_stage, cluster.max_length
+    assert layers and max_length
+    on = (model, device, cluster.tp, layers)
+    try:
+        if not is_pooled(policy):
+            tokens = kv_capacity_tokens(*on, cluster.usable_memory, numbers, kept)
+            return _reserved(scenario, tokens, max_length, source)
+        cache, setting = cache or KvCache(), memory_share_of(policy)
+        chunking, share = chunking_of(policy), getattr(cache, setting) or cluster.usable_memory
+        step = Step(
+            chunking.rows if chunking is not None else max_length,
+            policy.max_num_seqs,
+            cache.activation_bytes,
+            cache.non_torch_bytes,
+            cache.cuda_graph_bytes,
+        )
+        memory = engine_memory(*on, cache.block_size, setting, share, step, numbers, kept)
+        blocks = cache.num_blocks or memory.num_blocks
+        max_batch(max(blocks, memory.num_blocks) * cache.block_size, max_length)
+    except CapacityError as error:
+        key = "kv_cache" if is_pooled(policy) else "cluster"
+        raise source.error(key, None, str(error)) from None
+    if blocks > memory.most_blocks:
+        problem = f"must be at most {memory.most_blocks}, what the memory holds beside the weights"
+        raise source.error("kv_cache.num_blocks", blocks, problem)
+    tokens = (blocks - 1) * cache.block_size  # one is the null block
+    in_flight = pool_settings(scenario, policy, max_length)["max_in_flight"]
+    cache = cache.model_copy(update={"num_blocks": blocks})
+    return Room(tokens, policy.max_num_seqs, in_flight, cache, memory)
+
+
+def _reserved(scenario: Scenario, tokens: int, max_length: int, source: Source) -> Room:
+    """The batch where each sequence reserves its memory. Raises ConfigError for a larger one, and
+    CapacityError where none fits."""
+    batching, pp = scenario.batching, scenario.cluster.pp
+    in_flight = batching.max_in_flight or pp
+    batch = batching.max_batch or max_batch(tokens, max_length, in_flight)
+    micro_batches = min(in_flight, pp)
+    most = tokens // (max_length * micro_batches)
+    if batching.max_batch and batching.kv_reservation == "max_length" and batch > most:
+        raise source.error(
+            "batching.max_batch",
+            batch,
+            f"does not fit: must be at most {most}, because the KV cache holds {tokens} tokens and "
+            f"each sequence of {micro_batches} micro-batches reserves {max_length}",
+        )
+    return Room(tokens, batch, in_flight)
+
+
+def _refuse_as_engine(
+    scenario: Scenario, kv_cache: KvCache, requests: Iterable[Request], source: Source
 ) -> None:
     """Raise ConfigError for a setting with which the engine would not serve the requests."""
-    fitting = [one for one in requests if one.prompt_tokens + one.max_tokens <= max_length]
-    longest = Longest(
-        max((one.prompt_tokens for one in fitting), default=1),
-        max_length,
-        kv_cache.block_size,
-    )
-    refusal = refusal_of(policy, longest)
-    if refusal is not None:
+    policy, max_length = scenario.policy.build(), scenario.cluster.max_length
+    assert is_pooled(policy) and max_length
+    prompts = [r.prompt_tokens for r in requests if r.prompt_tokens + r.max_tokens <= max_length]
+    longest = Longest(max(prompts, default=1), max_length, kv_cache.block_size)
+    if refusal := refusal_of(policy, longest):
         key, problem = refusal
         raise source.error(f"policy.{key}", scenario.policy.described().get(key), problem)
+
+
+# 4. and 5. -----------------------------------------------------------------------------------
+
+
+def _notes(
+    max_length: int,
+    limits: dict[str, int],
+    ops: OpTimes,
+    kept: float,
+    memory: EngineMemory | None,
+) -> list[str]:
+    """What the user is told of a deployment; ``memory`` where its blocks were counted here."""
+    notes = [
+        f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
+        for what, limit in limits.items()
+        if max_length > limit
+    ]
+    notes.append(f"op times: {provenance(ops.meta)}")
+    if kept < 1:
+        notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
+    if memory is not None:
+        notes.append(f"memory: {memory.num_blocks:,} KV blocks a replica: {memory.text()}")
+    return notes
 
 
 def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
@@ -356,65 +477,32 @@ def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
         raise source.error(key, value, f"every request is rejected: the longest one {why}")
 
 
-def _notes(
-    max_length: int,
-    limits: dict[str, int],
-    ops: OpTimes,
-    kept: float,
-    memory: EngineMemory | None,
-) -> tuple[str, ...]:
-    """What the user is told of a deployment; ``memory`` where its blocks were counted here."""
-    notes = [
-        f"longest sequence: cluster.max_length {max_length} is more than {limit}, {what}"
-        for what, limit in limits.items()
-        if max_length > limit
-    ]
-    notes.append(f"op times: {provenance(ops.meta)}")
-    if kept < 1:
-        notes.append(f"windows: the KV cache keeps {kept:.0%} of this workload's tokens")
-    if memory is not None:
-        notes.append(f"memory: {memory.num_blocks:,} KV blocks a replica: {memory.text()}")
-    return tuple(notes)
+# Pools ---------------------------------------------------------------------------------------
 
 
-def checked_requests(
-    scenario: Scenario, max_length: int, source: Source, requests_of: Requests
-) -> list[Request]:
-    """The requests, if the memory suffices for them."""
-    check_memory(workload_needs(scenario), scenario, source)
-    return requests_of(scenario, max_length, source)
+def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> dict[str, int]:
+    """Keyword arguments of a pool. One micro-batch a stage is in flight, and one more where they
+    are formed ahead."""
+    pp = scenario.cluster.pp
+    depth = scenario.batching.max_in_flight or pp + policy.ahead
+    return {"max_in_flight": depth, "max_length": max_length, "stages": pp}
 
 
-def layers_of(scenario: Scenario, model: ModelSpec, source: Source) -> tuple[int, ...]:
-    cluster = scenario.cluster
-    if cluster.pp > model.num_layers:
-        problem = f"must be at most {model.num_layers}, the layers of {model.name}"
-        raise source.error("cluster.pp", cluster.pp, problem)
-    given = cluster.layers_per_stage
-    if given is None:
-        return stage_layers(model.num_layers, cluster.pp)
-    if len(given) != cluster.pp or sum(given) != model.num_layers:
-        raise source.error(
-            "cluster.layers_per_stage",
-            given,
-            f"must be {cluster.pp} numbers (cluster.pp) that add up to {model.num_layers}, "
-            f"the layers of {model.name}",
-        )
-    return tuple(given)
-
-
-def _check_batch(
-    scenario: Scenario, kv_capacity: int, max_length: int, in_flight: int, source: Source
-) -> None:
-    batching = scenario.batching
-    if batching.max_batch is None or batching.kv_reservation == "declared":
-        return
-    micro_batches = min(in_flight, scenario.cluster.pp)
-    most = kv_capacity // (max_length * micro_batches)
-    if batching.max_batch > most:
-        raise source.error(
-            "batching.max_batch",
-            batching.max_batch,
-            f"does not fit: must be at most {most}, because the KV cache holds {kv_capacity} "
-            f"tokens and each sequence of {micro_batches} micro-batches reserves {max_length}",
-        )
+def pools_of(
+    scenario: Scenario, max_length: int, requests: Collection[Request], count: int = 1
+) -> list[Pool]:
+    """Fresh pools that serve these requests in the simulator; their blocks are counted."""
+    lengths = {request.id: request.output_tokens for request in requests}
+    pools, cache = [], scenario.kv_cache
+    for _ in range(count):
+        policy = scenario.policy.build()
+        assert is_pooled(policy) and cache is not None and cache.num_blocks
+        kind = CachedBlocks if cache.prefix_caching else Blocks
+        blocks = kind(cache.num_blocks, cache.block_size)
+        if isinstance(blocks, CachedBlocks) and cache.prompts_cached:
+            for r in requests:
+                own = Sequence(r.id, r.prompt_tokens, r.max_tokens, 0, prefix=r.prefix)
+                blocks.preload(own)
+        settings = pool_settings(scenario, policy, max_length)
+        pools.append(Pool(policy, blocks, endings=OutputLengths(lengths), **settings))
+    return pools

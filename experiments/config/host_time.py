@@ -9,6 +9,7 @@ and of launching (``launch_layer_s``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import lru_cache
 
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
@@ -46,7 +47,7 @@ class StackErrors:
 
 NONE = HostConstants(0.0, 0.0, 0.0)
 #: The engine's keys that have a default by stack.
-DEFAULTS = ("host_iteration_s", "host_sequence_s", "frontend_s", "launch_layer_s")
+DEFAULTS = tuple(key for key, field in Engine.model_fields.items() if field.default is None)
 #: Calls of a layer beside its GEMMs, norms and activations (additions are fused with norms, rotary
 #: with attention): routing, permutation and the experts; attention and what writes the cache; two
 #: all-reduces. Assumed.
@@ -101,9 +102,8 @@ def host_times(mixtures: bool = False) -> HostTimes:
 
 def host_of(engine: Engine) -> HostTime:
     """The host's time in each iteration, as the engine's section has it."""
-    return HostTime(
-        engine.host_iteration_s or 0.0, engine.host_sequence_s or 0.0, engine.launch_layer_s or 0.0
-    )
+    given = {key.removeprefix("host_"): value for key, value in engine}
+    return HostTime(**{each.name: given[each.name] or 0.0 for each in fields(HostTime)})
 
 
 def with_host_time(

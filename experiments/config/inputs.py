@@ -6,12 +6,14 @@ They are kept for the next scenario, because a sweep names the same few in every
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from sarathi_sim.experiments.config.base import Strict
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.scenario import Scenario
@@ -35,7 +37,7 @@ def model_of(scenario: Scenario, source: Source) -> ModelSpec:
         path = user_path(scenario.model)
         model = _load_model(scenario.model, _changed(path) or _changed(path / "config.json"))
     except ConfigError as error:
-        raise ConfigError(f"{source.name(('model',))}: {error}") from None
+        raise source.error("model", None, str(error)) from None
     try:
         model.check_tp(scenario.cluster.tp)
     except ValueError as error:
@@ -48,7 +50,7 @@ def device_of(scenario: Scenario, source: Source) -> DeviceSpec:
     try:
         device = load_device(scenario.device)
     except ConfigError as error:
-        raise ConfigError(f"{source.name(('device',))}: {error}") from None
+        raise source.error("device", None, str(error)) from None
     node = min(scenario.cluster.gpus_per_node or device.gpus_per_node, device.gpus_per_node)
     if scenario.cluster.tp > node:
         which = f"the GPUs of a node of {device.name}"
@@ -88,7 +90,15 @@ def _profiles(scenario: Scenario, source: Source) -> Path:
     try:
         return user_path(scenario.profiles)
     except ConfigError as error:
-        raise ConfigError(f"{source.name(('profiles',))}: {error}") from None
+        raise source.error("profiles", None, str(error)) from None
+
+
+def _needing(section: Strict, prefix: str = "") -> Iterator[tuple[str, object, str]]:
+    """Path and value of each key of a section that is given and needs something, and what."""
+    for name, field in type(section).model_fields.items():
+        extra, value = field.json_schema_extra, getattr(section, name)
+        if isinstance(extra, dict) and "needs" in extra and value is not None:
+            yield f"{prefix}{name}", value, str(extra["needs"])
 
 
 def number_bytes_of(
@@ -101,15 +111,10 @@ def number_bytes_of(
     has none.
     """
     cluster = scenario.cluster
-    formats = {key: getattr(scenario, key) for key in ("dtype", "kv_cache_dtype")}
-    experts = {key: getattr(scenario, key) for key in ("moe_dtype", "expert_distribution")}
-    for key in ("expert_parallel", "moe_a2a_backend"):
-        experts[f"cluster.{key}"] = getattr(cluster, key)
-    for key, value in {**formats, **experts}.items():
-        if value is not None and scenario.stack is None:
-            problem = f"needs stack: {_stacks(device)}"
-            raise source.error(key, value, problem)
-        if value is not None and key in experts and model.experts is None:
+    for key, value, needs in (*_needing(scenario), *_needing(cluster, "cluster.")):
+        if scenario.stack is None:
+            raise source.error(key, value, f"needs stack: {_stacks(device)}")
+        if needs == "experts" and model.experts is None:
             raise source.error(key, value, f"model {model.name} has no experts")
     if cluster.moe_a2a_backend not in (None, "none") and not cluster.expert_parallel:
         problem = "needs cluster.expert_parallel: true"
@@ -157,13 +162,13 @@ def _op_times(
         ops = _load(path, digest)
     except ValueError as error:
         whose = _of_checkpoint(scenario, model, str(error))
-        raise ConfigError(f"{source.name((key,))}: {error}{whose}") from None
+        raise source.error(key, None, f"{error}{whose}") from None
     meta = ops.meta
     if (meta.device, meta.tp) != (device.name, tp):
         problem = (
             f"{path} holds the bundle of {meta.device} tp {meta.tp}, not {device.name} tp {tp}"
         )
-        raise ConfigError(f"{source.name(('profiles',))}: {problem}")
+        raise source.error("profiles", None, problem)
     if ops.model != model:
         # A config.json may be called like a shipped model and describe another one.
         profiled, wanted = asdict(ops.model), asdict(model)

@@ -118,5 +118,7 @@ class Source:
         return None
 
     def error(self, key: str, value: object, problem: str) -> ConfigError:
-        """The error for a value of the right type that is not allowed."""
-        return ConfigError(f"{self.name(tuple(key.split('.')))}: value {show(value)}: {problem}")
+        """The error for a value of the right type that is not allowed, or (None) that is missing or
+        names something that cannot be used."""
+        shown = "" if value is None else f"value {show(value)}: "
+        return ConfigError(f"{self.name(tuple(key.split('.')))}: {shown}{problem}")

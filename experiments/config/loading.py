@@ -1,4 +1,5 @@
-"""From a YAML file and ``--set`` options to checked scenarios, or to one message per mistake."""
+"""From a YAML file and ``--set`` options to checked scenarios, or to one message per mistake; and
+back to what a result keeps."""
 
 from __future__ import annotations
 
@@ -21,12 +22,17 @@ from sarathi_sim.experiments.config.key_paths import (
     merge,
     without,
 )
-from sarathi_sim.experiments.config.metric_paths import SHAPE, metric
-from sarathi_sim.experiments.config.policy_file import read_policy, session_policy
+from sarathi_sim.experiments.config.policy import (
+    FilePolicy,
+    SessionPolicy,
+    read_policy,
+    session_policy,
+)
 from sarathi_sim.experiments.config.scenario import Header, Ratio, Scenario, Validation
 from sarathi_sim.profiler.storage.paths import user_path
 from sarathi_sim.profiler.storage.plain_yaml import parse_yaml, read_mapping
 from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, mistakes, show
+from sarathi_sim.simulator.views.metric_registry import METRICS
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -278,6 +284,74 @@ def _check_ratios(header: Header, scenarios: Mapping[str, Scenario], source: Sou
         metric(SHAPE, ratio.metric, source.name(("compare", name, "metric")))
         for scenario in ratio.over:
             if scenario not in scenarios:
-                raise source.error(
-                    f"compare.{name}.over", scenario, f"one of {', '.join(scenarios)}"
-                )
+                problem = f"one of {', '.join(scenarios)}"
+                raise source.error(f"compare.{name}.over", scenario, problem)
+
+
+# The dotted names of a summary's numbers ------------------------------------------------------
+
+
+def _shape() -> dict[str, Any]:
+    """Zeros where a summary has numbers."""
+    shape: dict[str, Any] = {}
+    steady: dict[str, Any] = {"state": ""}
+    for one in METRICS.values():
+        value: Any = dict.fromkeys(one.statistics, 0.0) or (0 if one.whole else 0.0)
+        if one.key.startswith("steady."):
+            steady[one.key.removeprefix("steady.")] = value
+        elif one.in_summary:
+            shape[one.key] = value
+        if one.grows:
+            steady[one.key] = value
+    return shape | {"steady": steady}
+
+
+SHAPE: dict[str, Any] = _shape()
+"""The keys of :meth:`sarathi_sim.simulator.views.metrics.Analysis.summary`: what can be asked for
+before a run.
+
+Bands and warnings, which a run adds, are no numbers to compare."""
+
+
+def metric(summary: Mapping[str, Any], path: str, where: str) -> float:
+    """The number at a dotted path. Raises ConfigError, naming ``where``, if there is none."""
+    node: Any = summary
+    for part in path.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            allowed = list(node) if isinstance(node, Mapping) else ["nothing below a number"]
+            problem = f"{part} is not one of {', '.join(allowed)}{did_you_mean(part, allowed)}"
+            raise ConfigError(f"{where}: value {path!r}: {problem}")
+        node = node[part]
+    if not isinstance(node, int | float):
+        below = ", ".join(f"{path}.{key}" for key in node) if isinstance(node, Mapping) else ""
+        problem = f"is not a number{'; one of ' if below else ''}{below}"
+        raise ConfigError(f"{where}: value {path!r}: {problem}")
+    return float(node)
+
+
+# What a result keeps --------------------------------------------------------------------------
+
+
+def refuse_of_session(scenario: Scenario, source: Source) -> None:
+    """Raises ConfigError for a policy that neither a file nor another process can have."""
+    if isinstance(scenario.policy, SessionPolicy):
+        problem = (
+            "is an object of this session, which a folder cannot keep: write the policy to a file, "
+            "and name it (file: mine.py, name: ...)"
+        )
+        raise source.error("policy", scenario.policy.name, problem)
+
+
+def stored(scenario: Scenario, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A resolved scenario as in a result's ``config.yaml``, and the files stored with it.
+
+    A user's policy is stored, so that the result can be simulated again anywhere; profiles have
+    their whole path, so that this machine can from any folder.
+    """
+    content, policy = scenario.model_dump(), scenario.policy
+    if scenario.profiles:
+        content["profiles"] = str(user_path(scenario.profiles).absolute())
+    if not isinstance(policy, FilePolicy):
+        return content, {}
+    content["policy"]["file"] = f"{name}/policy.py"
+    return content, {f"{name}/policy.py": policy.code.encode()}

@@ -1,14 +1,17 @@
 """The ``policy`` section: every shipped policy by its name, or one of a user's file.
 
-The parameters of a policy's constructor are its keys.
+The parameters of a policy's constructor are its keys. A user's file is kept with a result; an
+object of the caller's session cannot be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha256
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -21,19 +24,34 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
 from pydantic.errors import PydanticUserError
 
 from sarathi_sim.experiments.config.base import Strict, Text, Tokens
+from sarathi_sim.experiments.config.base import key as named
+from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.policies.catalogue import (
     PolicyFileError,
     build,
     builders,
     builders_in,
+    error_line,
     foreign_code,
 )
 from sarathi_sim.policies.policy import Builder, Policy, is_pooled, of_micro_batches
 from sarathi_sim.policies.pool import PoolPolicy
+from sarathi_sim.profiler.storage.files import read_bounded
+from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.strict import SpecError, did_you_mean, mistakes
+from sarathi_sim.simulator.loop.simulation import SimulationError
 
 
 class NamedPolicy(Strict):
@@ -79,11 +97,7 @@ class FilePolicy(NamedPolicy):
     def build(self) -> Policy | PoolPolicy:
         """The policy object this describes. Raises PolicyFileError where there is none."""
         with foreign_code(self.file, f"{self.name} cannot be built: "):
-            policy = super().build()
-            policy.plan  # noqa: B018
-            if not is_pooled(policy):
-                of_micro_batches(policy).holds_finished  # noqa: B018
-        return policy
+            return _complete(super().build())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.code, self.model_dump())
@@ -101,6 +115,14 @@ class SessionPolicy(NamedPolicy):
         return built
 
 
+def _complete(policy: Policy | PoolPolicy) -> Policy | PoolPolicy:
+    """The policy, if it has what the loop asks of one. Raises AttributeError."""
+    policy.plan  # noqa: B018
+    if not is_pooled(policy):
+        of_micro_batches(policy).holds_finished  # noqa: B018
+    return policy
+
+
 _Kind = TypeVar("_Kind", bound=NamedPolicy)
 _BOUNDED: dict[Any, Any] = {
     int: Tokens,
@@ -109,6 +131,8 @@ _BOUNDED: dict[Any, Any] = {
     float | None: Annotated[float, Field(ge=0, le=1e12)] | None,
 }
 """What numbers a policy takes: counts are at least 1, all others at least 0."""
+_NAMES = {"chunk_size": ("chunk size", "tokens", "chunk"), "tile": ("tile", "tokens")}
+"""Of policies' keys those that are not called by their words alone."""
 _FILE_KEYS = ("name", "file", "sha256", "code")
 
 
@@ -119,11 +143,6 @@ def file_policy(code: str, file: str, name: str) -> type[FilePolicy]:
         model = _policy_model(name, builders_in(code, file)[name], FilePolicy, _FILE_KEYS)
     model.code = code
     return model
-
-
-def code_sha256(code: str) -> str:
-    """The SHA-256 of the file."""
-    return sha256(code.encode()).hexdigest()
 
 
 def _again(code: str, keys: dict[str, Any]) -> FilePolicy:
@@ -149,7 +168,8 @@ def _policy_model(
         needed = parameter.default is Parameter.empty
         hint = hints.get(key, Any)
         kind = _BOUNDED.get(hint, hint) if isinstance(hint, Hashable) else hint
-        fields[key] = (kind, ... if needed else parameter.default)
+        default = ... if needed else parameter.default
+        fields[key] = (kind, named(*_NAMES[key], default=default) if key in _NAMES else default)
     about = (builder.__doc__ or "").partition("\n")[0]
     try:
         model = create_model(
@@ -172,6 +192,9 @@ def _shipped(keys: dict[str, Any]) -> ShippedPolicy:
     return POLICIES[keys["name"]].model_validate(keys)
 
 
+_MOST_BYTES = 1_000_000
+
+
 def _read_already(value: Any, validate: Any) -> Any:
     return value if isinstance(value, FilePolicy | SessionPolicy) else validate(value)
 
@@ -186,3 +209,72 @@ else:
             WrapValidator(_read_already),
         ]
     ]
+
+
+# A policy of the user's -----------------------------------------------------------------------
+
+
+def read_policy(keys: Mapping[str, Any], source: Source) -> FilePolicy:
+    """The policy that ``{file: mine.py, name: ..., ...}`` describes. **This executes the file.**
+
+    Raises ConfigError, a line per mistake.
+    """
+    file = keys["file"]
+    if not isinstance(file, str) or not file:
+        raise source.error("policy.file", file, "must be the path of a Python file")
+    try:
+        path = source.folder(("policy", "file")) / user_path(file)
+        code = read_bounded(path, _MOST_BYTES).decode("utf-8")
+        policy = _described(keys, path, code, source)
+        policy.build()
+    except UnicodeDecodeError:
+        raise source.error("policy.file", file, "is not UTF-8 text") from None
+    except (PolicyFileError, SpecError) as error:
+        raise source.error("policy.file", file, str(error)) from error
+    return policy
+
+
+def _described(keys: Mapping[str, Any], path: Path, code: str, source: Source) -> FilePolicy:
+    found, name, given = builders_in(code, str(path)), keys.get("name"), keys.get("sha256")
+    if not found:
+        raise PolicyFileError("marks no policy with @named")
+    options, known = ", ".join(found), sha256(code.encode()).hexdigest()
+    if name is None:
+        raise source.error("policy.name", None, f"this key is missing; one of {options}")
+    if not isinstance(name, str) or name not in found:
+        problem = f"one of {options}{did_you_mean(str(name), found)}"
+        raise source.error("policy.name", name, problem)
+    if given is not None and given != known:
+        problem = f"{path} has another content, of SHA-256 {known}"
+        raise source.error("policy.sha256", given, problem)
+    model = file_policy(code, str(path), name)
+    try:
+        return model.model_validate({**keys, "file": str(path), "sha256": known})
+    except ValidationError as error:
+        lines = mistakes(error, model, keys, lambda key: source.name(("policy", *key)))
+        raise ConfigError("\n".join(lines)) from None
+
+
+def session_policy(given: Any, source: Source) -> SessionPolicy:
+    """The policy that a class or an object of the caller's session is. Raises ConfigError."""
+    builder = given if isinstance(given, type) else type(given)
+    try:
+        made = _complete(given() if given is builder else given)
+    except Exception as error:
+        problem = f"is no policy: {error_line(error, '')}"
+        raise source.error("policy", builder.__name__, problem) from error
+    return SessionPolicy(name=getattr(builder, "policy_name", builder.__name__), given=made)
+
+
+@contextmanager
+def policy_errors(policy: NamedPolicy) -> Iterator[None]:
+    """Turns an error of a user's policy in a simulation into a ConfigError."""
+    try:
+        yield
+    except (ConfigError, SimulationError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, too
+        if not isinstance(policy, FilePolicy):
+            raise
+        problem = error_line(error, policy.file)
+        raise ConfigError(f"{policy.file}: policy {policy.name}: {problem}") from error

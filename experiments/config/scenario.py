@@ -17,9 +17,11 @@ from sarathi_sim.experiments.config.base import (
     Name,
     Positive,
     Seconds,
+    Share,
     Strict,
     Text,
     Tokens,
+    key,
 )
 from sarathi_sim.experiments.config.policy import PolicyConfig
 from sarathi_sim.experiments.config.workload import Workload
@@ -34,8 +36,8 @@ from sarathi_sim.profiler.facts.formats import (
 )
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
+from sarathi_sim.simulator.loop.switches import EngineSwitches
 
-MemoryShare = Annotated[float, Field(gt=0, le=1)]
 Bytes = Annotated[float, Field(ge=0, le=1e15)]
 OpName = Literal[*OPS]  # type: ignore[valid-type]
 
@@ -64,17 +66,19 @@ class Cluster(Strict):
     attention is not modelled.
     """
 
-    tp: Degree = 1
-    pp: Degree = 1
-    replicas: Annotated[Degree, BeforeValidator(_one_kind)] = 1
-    router: Literal["round_robin", "least_tokens"] = "round_robin"
-    layers_per_stage: list[Degree] | None = None
-    usable_memory: MemoryShare = 0.9
-    max_length: Tokens | None = None
-    gpus_per_node: Degree | None = None
-    expert_parallel: bool | None = None
-    moe_a2a_backend: A2aBackend | None = None
-    dp: Degree = 1
+    tp: Degree = key("tensor-parallel degree", short="TP", default=1)
+    pp: Degree = key("pipeline stages", short="PP", default=1)
+    replicas: Annotated[Degree, BeforeValidator(_one_kind)] = key("replicas", default=1)
+    router: Literal["round_robin", "least_tokens"] = key("router", default="round_robin")
+    layers_per_stage: list[Degree] | None = key("layers of each stage", default=None)
+    usable_memory: Share = key("usable share of the memory", default=0.9)
+    max_length: Tokens | None = key("longest sequence", "tokens", default=None)
+    gpus_per_node: Degree | None = key("GPUs of a node", default=None)
+    expert_parallel: bool | None = key("expert parallel", needs="experts", default=None)
+    moe_a2a_backend: A2aBackend | None = key(
+        "all-to-all of the experts", needs="experts", default=None
+    )
+    dp: Degree = key("data-parallel degree of attention", short="DP", default=1)
 
     @field_validator("dp")
     @classmethod
@@ -92,11 +96,11 @@ class Batching(Strict):
     ``micro_batches``: a request stays in one (bound) or may join any (free).
     """
 
-    max_batch: Count | None = None
-    max_in_flight: Degree | None = None
-    formation: Literal["eager", "lazy"] = "eager"
-    micro_batches: Literal["bound", "free"] = "bound"
-    kv_reservation: Literal["max_length", "declared"] = "max_length"
+    max_batch: Count | None = key("largest batch", "sequences", "batch", default=None)
+    max_in_flight: Degree | None = key("micro-batches in flight", default=None)
+    formation: Literal["eager", "lazy"] = key("batch formation", default="eager")
+    micro_batches: Literal["bound", "free"] = key("micro-batches", default="bound")
+    kv_reservation: Literal["max_length", "declared"] = key("KV reservation", default="max_length")
 
 
 class KvCache(Strict):
@@ -113,19 +117,19 @@ class KvCache(Strict):
     same requests.
     """
 
-    block_size: Tokens = 16
-    num_blocks: Annotated[int, Field(ge=2, le=10**8)] | None = None
-    gpu_memory_utilization: MemoryShare | None = None
-    mem_fraction_static: MemoryShare | None = None
-    free_gpu_memory_fraction: MemoryShare | None = None
-    activation_bytes: Bytes | None = None
-    non_torch_bytes: Bytes | None = None
-    cuda_graph_bytes: Bytes = 0.0
-    prefix_caching: Annotated[bool, BeforeValidator(_no_rate)] = True
-    prompts_cached: bool = False
+    block_size: Tokens = key("KV block size", "tokens", "block", default=16)
+    num_blocks: Annotated[int, Field(ge=2, le=10**8)] | None = key("KV blocks", default=None)
+    gpu_memory_utilization: Share | None = key("share of the GPU memory", default=None)
+    mem_fraction_static: Share | None = key("static share of the GPU memory", default=None)
+    free_gpu_memory_fraction: Share | None = key("share of the free GPU memory", default=None)
+    activation_bytes: Bytes | None = key("peak of activations", default=None)
+    non_torch_bytes: Bytes | None = key("memory outside of torch", default=None)
+    cuda_graph_bytes: Bytes = key("memory of CUDA graphs", default=0.0)
+    prefix_caching: Annotated[bool, BeforeValidator(_no_rate)] = key("prefix caching", default=True)
+    prompts_cached: bool = key("prompts cached before", default=False)
 
 
-class Engine(Strict):
+class Engine(Strict, EngineSwitches):  # type: ignore[misc]  # both are frozen
     """What the serving engine adds: scheduler turn-around a batch, run-time jitter (coefficient
     of variation), sends that occupy the stage or not, whether logits are computed, and the host's
     time that no GPU time hides: of each iteration, and of each sequence in it. ``frontend_s`` is
@@ -139,16 +143,20 @@ class Engine(Strict):
     of the ops. ``op_scale``: what if an op took so many times as long
     (docs/capacity.md)."""
 
-    turnaround_s: Seconds = 0.0
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
-    send: Literal["overlapped", "blocking"] = "overlapped"
-    lm_head: bool = True
-    layer_time: Literal["measured", "sum"] = "measured"
-    host_iteration_s: Seconds | None = None
-    host_sequence_s: Seconds | None = None
-    frontend_s: Seconds | None = None
-    launch_layer_s: Seconds | None = None
-    op_scale: dict[OpName, Annotated[float, Field(gt=0, le=1000)]] = Field(default_factory=dict)
+    send: Literal["overlapped", "blocking"] = key("sends", default="overlapped")
+    lm_head: bool = key("LM head", default=True)
+    layer_time: Literal["measured", "sum"] = key("layer time", default="measured")
+    host_iteration_s: Seconds | None = key("host time of an iteration", short="host", default=None)
+    host_sequence_s: Seconds | None = key(
+        "host time of a sequence", short="host a sequence", default=None
+    )
+    frontend_s: Seconds | None = key("frontend time of a request", short="frontend", default=None)
+    launch_layer_s: Seconds | None = key(
+        "time to launch a layer's kernels", short="launch", default=None
+    )
+    op_scale: dict[OpName, Annotated[float, Field(gt=0, le=1000)]] = key(
+        "factors on op times", default={}
+    )
 
 
 class Scenario(Strict):
@@ -164,21 +172,25 @@ class Scenario(Strict):
     Paths are relative to the current folder.
     """
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    model: Text
-    device: Annotated[Text, BeforeValidator(_one_kind)]
-    profiles: Text | None = None
-    stack: Stack | None = None
-    dtype: WeightDtype | None = None
-    kv_cache_dtype: KvDtype | None = None
-    moe_dtype: MoeDtype | None = None
-    expert_distribution: Distribution | None = None
-    workload: Workload
-    cluster: Cluster = Cluster()
-    policy: PolicyConfig
-    batching: Batching = Batching()
-    kv_cache: KvCache | None = None
-    engine: Engine = Engine()
+    seed: int = key("seed", default=0, ge=0, lt=2**63)
+    model: Text = key("model")
+    device: Annotated[Text, BeforeValidator(_one_kind)] = key("device")
+    profiles: Text | None = key("profiles", default=None)
+    stack: Stack | None = key("serving stack", default=None)
+    dtype: WeightDtype | None = key("number format", needs="stack", default=None)
+    kv_cache_dtype: KvDtype | None = key(
+        "number format of the KV cache", needs="stack", default=None
+    )
+    moe_dtype: MoeDtype | None = key("number format of the experts", needs="experts", default=None)
+    expert_distribution: Distribution | None = key(
+        "spread of tokens over experts", needs="experts", default=None
+    )
+    workload: Workload = key("workload")
+    cluster: Cluster = key("cluster", default=Cluster())
+    policy: PolicyConfig = key("policy")
+    batching: Batching = key("batching", default=Batching())
+    kv_cache: KvCache | None = key("KV cache", default=None)
+    engine: Engine = key("engine", default=Engine())
 
     @property
     def kernels(self) -> Kernels | None:

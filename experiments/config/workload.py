@@ -7,34 +7,43 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator
 
-from sarathi_sim.experiments.config.base import Count, Name, Positive, Strict, Text, Tokens
+from sarathi_sim.experiments.config.base import (
+    Count,
+    Name,
+    Positive,
+    Share,
+    Strict,
+    Text,
+    Tokens,
+    key,
+)
 
 
 class ZipfLengths(Strict):
     """Prompt + output tokens: the k-th of ``min, min + step, ...`` has p ~ k ** -theta."""
 
     kind: Literal["zipf"]
-    theta: Annotated[float, Field(ge=0, le=100)]
-    min: Tokens
-    max: Tokens
-    step: Tokens = 1
+    theta: float = key("Zipf exponent", ge=0, le=100)
+    min: Tokens = key("shortest request", "tokens")
+    max: Tokens = key("longest request", "tokens")
+    step: Tokens = key("step of the lengths", "tokens", default=1)
 
 
 class UniformLengths(Strict):
     """Prompt + output tokens: every whole number from ``min`` to ``max`` is as likely."""
 
     kind: Literal["uniform"]
-    min: Tokens
-    max: Tokens
+    min: Tokens = key("shortest request", "tokens")
+    max: Tokens = key("longest request", "tokens")
 
 
 class FixedLengths(Strict):
     """All requests alike: ``prompt`` and ``decode``, or ``total`` split by ``pd_ratio``."""
 
     kind: Literal["fixed"]
-    total: Tokens | None = None
-    prompt: Tokens | None = None
-    decode: Tokens | None = None
+    total: Tokens | None = key("length of a request", "tokens", "length", default=None)
+    prompt: Tokens | None = key("prompt", "tokens", default=None)
+    decode: Tokens | None = key("output", "tokens", default=None)
 
 
 class RandomLengths(Strict):
@@ -48,10 +57,14 @@ class RandomLengths(Strict):
     """
 
     kind: Literal["random"]
-    prompt: Tokens
-    decode: Tokens
-    tool: Literal["vllm", "sglang"] = "vllm"
-    range_ratio: Annotated[float, Field(ge=0, le=1)] | None = None
+    prompt: Tokens = key("prompt", "tokens")
+    decode: Tokens = key("output", "tokens")
+    tool: Literal["vllm", "sglang"] = key(
+        "load generator that lengths are drawn like", default="vllm"
+    )
+    range_ratio: Annotated[float, Field(ge=0, le=1)] | None = key(
+        "spread of lengths", short="range", default=None
+    )
 
     @field_validator("range_ratio")
     @classmethod
@@ -90,8 +103,8 @@ class QuantileLengths(Strict):
     ``p100``, linear in between."""
 
     kind: Literal["quantiles"]
-    prompt: Percentiles
-    decode: Percentiles
+    prompt: Percentiles = key("prompt", "tokens")
+    decode: Percentiles = key("output", "tokens")
 
     def tokens(self, key: str) -> dict[float, float]:
         """Those of ``prompt`` or ``decode`` by percent, in order."""
@@ -102,19 +115,19 @@ class QuantileLengths(Strict):
 class TraceColumns(Strict):
     """Columns of a trace that go by names of their own."""
 
-    arrival: Text | None = None
-    prompt: Text | None = None
-    output: Text | None = None
-    user: Text | None = None
-    session: Text | None = None
-    turn: Text | None = None
+    arrival: Text | None = key("column of arrivals", default=None)
+    prompt: Text | None = key("column of prompt tokens", default=None)
+    output: Text | None = key("column of output tokens", default=None)
+    user: Text | None = key("column of users", default=None)
+    session: Text | None = key("column of sessions", default=None)
+    turn: Text | None = key("column of turns", default=None)
 
 
 class Clip(Strict):
     """The most tokens of a prompt, and of an output; longer ones are cut to it."""
 
-    prompt: Tokens | None = None
-    output: Tokens | None = None
+    prompt: Tokens | None = key("longest prompt", "tokens", default=None)
+    output: Tokens | None = key("longest output", "tokens", default=None)
 
 
 class TraceLengths(Strict):
@@ -129,13 +142,15 @@ class TraceLengths(Strict):
     """
 
     kind: Literal["trace"]
-    path: Text
-    columns: TraceColumns = TraceColumns()
-    time_unit: Literal["s", "ms", "us", "ns"] | None = None
-    skip_empty: bool = False
-    sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    path: Text = key("trace")
+    columns: TraceColumns = key("columns of the trace", default=TraceColumns())
+    time_unit: Literal["s", "ms", "us", "ns"] | None = key(
+        "unit of the trace's times", default=None
+    )
+    skip_empty: bool = key("without empty requests", default=False)
+    sample: Share = key("share of the trace", short="sample", default=1.0)
     clip: Clip = Clip()
-    resample: Count | None = None
+    resample: Count | None = key("blocks of the trace", "requests", "blocks", default=None)
 
 
 Lengths = (
@@ -153,7 +168,7 @@ class Poisson(Strict):
     """Independent arrivals, ``rate`` requests a second."""
 
     kind: Literal["poisson"]
-    rate: Positive
+    rate: Positive = key("arrival rate", "requests/s", "rate")
 
 
 class Gamma(Strict):
@@ -163,22 +178,22 @@ class Gamma(Strict):
     """
 
     kind: Literal["gamma"]
-    rate: Positive
-    cv: Annotated[float, Field(ge=0.001, le=10)]
+    rate: Positive = key("arrival rate", "requests/s", "rate")
+    cv: float = key("variation of the gaps between arrivals", short="variation", ge=0.001, le=10)
 
 
 class TraceArrivals(Strict):
     """Arrivals as in the trace that ``lengths`` names, at ``scale`` times its rate."""
 
     kind: Literal["trace"]
-    scale: Positive = 1.0
+    scale: Positive = key("scale of the arrival rate", short="scale", default=1.0)
 
 
 class RateAt(Strict):
     """``rate`` requests a second at ``at_s``."""
 
-    at_s: Annotated[float, Field(ge=0, le=1e7)]
-    rate: Annotated[float, Field(ge=0, le=1e9)]
+    at_s: float = key("time of an arrival rate", short="time", ge=0, le=1e7)
+    rate: float = key("arrival rate then", "requests/s", "rate", ge=0, le=1e9)
 
 
 class Varying(Strict):
@@ -189,9 +204,9 @@ class Varying(Strict):
     """
 
     kind: Literal["varying"]
-    rates: Annotated[list[RateAt], Field(min_length=1, max_length=10_000)]
-    repeat: bool = False
-    scale: Positive = 1.0
+    rates: list[RateAt] = key("arrival rates", min_length=1, max_length=10_000)
+    repeat: bool = key("rates again", default=False)
+    scale: Positive = key("scale of the arrival rate", short="scale", default=1.0)
 
 
 class Closed(Strict):
@@ -199,8 +214,8 @@ class Closed(Strict):
     one finishes, ``think_s`` seconds later in the mean (exponentially distributed)."""
 
     kind: Literal["closed_loop"]
-    clients: Count
-    think_s: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    clients: Count = key("clients")
+    think_s: float = key("think time", default=0.0, ge=0, le=1e6)
 
 
 Arrivals = AtOnce | Poisson | Gamma | Varying | TraceArrivals | Closed
@@ -209,8 +224,8 @@ Arrivals = AtOnce | Poisson | Gamma | Varying | TraceArrivals | Closed
 class SystemPrompt(Strict):
     """``tokens`` that stand before the prompts of a ``share`` of all requests (or sessions)."""
 
-    share: Annotated[float, Field(ge=0, le=1)]
-    tokens: Tokens
+    share: float = key("share with a system prompt", short="share", ge=0, le=1)
+    tokens: Tokens = key("system prompt", "tokens")
 
 
 class Sessions(Strict):
@@ -220,16 +235,16 @@ class Sessions(Strict):
     seconds in the mean after the last answer was finished (exponentially distributed).
     """
 
-    min_turns: Count = 1
-    max_turns: Count
-    think_s: Annotated[float, Field(ge=0, le=1e6)]
+    min_turns: Count = key("fewest turns of a session", short="turns from", default=1)
+    max_turns: Count = key("most turns of a session", short="turns to")
+    think_s: float = key("think time between turns", short="think time", ge=0, le=1e6)
 
 
 class PdRange(Strict):
     """P:D from ``low`` to ``high``, drawn for each request, evenly over its logarithm."""
 
-    low: Positive
-    high: Positive
+    low: Positive = key("least P:D", short="P:D from")
+    high: Positive = key("most P:D", short="P:D to")
 
 
 def _pd_form(value: object) -> str:
@@ -249,9 +264,9 @@ class Shift(Strict):
     ``cluster.max_length`` is cut to it), and gaps between arrivals whose coefficient of variation
     is ``burstiness`` times what it was, at the same mean rate."""
 
-    prompt: Times = 1.0
-    output: Times = 1.0
-    burstiness: Times = 1.0
+    prompt: Times = key("prompts so many times as long", short="prompts x", default=1.0)
+    output: Times = key("outputs so many times as long", short="outputs x", default=1.0)
+    burstiness: Times = key("burstiness so many times", short="burstiness x", default=1.0)
 
 
 class Workload(Strict):
@@ -266,13 +281,15 @@ class Workload(Strict):
     that takes turns hands to one of n replicas.
     """
 
-    lengths: Annotated[Lengths, Field(discriminator="kind")]
-    arrivals: Annotated[Arrivals, Field(discriminator="kind")] = AtOnce(kind="at_once")
-    requests: Count | None = None
-    pd_ratio: PdRatio | None = None
-    too_long: Literal["error", "reject"] = "error"
-    declared: Literal["to_max_length", "exact"] = "to_max_length"
-    system_prompts: dict[Name, SystemPrompt] = Field(default_factory=dict)
-    sessions: Sessions | None = None
-    shift: Shift = Shift()
-    every: Count = 1
+    lengths: Lengths = key("lengths", discriminator="kind")
+    arrivals: Arrivals = key("arrivals", default=AtOnce(kind="at_once"), discriminator="kind")
+    requests: Count | None = key("requests", default=None)
+    pd_ratio: PdRatio | None = key(
+        "prompt tokens for each output token (P:D)", short="P:D", default=None
+    )
+    too_long: Literal["error", "reject"] = key("requests that are too long", default="error")
+    declared: Literal["to_max_length", "exact"] = key("declared output", default="to_max_length")
+    system_prompts: dict[Name, SystemPrompt] = key("system prompts", default={})
+    sessions: Sessions | None = key("sessions", default=None)
+    shift: Shift = key("shift of the workload", default=Shift())
+    every: Count = key("every n-th request", short="every", default=1)

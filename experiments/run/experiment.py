@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Experiment
+from sarathi_sim.experiments.config.loading import Experiment, metric, refuse_of_session
 from sarathi_sim.experiments.config.memory import check_together, workload_needs
-from sarathi_sim.experiments.config.metric_paths import metric
-from sarathi_sim.experiments.config.policy_file import refuse_of_session
 from sarathi_sim.experiments.config.scenario import Ratio
 from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.figures.slices import (

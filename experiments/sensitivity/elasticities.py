@@ -36,9 +36,15 @@ from sarathi_sim.experiments.capacity.search import (
 from sarathi_sim.experiments.capacity.written import UNITS
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import Assignments, Config, load_experiment, read_draft
-from sarathi_sim.experiments.config.metric_paths import SHAPE, metric
-from sarathi_sim.experiments.config.policy_file import refuse_of_session
+from sarathi_sim.experiments.config.loading import (
+    SHAPE,
+    Assignments,
+    Config,
+    load_experiment,
+    metric,
+    read_draft,
+    refuse_of_session,
+)
 from sarathi_sim.experiments.sensitivity.factors import Factor, Question, chosen, factors_of
 from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer
 from sarathi_sim.experiments.sweeps.execute import execute

@@ -16,12 +16,13 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import Draft
 from sarathi_sim.experiments.config.requests import build_requests
-from sarathi_sim.experiments.config.scenario import Scenario
+from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.experiments.config.workload import AtOnce, Closed
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, ALL_TO_ALL, ATTENTION, OPS, SEND_RECV
 from sarathi_sim.profiler.storage.strict import did_you_mean
 
-HOST = ("turnaround_s", "host_iteration_s", "host_sequence_s", "frontend_s", "launch_layer_s")
+HOST = tuple(key for key in Engine.model_fields if key.endswith("_s"))
+"""The engine's keys that are seconds."""
 LENGTHS = {"prompt lengths": "prompt", "output lengths": "output"}
 BURSTINESS = "burstiness"
 KINDS = ("ops", "op", "link", "host", "workload")

@@ -19,8 +19,8 @@ from sarathi_sim.experiments.config.loading import (
     Draft,
     check_scenario,
     read_draft,
+    refuse_of_session,
 )
-from sarathi_sim.experiments.config.policy_file import refuse_of_session
 from sarathi_sim.experiments.config.requests import build_requests, trace_path
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import TraceLengths

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sarathi_sim.experiments.config.deployment import layers_of
-from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.config.deployment import (
+    check_left_out,
+    layers_of,
+    pool_settings,
+    pools_of,
+)
 from sarathi_sim.experiments.config.inputs import model_of
 from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import Experiment
-from sarathi_sim.experiments.config.paged import check_left_out, pool_settings, pools_of
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario
 from sarathi_sim.policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
@@ -162,10 +165,10 @@ def _cell(name: str, scenario: Scenario, source: Source) -> Cell:
             raise source.error(key, value, problem)
     if is_pooled(policy):
         if cache is None or cache.num_blocks is None:
-            raise ConfigError(f"{source.name(('kv_cache', 'num_blocks'))}: this key is missing")
+            raise source.error("kv_cache.num_blocks", None, "this key is missing")
         check_left_out(scenario, policy.max_num_seqs, source)
     elif batching.max_batch is None:
-        raise ConfigError(f"{source.name(('batching', 'max_batch'))}: this key is missing")
+        raise source.error("batching.max_batch", None, "this key is missing")
     layers = layers_of(scenario, model, source)
     device: Literal["cpu", "cuda"] = "cpu" if scenario.device == "cpu" else "cuda"
     max_length = cluster.max_length or model.max_position_embeddings

@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.config.metric_paths import SHAPE
+from sarathi_sim.experiments.config.loading import SHAPE, load_experiment
 from sarathi_sim.experiments.figures.slices import Window
 from sarathi_sim.experiments.results import csv_bytes, parquet_bytes, read_tables
 from sarathi_sim.experiments.run.experiment import run_experiment

@@ -114,7 +114,7 @@ def test_a_checkpoint_on_disk_sets_the_number_formats(config: Path, tmp_path: Pa
     plain = deployed(config, f"model={folder}", "dtype=bf16", "kv_cache_dtype=bf16")["bf16"]
     assert plain.kv_capacity == deployed(config)["bf16"].kv_capacity
     text = message(config, f"model={folder}", "stack=null", "scenarios={a: {}}")
-    assert "stack: value null: is needed for my-llama (dtype fp8, kv_cache_dtype fp8)" in text
+    assert "stack: is needed for my-llama (dtype fp8, kv_cache_dtype fp8)" in text
     section["quant_method"] = "hqq"
     (folder / "config.json").write_text(json.dumps({**LLAMA_3, "quantization_config": section}))
     text = message(config, f"model={folder}")

@@ -82,7 +82,7 @@ class System:
 
     def _switches(self) -> dict[str, Any]:
         return {
-            "switches": Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter),
+            "switches": Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send),
             "router": self.router,
             "seed": 7,
             "clients": closed_loop(self.clients, self.think_s, len(self.requests)),

@@ -66,7 +66,7 @@ class PoolSystem:
         return self.max_in_flight or len(self.layers) + self.policy.ahead
 
     def _switches(self) -> dict[str, Any]:
-        switches = Switches(self.lazy, self.blocking_send, self.turnaround_s, self.jitter)
+        switches = Switches(self.turnaround_s, self.jitter, self.lazy, self.blocking_send)
         clients = self.sender or closed_loop(self.clients, self.think_s, len(self.requests))
         return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sarathi_sim.experiments.config.metric_paths import SHAPE
+from sarathi_sim.experiments.config.loading import SHAPE
 from sarathi_sim.simulator.views.metric_registry import (
     METRICS,
     STEADY,
