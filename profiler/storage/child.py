@@ -155,7 +155,8 @@ def main() -> None:
         channel.send(READY)
         calls = inbox(channel)
         while True:
-            channel.send(outcome(*calls.get(), told))
+            function, arguments = calls.get()
+            channel.send(outcome(function, arguments, told))
 
 
 def outcome(
