@@ -20,7 +20,7 @@ from sarathi_sim.experiments.results import read_tables
 from sarathi_sim.experiments.run.experiment import ExperimentResult as ExperimentResult
 from sarathi_sim.experiments.run.experiment import ScenarioRun as ScenarioRun
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
-from sarathi_sim.experiments.sweeps.local_processes import local_backend
+from sarathi_sim.experiments.sweeps.backends import local_backend
 from sarathi_sim.profiler.storage.progress import Progress, silent
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from sarathi_sim.experiments.sweeps.section import SweepSpec
 from sarathi_sim.profiler.storage import not_modelled
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.plain_yaml import read_mapping
-from sarathi_sim.simulator.load.trace_columns import NAMES, NEEDED
+from sarathi_sim.simulator.load.trace import NAMES, NEEDED
 from sarathi_sim.simulator.views.metric_registry import METRICS
 
 #: The files of a result's folder, and what they hold.

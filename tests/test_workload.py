@@ -24,9 +24,7 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.run.traffic import is_trace
 from sarathi_sim.policies.request import Request
 from sarathi_sim.simulator.load.describe import describe_workload, peak_rate, shared_tokens
-from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.trace_columns import Reading
-from sarathi_sim.simulator.load.trace_file import Trace
+from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.load.workload import (
     WorkloadError,
     at_once,
@@ -274,7 +272,7 @@ def test_the_memory_of_a_packed_trace_is_that_of_its_rows(
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(b"prompt_tokens,output_tokens\n" + b"5,1\n" * 30_000))
     assert len(read_trace(path)) == 30_000
-    monkeypatch.setattr("sarathi_sim.simulator.load.trace_file.available_bytes", lambda: 1_000_000)
+    monkeypatch.setattr("sarathi_sim.simulator.load.trace.available_bytes", lambda: 1_000_000)
     with pytest.raises(WorkloadError, match=r"trace\.csv\.gz: about \d+ rows would take"):
         read_trace(path)
 

@@ -107,7 +107,7 @@ def _score_rows(
     )
     from sarathi_sim.experiments.score.league import predictions_table, read_peer
     from sarathi_sim.experiments.score.scoring import host_time_yaml, read_rows, score_rows
-    from sarathi_sim.experiments.sweeps.local_processes import local_backend
+    from sarathi_sim.experiments.sweeps.backends import local_backend
     from sarathi_sim.profiler.storage.files import write_whole
 
     rows, refused = read_rows(files)

@@ -43,8 +43,8 @@ def plan(
       sarathi-sim plan pd_sweep
       sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
     """
+    from sarathi_sim.experiments.sweeps.backends import processors
     from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
-    from sarathi_sim.experiments.sweeps.local_processes import processors
     from sarathi_sim.experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)
@@ -142,7 +142,7 @@ def backend_at(where: Where, address: str | None, workers: int | None) -> Backen
         from sarathi_sim.experiments.sweeps.dask_backend import DaskWorkers
 
         return DaskWorkers(str(address))
-    from sarathi_sim.experiments.sweeps.local_processes import local_backend
+    from sarathi_sim.experiments.sweeps.backends import local_backend
 
     return local_backend(workers)
 

@@ -40,9 +40,7 @@ from sarathi_sim.simulator.load.prefixes import (
     with_turns_before,
 )
 from sarathi_sim.simulator.load.shift import burstier, longer_prefixes, longer_requests
-from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.trace_columns import Reading
-from sarathi_sim.simulator.load.trace_file import Trace
+from sarathi_sim.simulator.load.trace import Reading, Trace, read_trace
 from sarathi_sim.simulator.load.workload import (
     WorkloadError,
     at_once,

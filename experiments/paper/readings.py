@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import cache
 
@@ -11,6 +10,8 @@ import numpy as np
 
 from sarathi_sim.experiments.paper.scenarios import Assumptions, Ratios, ratios
 from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.profiler.storage.child import mapped
+from sarathi_sim.profiler.storage.progress import silent
 from sarathi_sim.simulator.loop.records import Floats
 
 SEEDS = range(5)
@@ -140,17 +141,11 @@ def _one(job: tuple[Assumptions, int]) -> Ratios:
 
 def measure(
     jobs: Iterable[tuple[Assumptions, int]],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], object] = silent,
     workers: int = 2,
 ) -> list[Ratios]:
     """The predicted ratios of each (assumptions, seed), in order, on ``workers`` processes."""
-    found = []
-    with ProcessPoolExecutor(workers) as pool:
-        for result in pool.map(_one, jobs, chunksize=8):
-            found.append(result)
-            if progress is not None:
-                progress(len(found))
-    return found
+    return mapped(_one, jobs, workers, progress)
 
 
 def spread(results: Iterable[Ratios]) -> tuple[Ratios, Ratios, Ratios]:

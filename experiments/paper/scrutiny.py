@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from io import StringIO
@@ -24,6 +23,7 @@ from numpy.typing import ArrayLike
 from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, load_claims, readings
 from sarathi_sim.experiments.paper.variants import Lab, with_rows
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
+from sarathi_sim.profiler.storage.child import mapped
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.paths import data_dir
 from sarathi_sim.simulator.loop.records import Floats
@@ -111,9 +111,8 @@ def values(distortion: str, ids: Iterable[str]) -> list[float]:
 def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:
     """Each claim under every distortion, on ``workers`` processes."""
     wanted = tuple(ids)
-    with ProcessPoolExecutor(workers) as pool:
-        rows = pool.map(partial(values, ids=wanted), DISTORTIONS)
-        table = dict(zip(DISTORTIONS, rows, strict=True))
+    rows = mapped(partial(values, ids=wanted), DISTORTIONS, workers)
+    table = dict(zip(DISTORTIONS, rows, strict=True))
     return {
         id: _judge(load_claims()[id], {name: row[index] for name, row in table.items()})
         for index, id in enumerate(wanted)

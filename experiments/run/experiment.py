@@ -35,7 +35,7 @@ from sarathi_sim.experiments.results import (
     write_summary,
 )
 from sarathi_sim.experiments.run.run_answer import run_answer
-from sarathi_sim.experiments.run.second_process import Errand, SecondProcess, Told
+from sarathi_sim.experiments.run.second_process import Errand, SecondProcess
 from sarathi_sim.experiments.run.uncertainty import (
     Uncertainty,
     ratio_band,
@@ -44,6 +44,7 @@ from sarathi_sim.experiments.run.uncertainty import (
     uncertainty_of,
 )
 from sarathi_sim.policies.policy import chunking_of
+from sarathi_sim.profiler.storage.child import Told
 from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.simulator.loop.simulation import SimulationError
 from sarathi_sim.simulator.views.metrics import Analysis

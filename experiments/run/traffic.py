@@ -36,9 +36,7 @@ from sarathi_sim.experiments.results import (
 )
 from sarathi_sim.profiler.storage.paths import user_path
 from sarathi_sim.simulator.load.describe import describe_workload, lengths_line
-from sarathi_sim.simulator.load.trace import read_trace
-from sarathi_sim.simulator.load.trace_columns import NAMES
-from sarathi_sim.simulator.load.trace_file import form
+from sarathi_sim.simulator.load.trace import NAMES, form_of, read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError, at_once, make_requests
 from sarathi_sim.simulator.loop.records import Ints
 
@@ -141,7 +139,7 @@ def parse_workload(text: str, max_length: int | None) -> tuple[dict[str, Any], i
 
 def is_trace(text: str) -> bool:
     """Whether this names a trace, by the end of its name."""
-    return form(Path(text)) in TRACES
+    return form_of(Path(text)) in TRACES
 
 
 def _longest(path: Path) -> int:

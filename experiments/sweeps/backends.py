@@ -1,5 +1,5 @@
-"""The backends of a sweep: this process, local worker processes
-(``local_processes.py``), or on Dask workers (``dask_backend.py``).
+"""The backends of a sweep: this process, local worker processes, or Dask workers
+(``dask_backend.py``).
 
 A backend turns bundles of jobs into results, in any order. A bundle whose worker died comes back as
 lost; ``execute.py`` decides what to do with it.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult, work
+from sarathi_sim.profiler.storage.child import Workers
 
 BUNDLE_S = 0.5
 """Seconds of work that a bundle should hold: sending one costs a few milliseconds."""
@@ -103,3 +104,39 @@ class InProcess:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+class LocalProcesses(Workers):
+    """Up to ``workers`` processes on this machine, started when needed."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers, work.__module__)
+        self.workers = workers
+
+    def run(self, bundles: Bundles, *, ahead: int) -> Outcomes:
+        """Yield the result of each bundle; or the jobs under way, if no result comes for a while.
+
+        Raises ConfigError where worker processes cannot be started.
+        """
+        for kind, jobs, value in self.calls(work, bundles, ahead, PATIENCE_S):
+            if kind == "waiting":
+                yield Waiting(jobs, value)
+            elif kind == "lost":
+                yield LostJobs(jobs)
+            elif kind == "raised":
+                raise value
+            else:
+                yield value
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    from joblib import cpu_count  # heeds affinity and a container's share
+
+    return int(cpu_count())
+
+
+def local_backend(workers: int | None) -> Backend:
+    """So many processes on this machine (None: one for each processor); one is this process."""
+    wanted = workers or processors()
+    return LocalProcesses(wanted) if wanted > 1 else InProcess()

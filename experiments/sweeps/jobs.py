@@ -14,7 +14,9 @@ from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from sarathi_sim.experiments.sweeps.identity import run_key
 from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests
+from sarathi_sim.profiler.storage.child import Told
 from sarathi_sim.profiler.storage.paths import user_path
+from sarathi_sim.profiler.storage.progress import silent
 from sarathi_sim.simulator.views.metrics import Analysis
 
 _requests_of = SharedRequests()
@@ -42,7 +44,7 @@ class JobResult:
     details: str = ""
 
 
-def work(jobs: list[Job]) -> list[JobResult]:
+def work(jobs: list[Job], told: Told = silent) -> list[JobResult]:
     """Simulate runs one after the other. An exception in one does not stop the others."""
     return [_one(job) for job in jobs]
 

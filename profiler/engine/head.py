@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import queue
-import sys
 import time
-from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from sarathi_sim.policies.catalogue import build
-from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.engine.book import Book
 from sarathi_sim.profiler.engine.driver import Returned, Served, serve
 from sarathi_sim.profiler.engine.rank import FLUSH, RESULT, STOP, WORK, Rank
@@ -25,8 +22,10 @@ from sarathi_sim.profiler.shard.environment import facts
 class Head(Rank):
     """Rank 0: takes jobs, schedules, and runs the first stage."""
 
-    def __init__(self, spec: EngineSpec, folder: Path, jobs: queue.SimpleQueue[bytes]) -> None:
-        super().__init__(spec, 0, folder)
+    def __init__(
+        self, spec: EngineSpec, folder: Path, parent: Connection, jobs: SimpleQueue[dict[str, Any]]
+    ) -> None:
+        super().__init__(spec, 0, folder, parent)
         self._jobs = jobs
         self._said = 0.0
         self._own: list[Returned] = []
@@ -37,27 +36,19 @@ class Head(Rank):
         known = facts(spec.device, spec.threads) | {"attention": stage.attention.name}
         if stage.no_xformers:
             known["no_xformers"] = stage.no_xformers
-        _say({"ready": known})
+        self.parent.send({"ready": known})
         while True:
-            job = json.loads(self._jobs.get())
+            job = self._jobs.get()
             if job["kind"] == "stop":
                 self._command(STOP)
                 return
-            result = self._play(job) if job["kind"] == "play" else asdict(self._serve(job))
-            number = int(job["number"])
-            self._command(FLUSH, number)
-            self.write_log(number)
-            path = self.folder / f"run{number}.json"
-            scratch = path.with_suffix(".part")
-            scratch.write_text(json.dumps(result), encoding="utf-8")
-            scratch.replace(path)
-            _say({"done": number})
+            result = self._play(job) if job["kind"] == "play" else self._serve(job)
+            self._command(FLUSH)
+            self.parent.send({"done": result})
+            self.send_log()
 
     def _serve(self, job: dict[str, Any]) -> Served:
-        requests = [
-            Request(**row | {"prefix": tuple(map(tuple, row["prefix"]))}) for row in job["requests"]
-        ]
-        spec = self.spec
+        requests, spec = job["requests"], self.spec
         blocks, block_size = spec.blocks
         book = Book(
             requests, job["num_blocks"] or blocks + 1, block_size,
@@ -67,7 +58,7 @@ class Head(Rank):
         scheduler = book.scheduler(build(**job["policy"]), job["scheduler"])
         return serve(requests, scheduler, self, book, progress=self._progress)
 
-    def _play(self, job: dict[str, Any]) -> dict[str, Any]:
+    def _play(self, job: dict[str, Any]) -> Served:
         """Synthetic works in a stream: ``[chunks, decodes]`` each, with made-up tokens."""
         rng, spec = np.random.default_rng(0), self.spec
         began = time.perf_counter()
@@ -88,16 +79,16 @@ class Head(Rank):
             self._progress(index)
         while in_flight:
             in_flight -= self.returned(None) is not None
-        return {"began": began}
+        return Served(began)
 
     def _progress(self, done: int) -> None:
         now = time.monotonic()
         if now - self._said > 0.5:  # also the sign of life that the parent waits for
             self._said = now
-            _say({"progress": done})
+            self.parent.send({"progress": done})
 
-    def _command(self, *words: int) -> None:
-        message = np.array(words, np.int32)
+    def _command(self, word: int) -> None:
+        message = np.array([word], np.int32)
         for outbox in [*self.peers, *([self.next] if self.next is not None else [])]:
             outbox.send(message)
             outbox.flush()
@@ -132,8 +123,3 @@ class Head(Rank):
         index, margin, size = RESULT.unpack_from(message)
         tokens = np.frombuffer(message, np.int32, size // 4, RESULT.size)
         return Returned(index, tokens.tolist(), margin)
-
-
-def _say(entry: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(entry) + "\n")
-    sys.stdout.flush()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import sys
 import traceback
 from pathlib import Path
@@ -16,25 +15,25 @@ from sarathi_sim.profiler.engine.head import Head
 from sarathi_sim.profiler.engine.rank import Rank
 from sarathi_sim.profiler.engine.spec import read_spec
 from sarathi_sim.profiler.planning.profile_error import ProfileError
-from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, end_with_parent
+from sarathi_sim.profiler.shard.rank_processes import LOST_A_PEER, channel_of_rank
 
 
 def main() -> None:
     """Join the others, then work until told to stop."""
     parser = argparse.ArgumentParser(prog="python -m sarathi_sim.profiler.engine.main")
+    parser.add_argument("parent")
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()
     spec = read_spec(options.spec)
-    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    end_with_parent(options.spec.parent, jobs.put)
+    channel, jobs = channel_of_rank(options.spec.parent)
     if spec.realtime:  # before torch and gloo start threads, so that theirs have it
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     try:
         if options.rank == 0:
-            Head(spec, options.spec.parent, jobs).run()
+            Head(spec, options.spec.parent, channel, jobs).run()
         else:
-            Rank(spec, options.rank, options.spec.parent).run()
+            Rank(spec, options.rank, options.spec.parent, channel).run()
     except ProfileError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
@@ -43,7 +42,6 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(LOST_A_PEER if lost_a_peer(error) else 1)
-    sys.stdout.flush()
     os._exit(0)  # destroying a group can hang where a peer is gone already
 
 

@@ -6,10 +6,8 @@ since it began, by the node's monotonic clock.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +19,7 @@ from sarathi_sim.policies.catalogue import build
 from sarathi_sim.policies.policy import Policy, is_pooled
 from sarathi_sim.policies.pool import PoolPolicy
 from sarathi_sim.policies.request import Request
-from sarathi_sim.profiler.engine.driver import Decision, Served
+from sarathi_sim.profiler.engine.driver import Served
 from sarathi_sim.profiler.engine.spec import EngineSpec, write_spec
 from sarathi_sim.profiler.engine.work import EngineError
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses
@@ -72,7 +70,6 @@ class EngineProcesses:
         self._processes = RankProcesses(
             "sarathi_sim.profiler.engine.main", self._arguments, spec.ranks, "gloo"
         )
-        self._number = 0
 
     def _arguments(self, folder: Path) -> Sequence[str]:
         write_spec(self.spec, folder / "spec.json")
@@ -82,8 +79,8 @@ class EngineProcesses:
         self._processes.__enter__()
         try:
             # Importing torch and drawing weights takes longer than any sign of life later on.
-            ready = self._expect("ready", max(_START_S[self.spec.device], self._timeout_s), None)
-            self.environment: Facts = ready["ready"]
+            patience_s = max(_START_S[self.spec.device], self._timeout_s)
+            self.environment: Facts = self._expect("ready", patience_s)
         except BaseException as error:
             self._processes.__exit__(type(error), error, None)
             raise
@@ -124,22 +121,14 @@ class EngineProcesses:
         self._check(build(**policy), scheduler, num_blocks)
         job = {
             "kind": "serve",
-            "requests": [
-                asdict(request) | {"prefix": [[str(name), until] for name, until in request.prefix]}
-                for request in requests
-            ],
+            "requests": list(requests),
             "policy": policy,
             "scheduler": scheduler,
             "num_blocks": num_blocks,
             "prefix_caching": prefix_caching,
             "eos": eos,
         }
-        result = self._do(job, progress)
-        decisions = [Decision(**entry) for entry in result.pop("decisions")]
-        outputs = {int(key): value for key, value in result.pop("outputs").items()}
-        rejected = {int(key): value for key, value in result.pop("rejected").items()}
-        served = Served(decisions=decisions, outputs=outputs, rejected=rejected, **result)
-        return EngineRun(served, self._stages(served.began))
+        return self._do(job, progress)
 
     def _check(
         self, policy: Policy | PoolPolicy, scheduler: dict[str, Any], num_blocks: int
@@ -167,46 +156,35 @@ class EngineProcesses:
     ) -> StageLog:
         """Execute ``(chunks, decodes)`` of :class:`~sarathi_sim.profiler.engine.work.Work` one
         after the other, as many in flight as there are stages."""
-        result = self._do({"kind": "play", "works": works}, None)
-        return self._stages(result["began"])
+        return self._do({"kind": "play", "works": works}).stages
 
-    def _do(self, job: dict[str, Any], progress: Callable[[int], object] | None) -> dict[str, Any]:
-        self._number += 1
-        self._processes.send(job | {"number": self._number})
-        self._expect("done", self._timeout_s, progress)
-        result: dict[str, Any] = json.loads(self._file("json").read_text(encoding="utf-8"))
-        return result
-
-    def _expect(
-        self, key: str, timeout_s: float, progress: Callable[[int], object] | None
-    ) -> dict[str, Any]:
-        while True:
-            line = self._processes.line("the engine", timeout_s)
-            if not line:
-                raise EngineError("the engine ended before its job was done")
-            entry: dict[str, Any] = json.loads(line)
-            if key in entry:
-                return entry
-            if progress is not None:
-                progress(entry["progress"])
-
-    def _file(self, suffix: str) -> Path:
-        return self._processes.folder / f"run{self._number}.{suffix}"
-
-    def _stages(self, began: float) -> StageLog:
-        tables = []
-        for stage in range(self.spec.pp):
-            path = self._file(f"rank{stage * self.spec.tp}.json")
-            deadline = time.monotonic() + self._timeout_s
-            while not path.exists():
-                self._processes.check()
-                if time.monotonic() > deadline:
-                    raise EngineError(f"stage {stage} wrote no log for {self._timeout_s:g} s")
-                time.sleep(0.005)
-            tables.append(np.array(json.loads(path.read_text(encoding="ascii")), np.float64))
-        table = np.stack(tables, axis=1)
-        table[..., [_ARRIVED, _START, _FINISH]] -= began
-        return StageLog(
+    def _do(
+        self, job: dict[str, Any], progress: Callable[[int], object] | None = None
+    ) -> EngineRun:
+        self._processes.send(job)
+        served: Served = self._expect("done", self._timeout_s, progress)
+        first_ranks = range(0, self.spec.ranks, self.spec.tp)
+        tables = [self._expect("rows", self._timeout_s, rank=rank) for rank in first_ranks]
+        table = np.stack([np.array(rows, np.float64) for rows in tables], axis=1)
+        table[..., [_ARRIVED, _START, _FINISH]] -= served.began
+        stages = StageLog(
             table[..., _ARRIVED], table[..., _START], table[..., _FINISH], table[..., _CPU],
             table[..., _OPS:],
         )  # fmt: skip
+        return EngineRun(served, stages)
+
+    def _expect(
+        self,
+        key: str,
+        timeout_s: float,
+        progress: Callable[[int], object] | None = None,
+        rank: int = 0,
+    ) -> Any:
+        while True:
+            entry = self._processes.entry("the engine", timeout_s, rank)
+            if entry is None:
+                raise EngineError("the engine ended before its job was done")
+            if key in entry:
+                return entry[key]
+            if progress is not None:
+                progress(entry["progress"])

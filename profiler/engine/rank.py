@@ -1,6 +1,6 @@
 """One rank of an engine: a shard, its links to the others, its log. Imports torch.
 
-Rank 0 holds the scheduler: it takes jobs from standard input (a line of JSON each), forms
+Rank 0 holds the scheduler: it takes jobs from its parent, forms
 micro-batches and runs the first stage. They go down the pipeline over torch.distributed (gloo, and
 NCCL between GPUs); the last stage sends the tokens back to rank 0 over a local socket, which can be
 polled. Every rank writes when each micro-batch arrived, started and finished on it, by the one
@@ -10,7 +10,6 @@ monotonic clock of the node.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import struct
 import time
@@ -32,7 +31,7 @@ from sarathi_sim.profiler.engine.stage import Stage
 from sarathi_sim.profiler.engine.work import Words, Work
 
 WORK, FLUSH, STOP = 0, 1, 2
-"""What a message is: a work, the end of a run (with its number), the end."""
+"""What a message is: a work, the end of a run, the end."""
 
 RESULT = struct.Struct("<idi")
 
@@ -49,8 +48,8 @@ def greedy(logits: torch.Tensor) -> tuple[list[int], float]:
 class Rank:
     """A stage's shard, its links, and its log."""
 
-    def __init__(self, spec: EngineSpec, number: int, folder: Path) -> None:
-        self.spec, self.folder = spec, folder
+    def __init__(self, spec: EngineSpec, number: int, folder: Path, parent: Connection) -> None:
+        self.spec, self.folder, self.parent = spec, folder, parent
         self.number = number
         self.stage_number, self.tp_rank = divmod(number, spec.tp)
         self.compute = compute = open_compute(spec, number)
@@ -135,7 +134,7 @@ class Rank:
                 self.next.flush()
             if words[0] == STOP:
                 return
-            self.write_log(int(words[1]))
+            self.send_log()
 
     def execute(self, words: Words, work: Work, x: Tensor | None, arrived: float) -> None:
         """Run the stage, send the result to the next one, log it."""
@@ -180,12 +179,10 @@ class Rank:
             tokens = np.array(result.tokens, np.int32).tobytes()
             self.back.send_bytes(RESULT.pack(result.index, result.margin, len(tokens)) + tokens)
 
-    def write_log(self, number: int) -> None:
-        """Write this rank's log since the last time, completely or not at all."""
-        path = self.folder / f"run{number}.rank{self.number}.json"
-        scratch = path.with_suffix(".part")
-        scratch.write_text(json.dumps(self.rows), encoding="ascii")
-        scratch.replace(path)
+    def send_log(self) -> None:
+        """Send the stage's log since the last time to the parent."""
+        if self.tp_rank == 0:
+            self.parent.send({"rows": self.rows})
         self.rows = []
         gc.collect()
         gc.disable()

@@ -15,16 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sarathi_sim.profiler.facts import hf_families, hf_mixtures
-from sarathi_sim.profiler.facts.hf_families import Fields
+from sarathi_sim.profiler.facts.hf_families import READERS, Fields, HfConfig
 from sarathi_sim.profiler.facts.hf_keys import ELSEWHERE, problems, short, unknown
 from sarathi_sim.profiler.facts.hf_quantization import formats
-from sarathi_sim.profiler.facts.hf_reader import HfConfig
 from sarathi_sim.profiler.storage.files import read_bounded
 from sarathi_sim.profiler.storage.not_modelled import not_modelled
 from sarathi_sim.profiler.storage.strict import SpecError
 
-READERS = {**hf_families.READERS, **hf_mixtures.READERS}
 #: Types that read images, too: the type of their text part, which is in ``text_config``.
 NESTED = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"}
 #: Keys beside ``text_config`` that concern the text.

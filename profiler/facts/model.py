@@ -14,8 +14,8 @@ from sarathi_sim.profiler.facts.experts import MOST_WIDE
 from sarathi_sim.profiler.facts.experts import Experts as Experts
 from sarathi_sim.profiler.facts.formats import KvDtype, MoeDtype, WeightDtype
 from sarathi_sim.profiler.facts.hf_config import model_fields, plain_name, read_json
+from sarathi_sim.profiler.facts.hf_families import MOST_LAYERS
 from sarathi_sim.profiler.facts.hf_keys import short
-from sarathi_sim.profiler.facts.hf_reader import MOST_LAYERS
 from sarathi_sim.profiler.facts.hub import HUB, find_published
 from sarathi_sim.profiler.facts.hub import list_models as list_models
 from sarathi_sim.profiler.facts.ops import ALL_ROW_OPS, MOE, OPS, GemmShape, Shard

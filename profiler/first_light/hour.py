@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from sarathi_sim.profiler.first_light.hour_ledger import (
 from sarathi_sim.profiler.first_light.steps import PROBE, STEPS, HourStep, Task
 from sarathi_sim.profiler.first_light.twenty_lines import write_summary
 from sarathi_sim.profiler.planning.profile_error import ProfileError
-from sarathi_sim.profiler.storage.child import environment_of_child
+from sarathi_sim.profiler.storage.child import how_it_ended, start_child
 from sarathi_sim.profiler.storage.folder_lock import FolderBusyError, FolderLock
 from sarathi_sim.profiler.storage.progress import Say
 
@@ -153,20 +152,16 @@ class _Hour:
 
     def _run_process(self, name: str, task: Task) -> int | None:
         """Its exit code; None where its time was over."""
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "sarathi_sim.profiler.first_light.one_step",
-            str(os.getpid()),
-        ]
-        command += [name, str(task.folder), str(task.seconds), str(int(task.rehearsal))]
+        step = (name, str(task.folder), str(task.seconds), str(int(task.rehearsal)))
         deadline = time.monotonic() + task.seconds
         with (task.folder / "logs" / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=environment_of_child() | {"PYTHONUNBUFFERED": "1"}, start_new_session=True,
-            )  # fmt: skip
+            process, channel = start_child(
+                *("sarathi_sim.profiler.first_light.one_step", *step),
+                stdout=log,
+                stderr=log,
+                environment={"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
         try:
             while (left := deadline - time.monotonic()) > 0:
                 with suppress(subprocess.TimeoutExpired):
@@ -177,6 +172,7 @@ class _Hour:
             with suppress(ProcessLookupError):  # also what it has left behind
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            channel.close()
 
     def _outcome(self, name: str, task: Task, code: int | None) -> tuple[str, str]:
         """State and reason, for the ledger."""
@@ -186,7 +182,7 @@ class _Hour:
         if code == 0 and "headline" in result:
             return self._same_machine(result) if name == PROBE else (DONE, "")
         if code < 0:
-            return FAILED, f"ended by {signal.Signals(-code).name}"
+            return FAILED, how_it_ended(code)
         return FAILED, str(result.get("error", f"exit code {code}; logs/{name}.log says why"))
 
     def _same_machine(self, result: dict[str, Any]) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,10 +45,8 @@ def time_collectives(
     with RankProcesses(
         "sarathi_sim.profiler.measuring.ranks", arguments, ranks, backend
     ) as processes:
-        while line := processes.line("timing the collectives", timeout_s):
-            began = time.perf_counter()
-            entry = json.loads(line)
-            seconds = entry["time_us"] * 1e-6 * repeats + (time.perf_counter() - began)
+        while entry := processes.entry("timing the collectives", timeout_s):
+            seconds = entry["time_us"] * 1e-6 * repeats
             timing = Timing(entry["time_us"], entry["spread"], entry["samples"], seconds=seconds)
             yield entry["op"], int(entry["num_bytes"]), timing
 

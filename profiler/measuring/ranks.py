@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from sarathi_sim.profiler.shard.rank_processes import end_with_parent
+from sarathi_sim.profiler.shard.rank_processes import channel_of_rank
 from sarathi_sim.profiler.shard.timing import cuda_events, no_garbage_collection, relative_iqr
 
 _WARM_UPS = 5
@@ -43,6 +43,7 @@ _WAIT_CYCLES = 4_000_000
 def main() -> None:
     """Parse the arguments, join the group, time every size, leave."""
     parser = argparse.ArgumentParser(prog="python -m sarathi_sim.profiler.measuring.ranks")
+    parser.add_argument("parent", nargs="?", help="the process that started this one, if ours")
     parser.add_argument("--backend", choices=("gloo", "nccl"), required=True)
     parser.add_argument("--store", help="a file to meet at; without it the variables of torchrun")
     parser.add_argument("--rank", type=int, default=int(os.environ.get("RANK", "0")))
@@ -56,8 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.out and options.rank == 0 and options.out.exists():
         parser.error(f"--out {options.out}: exists, so it is not overwritten: name another file")
-    if options.store:
-        end_with_parent(Path(options.store).parent)
+    channel = channel_of_rank(Path(options.store).parent)[0] if options.store else None
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if options.backend == "nccl":
@@ -74,16 +74,17 @@ def main() -> None:
     with no_garbage_collection():
         for op, sizes in (("all_reduce", options.all_reduce), ("send_recv", options.send_recv)):
             for num_bytes in sizes:
-                line = json.dumps(_measure(op, num_bytes, device, options.dtype, options.repeats))
-                if options.rank == 0:
-                    sys.stdout.write(line + "\n")
+                entry = _measure(op, num_bytes, device, options.dtype, options.repeats)
+                if options.rank == 0 and channel is not None:
+                    channel.send(entry)
+                elif options.rank == 0:
+                    lines.append(json.dumps(entry) + "\n")
+                    sys.stdout.write(lines[-1])
                     sys.stdout.flush()
-                    lines.append(line + "\n")
     if options.out and options.rank == 0:
         with options.out.open("x", encoding="utf-8") as file:
             file.writelines(lines)
     dist.barrier()
-    sys.stdout.flush()
     os._exit(0)  # destroying a group can hang where a peer is gone already
 
 

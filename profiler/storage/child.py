@@ -1,54 +1,104 @@
-"""A process of ours that ends with its parent, and a channel between the two."""
+"""Processes of ours: each ends with its parent, and has a channel of its own to it.
+
+In the common executors (joblib, loky, ``concurrent.futures``) all workers answer through one pipe,
+and the executor keeps its writing end open. If a worker is killed while it answers, the reader
+waits for ever. Here only the child holds the other end, so its end closes the channel at any time.
+
+``python -m sarathi_sim.profiler.storage.child PARENT MODULE...`` is a :class:`Worker`'s process.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from math import inf
 from multiprocessing.connection import Connection, Pipe
-from queue import SimpleQueue
-from typing import Any
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any, Literal, TypeVar
 
 from sarathi_sim.profiler.storage.paths import PACKAGE
+from sarathi_sim.profiler.storage.strict import UserError
 from sarathi_sim.profiler.storage.threads import default_to_one_thread
 
+T = TypeVar("T")
+Told = Callable[[int, int], object]
+"""Called with how much of a work is done, and how much there is to do."""
+Outcome = Literal["told", "returned", "raised", "lost", "waiting"]
+
+MODULE = "sarathi_sim.profiler.storage.child"
+READY = "ready"
+"""What a worker sends first, once everything is imported."""
+STARTS = 3
+"""Workers that may die one after the other before they are ready."""
 _PR_SET_PDEATHSIG = 1
 # glibc's: freed memory is kept for the next arrays. Pages given back and mapped again took a tenth
 # of a short run's time.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 
 
-def start_child(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start ``python -m module``, which calls :func:`channel_to_parent`; the process and a channel.
+def start_child(
+    module: str,
+    *arguments: str,
+    stdout: IO[bytes] | int = subprocess.DEVNULL,
+    stderr: IO[bytes] | None = None,
+    environment: Mapping[str, str] = _ALLOCATOR,
+    start_new_session: bool = False,
+) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start ``python -m module PARENT *arguments``, which calls :func:`channel_to_parent` or
+    :func:`end_with`; the process and a channel. ``environment`` has further variables.
 
     Only the child holds the other end, so its end closes the channel at any time.
     Raises OSError.
     """
+    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    variables = dict(os.environ, **environment, PYTHONPATH=path)
+    default_to_one_thread(variables)
     channel, theirs = Pipe()
-    environment = _ALLOCATOR | environment_of_child()
     with theirs, _ctrl_c_blocked():
         process = subprocess.Popen(
             # -P: a user's folder may hold a module with the name of one of ours.
-            [sys.executable, "-P", "-m", module, str(os.getpid())],
+            [sys.executable, "-P", "-m", module, str(os.getpid()), *arguments],
             stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            env=environment,
+            stdout=stdout,
+            stderr=stderr,
+            env=variables,
+            start_new_session=start_new_session,
         )
     return process, channel
 
 
-def environment_of_child() -> dict[str, str]:
-    """The environment of a Python process that finds our modules where this process did."""
-    path = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    environment = dict(os.environ, PYTHONPATH=path)
-    default_to_one_thread(environment)
-    return environment
+@contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
+
+    The parent handles it. A blocked signal is inherited, from the start of the child.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+# In the child ------------------------------------------------------------------------------------
 
 
 def end_with(parent: int) -> None:
@@ -65,36 +115,210 @@ def channel_to_parent() -> Connection:
     return Connection(os.dup(0))
 
 
-def inbox(channel: Connection) -> SimpleQueue[Any]:
-    """What the parent sends, taken in by a thread while this process works or imports.
+def inbox(channel: Connection, scratch: Path | None = None) -> SimpleQueue[Any]:
+    """What the parent sends, taken in by a thread while this process works.
 
     The thread also is the watch on the parent: this process ends when the channel does, or when
-    what was sent cannot be read.
+    what was sent cannot be read. First it removes the folder ``scratch``.
     """
     sent: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_take_in, args=(channel, sent), daemon=True).start()
+
+    def take_in() -> None:
+        code = 0
+        try:
+            while True:
+                sent.put(channel.recv())
+        except (EOFError, OSError):
+            pass
+        except BaseException:  # the parent sees that this process ends
+            traceback.print_exc()
+            code = 1
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(code)
+
+    threading.Thread(target=take_in, daemon=True).start()
     return sent
 
 
-def _take_in(channel: Connection, sent: SimpleQueue[Any]) -> None:
-    try:
+def main() -> None:
+    """Import modules, then make the calls that the parent sends, until it ends."""
+    channel = channel_to_parent()
+    for name in sys.argv[2:]:
+        import_module(name)
+    gc.freeze()  # what was imported stays: a run's collections need not go through it
+
+    def told(done: int, total: int) -> None:
+        channel.send(("told", (done, total)))
+
+    with suppress(OSError):  # the parent is gone
+        channel.send(READY)
+        calls = inbox(channel)
         while True:
-            sent.put(channel.recv())
-    except (EOFError, OSError):
-        os._exit(0)
-    except BaseException:  # the parent sees that this process ends
-        traceback.print_exc()
-        os._exit(1)
+            function, arguments = calls.get()
+            channel.send(outcome(function, arguments, told))
 
 
-@contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """Have processes started here never see Ctrl-C, which reaches all that belong to a terminal.
-
-    The parent handles it. A blocked signal is inherited, from the start of the child.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def outcome(
+    function: Callable[..., object], arguments: tuple[Any, ...], told: Told
+) -> tuple[Outcome, Any]:
+    """What ``function(*arguments, told)`` returns or raises."""
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return "returned", function(*arguments, told)
+    except Exception as error:
+        return "raised", error
+
+
+# In the parent -----------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that makes calls for this one, and the thread that talks with it.
+
+    It imports ``modules`` first. Every call leads to one "returned", "raised" or "lost" in
+    ``outcomes``, after any number of "told". If a process stops in the middle of an answer, the
+    thread waits, not the caller. ``since`` is when it got its last call, ``ready`` whether it has
+    shown that it can work.
+    """
+
+    def __init__(
+        self, outcomes: SimpleQueue[tuple[Worker, Outcome, Any]], modules: Iterable[str] = ()
+    ) -> None:
+        self.ready = False
+        self.since = time.monotonic()
+        self._outcomes = outcomes
+        self._calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        self.process, self._channel = start_child(MODULE, *modules)
+        threading.Thread(target=self._talk, daemon=True).start()
+
+    def begin(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have ``function(*arguments, told)`` called after what was begun before."""
+        self.since = time.monotonic()
+        self._calls.put((function, arguments))
+
+    def _talk(self) -> None:
+        while call := self._calls.get():
+            kind, value = "told", None
+            try:
+                self.ready = self.ready or self._channel.recv() == READY
+                self._channel.send(call)
+                while kind == "told":
+                    kind, value = self._channel.recv()
+                    self._outcomes.put((self, kind, value))
+            except Exception:  # whatever it is, there will be no answer
+                self._outcomes.put((self, "lost", None))
+        self._channel.close()
+
+    def end(self) -> int:
+        """Kill the process; returns its exit code."""
+        self.process.kill()
+        self._calls.put(None)
+        return self.process.wait()
+
+
+class Workers:
+    """Up to ``count`` processes that import ``modules``, started when needed."""
+
+    def __init__(self, count: int, *modules: str) -> None:
+        self._count, self._modules = count, modules
+        self._idle: list[Worker] = []
+        self._busy: dict[Worker, Any] = {}
+        self._outcomes: SimpleQueue[tuple[Worker, Outcome, Any]] = SimpleQueue()
+        self._dead_at_start = 0
+
+    @property
+    def processes(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in (*self._busy, *self._idle)]
+
+    def calls(
+        self,
+        function: Callable[..., object],
+        items: Iterable[object],
+        ahead: int | None = None,
+        patience_s: float = inf,
+    ) -> Generator[tuple[Outcome, Any, Any], None, None]:
+        """Call ``function(item, told)`` for each item, at most ``ahead`` (all workers) at a time.
+
+        Yields ("returned", item, value) as they come, or ("raised", item, error); ("lost", item,
+        None) where the worker died; and ("waiting", the items under way by worker, seconds) where
+        nothing has come for ``patience_s``, then for twice as long.
+        Raises UserError where workers cannot be started.
+        """
+        left, at_once = iter(items), min(ahead or self._count, self._count)
+        patience, last = patience_s, time.monotonic()
+        while True:
+            while len(self._busy) < at_once and (item := next(left, None)) is not None:
+                worker = self._idle.pop() if self._idle else Worker(self._outcomes, self._modules)
+                self._busy[worker] = item
+                worker.begin(function, item)
+            if not self._busy:
+                return
+            try:
+                worker, kind, value = self._outcomes.get(
+                    timeout=None if patience == inf else patience
+                )
+            except Empty:
+                now = time.monotonic()
+                under_way = {
+                    f"process {worker.process.pid} for {now - worker.since:.0f} s": item
+                    for worker, item in self._busy.items()
+                }
+                yield "waiting", under_way, now - last
+                patience *= 2
+                continue
+            if kind == "told" or worker not in self._busy:  # it was ended earlier
+                continue
+            done = self._busy.pop(worker)
+            patience, last = patience_s, time.monotonic()
+            if kind == "lost":
+                self._check_start(worker)
+            else:
+                self._idle.append(worker)
+                self._dead_at_start = 0
+            yield kind, done, value
+
+    def _check_start(self, worker: Worker) -> None:
+        code = worker.end()
+        self._dead_at_start = 0 if worker.ready else self._dead_at_start + 1
+        if self._dead_at_start == STARTS:
+            raise UserError(
+                f"worker processes cannot be started: {STARTS} in a row ended (the last with code "
+                f"{code}) before they could begin"
+            )
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in (*self._busy, *self._idle):
+            worker.end()
+        self._busy.clear()
+        self._idle.clear()
+
+
+def mapped(
+    function: Callable[[Any], T],
+    items: Iterable[object],
+    workers: int,
+    progress: Callable[[int], object] = lambda done: None,
+) -> list[T]:
+    """``function(item)`` of every item, in order, on ``workers`` processes.
+
+    ``progress`` is called with the number of those that are done. Raises what the function raises,
+    and UserError where a process dies.
+    """
+    found: dict[int, T] = {}
+    with closing(Workers(workers)) as pool:
+        for kind, (place, _), value in pool.calls(partial(_of_pair, function), enumerate(items)):
+            if kind != "returned":
+                raise value or UserError("a worker process was killed: is there enough memory?")
+            found[place] = value
+            progress(len(found))
+    return [found[place] for place in sorted(found)]
+
+
+def _of_pair(function: Callable[[Any], T], pair: tuple[int, Any], told: Told) -> T:
+    return function(pair[1])
+
+
+if __name__ == "__main__":
+    main()

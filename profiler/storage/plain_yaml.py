@@ -1,8 +1,8 @@
 """Every YAML file here: mappings, lists and the scalars of YAML 1.2's core schema, nothing else.
 
 PyYAML only splits the text into events, with libyaml if it is installed (ten times as fast). This
-module gives them their meaning, so no tag constructs an object, and both parsers refuse the same:
-aliases, duplicate keys, wrong tags. The output of ``dump_yaml`` reads back unchanged.
+module gives them their meaning, and both parsers refuse the same: aliases, duplicate keys, and
+tags, so none constructs an object. The output of ``dump_yaml`` reads back unchanged.
 """
 
 from __future__ import annotations
@@ -35,13 +35,6 @@ _FLOAT = re.compile(
 )
 _BASES = {"0o": 8, "0x": 16}
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SCALARS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "null": (type(None),),
-}
-_ALLOWED = ", ".join(f"!!{name}" for name in ("str", *_SCALARS, "seq", "map"))
 
 
 class _Refused(ValueError):
@@ -120,19 +113,20 @@ def _document(events: Iterator[Any]) -> Any:
 
 def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
     """The value that begins with ``event``."""
-    if isinstance(event, yaml.ScalarEvent):
-        return _scalar(event)
     if isinstance(event, yaml.AliasEvent):  # also what makes "billion laughs" files
         raise _Refused(event, "aliases (*name) are not allowed")
+    if event.tag is not None:
+        tag = event.tag.replace(_CORE, "!!", 1)
+        raise _Refused(event, f"not valid YAML: the tag {tag} is not allowed; quotes make text")
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event)
     if depth == DEEPEST:
         raise _Refused(event, f"not valid YAML: nested too deeply, at most {DEEPEST} levels")
     if isinstance(event, yaml.SequenceStartEvent):
-        _check_tag(event, "seq", "a list")
         items = []
         while not isinstance(item := next(events), yaml.SequenceEndEvent):
             items.append(_node(item, events, depth + 1))
         return items
-    _check_tag(event, "map", "keys and values")
     mapping: dict[str, Any] = {}
     while not isinstance(start := next(events), yaml.MappingEndEvent):
         key = _node(start, events, depth + 1)
@@ -144,37 +138,16 @@ def _node(event: Any, events: Iterator[Any], depth: int) -> Any:
     return mapping
 
 
-def _check_tag(event: Any, own: str, what: str) -> None:
-    if event.tag not in (None, "!", _CORE + own):
-        raise _Refused(event, _misfit(event.tag, what))
-
-
-def _misfit(tag: str, what: str) -> str:
-    short = tag.replace(_CORE, "!!", 1)
-    if short in _ALLOWED.split(", "):
-        return f"not valid YAML: the tag {short} does not fit {what}"
-    return f"not valid YAML: the tag {short} is not allowed; allowed: {_ALLOWED}"
-
-
 def _scalar(event: Any) -> str | int | float | bool | None:
     text = str(event.value)
     if not text.isascii() and _SURROGATE.search(text):  # an escape; libyaml refuses it itself
         raise _Refused(event, "not valid YAML: \\ud800 to \\udfff are no characters")
-    name = None if event.tag is None else event.tag.removeprefix(_CORE)
-    if name in ("str", "!") or (name is None and not event.implicit[0]):
+    if not event.implicit[0]:  # quoted
         return text
-    what = repr(text) if len(text) <= 40 else "this text"
-    if name is not None and name not in _SCALARS:
-        raise _Refused(event, _misfit(event.tag, what))
     try:
-        value = _resolved(text)
-        if name is None:
-            return value
-        if type(value) in _SCALARS[name]:
-            return float(value) if name == "float" else value  # type: ignore[arg-type]
+        return _resolved(text)
     except (ValueError, OverflowError):
         raise _Refused(event, f"a number has more than {_LONGEST_NUMBER} digits") from None
-    raise _Refused(event, _misfit(event.tag, what))
 
 
 @lru_cache(maxsize=4096)

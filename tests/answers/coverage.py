@@ -27,7 +27,7 @@ from sarathi_sim.experiments.capacity.search import (
     pilot,
 )
 from sarathi_sim.experiments.capacity.search import together as side_by_side
-from sarathi_sim.experiments.sweeps.local_processes import LocalProcesses
+from sarathi_sim.experiments.sweeps.backends import LocalProcesses
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.simulator.confidence.quantile import quantile, spread
 

@@ -1,8 +1,7 @@
 """A worker of a sweep to which something happens, named by ``ODD_WORKER`` as ``WHAT:MARK``.
 
-``kill`` and ``stop``: in the middle of writing its first answer. ``busy``: its first bundle never
-ends. The first worker that creates the file ``MARK`` is the odd one, and writes its process id
-there; all others are as they should be.
+``kill`` and ``stop``: in the middle of writing its first answer. The first worker that creates the
+file ``MARK`` is the odd one, and writes its process id there; all others are as they should be.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import sarathi_sim.experiments.sweeps.jobs
-from sarathi_sim.experiments.sweeps.worker import main
+from sarathi_sim.profiler.storage.child import main
 
 VARIABLE = "ODD_WORKER"
 
@@ -47,15 +45,12 @@ def half_an_answer(number: signal.Signals) -> None:
     Connection._send_bytes = send  # type: ignore[attr-defined]
 
 
-def never_ends(jobs: object) -> None:
+def never_ends(told: object) -> None:
     time.sleep(1000)
 
 
 if __name__ == "__main__":
     what, _, mark = os.environ[VARIABLE].partition(":")
     if chosen(Path(mark)):
-        if what == "busy":
-            sarathi_sim.experiments.sweeps.jobs.work = never_ends  # type: ignore[assignment]
-        else:
-            half_an_answer({"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+        half_an_answer({"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
     main()

@@ -15,7 +15,7 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all, simulate_all
 from sarathi_sim.profiler.storage.memory import size_text
-from sarathi_sim.simulator.load import trace_file
+from sarathi_sim.simulator.load import trace
 from sarathi_sim.simulator.load.trace import read_trace
 from sarathi_sim.simulator.load.workload import WorkloadError
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor, TableSizes
@@ -29,7 +29,7 @@ DECLARED = ("workload.declared=exact", "batching.kv_reservation=declared")
 
 def _free(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: num_bytes)
-    monkeypatch.setattr(trace_file, "available_bytes", lambda: num_bytes)
+    monkeypatch.setattr(trace, "available_bytes", lambda: num_bytes)
 
 
 def test_a_chunk_longer_than_any_prompt_takes_nothing(write_config: Write) -> None:

@@ -19,9 +19,8 @@ from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.config.policy import FilePolicy
 from sarathi_sim.experiments.run.experiment import run_experiment, simulate_all
-from sarathi_sim.experiments.sweeps.backends import InProcess
+from sarathi_sim.experiments.sweeps.backends import InProcess, LocalProcesses
 from sarathi_sim.experiments.sweeps.execute import execute
-from sarathi_sim.experiments.sweeps.local_processes import LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import plan_sweep
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.policies.catalogue import build

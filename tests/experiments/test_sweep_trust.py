@@ -18,10 +18,15 @@ from typer.testing import CliRunner
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.sweeps.backends import Bundles, InProcess, LostJobs, Outcomes
+from sarathi_sim.experiments.sweeps.backends import (
+    Bundles,
+    InProcess,
+    LocalProcesses,
+    LostJobs,
+    Outcomes,
+)
 from sarathi_sim.experiments.sweeps.execute import ATTEMPTS
 from sarathi_sim.experiments.sweeps.jobs import work
-from sarathi_sim.experiments.sweeps.local_processes import LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import SweepPlan, plan_sweep
 from sarathi_sim.experiments.sweeps.store import Store
 from sarathi_sim.profiler.storage.files import partial

@@ -17,14 +17,13 @@ from types import SimpleNamespace
 import pytest
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.sweeps.backends import Bundles, Waiting
+from sarathi_sim.experiments.sweeps.backends import Bundles, LocalProcesses, Waiting
 from sarathi_sim.experiments.sweeps.execute import execute, waited_for
 from sarathi_sim.experiments.sweeps.jobs import Job
-from sarathi_sim.experiments.sweeps.local_processes import STARTS, LocalProcesses
 from sarathi_sim.experiments.sweeps.plan import SweepPlan
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.experiments.sweeps.worker import READY
-from tests.experiments.odd_worker import VARIABLE
+from sarathi_sim.profiler.storage import child
+from tests.experiments.odd_worker import VARIABLE, never_ends
 from tests.experiments.small_sweep import RUNS, SWEEP, swept, tree
 from tests.experiments.test_sweep_trust import ROOT, start, wait_for_runs
 from tests.patience import PATIENCE_S
@@ -41,8 +40,9 @@ def test_a_worker_killed_within_its_answer_costs_nothing(
 ) -> None:
     """With one pipe for all workers, the reader would wait for the other half for ever."""
     mark = tmp_path / "mark"
+    monkeypatch.setattr(child, "MODULE", ODD)
     monkeypatch.setenv(VARIABLE, f"kill:{mark}")
-    report = swept(tiny_plan, tmp_path / "sweep", LocalProcesses(2, ODD))
+    report = swept(tiny_plan, tmp_path / "sweep", LocalProcesses(2))
     assert mark.exists()
     assert (report.finished, report.lost_workers) == (RUNS, 1)
     assert tree(tmp_path / "sweep") == tiny_files
@@ -54,9 +54,10 @@ def test_a_worker_that_stops_within_its_answer_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(child, "MODULE", ODD)
     monkeypatch.setenv(VARIABLE, f"stop:{tmp_path / 'mark'}")
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.local_processes.PATIENCE_S", 0.5)
-    backend = LocalProcesses(2, ODD)
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.PATIENCE_S", 0.5)
+    backend = LocalProcesses(2)
     said: list[str] = []
 
     def hear(text: str) -> None:
@@ -96,23 +97,26 @@ def test_the_wait_is_counted_from_the_last_result(
     class Silent:
         process, since = SimpleNamespace(pid=7), 0.0
 
-        def begin(self, jobs: object) -> None:
+        def begin(self, function: object, jobs: object) -> None:
             """And never answer."""
 
-    monkeypatch.setattr(
-        "sarathi_sim.experiments.sweeps.local_processes._Worker", lambda *_: Silent()
-    )
-    monkeypatch.setattr("sarathi_sim.experiments.sweeps.local_processes.PATIENCE_S", 0.01)
+    monkeypatch.setattr("sarathi_sim.profiler.storage.child.Worker", lambda *_: Silent())
+    monkeypatch.setattr("sarathi_sim.experiments.sweeps.backends.PATIENCE_S", 0.01)
     jobs = Bundles([Job(tiny_plan.runs[0], "")], 1)
     waits = [each.seconds for each in islice(LocalProcesses(1).run(jobs, ahead=1), 3)]
     assert waits[0] >= 0.01 and waits[1] >= waits[0] + 0.02 and waits[2] >= waits[1] + 0.04
 
 
-def test_workers_that_cannot_start(tiny_plan: SweepPlan, tmp_path: Path) -> None:
+def test_workers_that_cannot_start(
+    tiny_plan: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "MODULE", "no.such.module")
     store = Store(tmp_path / "sweep")
     store.open(False)
-    with pytest.raises(ConfigError, match=rf"cannot be started: {STARTS} in a row ended .*code 1"):
-        execute(tiny_plan, store, LocalProcesses(2, "no.such.module"))
+    with pytest.raises(
+        ConfigError, match=rf"cannot be started: {child.STARTS} in a row ended .*code 1"
+    ):
+        execute(tiny_plan, store, LocalProcesses(2))
 
 
 def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
@@ -136,17 +140,17 @@ def worker(module: str, **environment: str) -> tuple[subprocess.Popen[bytes], Co
             cwd=ROOT,
             env=os.environ | environment,
         )
-    assert ours.recv() == READY
+    assert ours.recv() == child.READY
     return process, ours
 
 
-def test_a_worker_ends_with_its_channel(tiny_plan: SweepPlan, tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_channel() -> None:
     """Where the system does not end it with its parent, this does; also in the middle of a run."""
-    idle, channel = worker("sarathi_sim.experiments.sweeps.worker")
+    idle, channel = worker(child.MODULE)
     channel.close()
     assert idle.wait(timeout=PATIENCE_S) == 0
-    busy, channel = worker(ODD, **{VARIABLE: f"busy:{tmp_path / 'mark'}"})
-    channel.send([Job(tiny_plan.runs[0], "")])
+    busy, channel = worker(child.MODULE)
+    channel.send((never_ends, ()))
     channel.close()
     assert busy.wait(timeout=PATIENCE_S) == 0
 
@@ -155,7 +159,7 @@ def test_a_worker_whose_parent_was_gone_before_it_began_ends() -> None:
     ours, theirs = Pipe()
     with ours, theirs:
         done = subprocess.run(
-            [sys.executable, "-m", "sarathi_sim.experiments.sweeps.worker", "1"],
+            [sys.executable, "-m", child.MODULE, "1"],
             stdin=theirs.fileno(),
             cwd=ROOT,
             timeout=PATIENCE_S,

@@ -27,7 +27,6 @@ from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, parse_yaml, read_
 from sarathi_sim.profiler.storage.strict import SpecError
 
 PARSERS = [yaml.CSafeLoader, yaml.SafeLoader]
-TAGGED = ["!!bool foo", "!!timestamp foo", "!!map [a, b]", "!!set [a]", "!!int ''"]
 
 
 @pytest.fixture(params=PARSERS, ids=["libyaml", "python"])
@@ -62,13 +61,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         ("=", "="),
         ("'12'", "12"),
         ('"~"', "~"),
-        ("!!str 12", "12"),
-        ("! 12", "12"),
-        ("!!float 12", 12.0),
-        ("!!int '12'", 12),
-        ("!!null ~", None),
-        ("!!seq [1, a]", [1, "a"]),
-        ("!!map {a: {b: []}}", {"a": {"b": []}}),
+        ("{a: {b: []}}", {"a": {"b": []}}),
         ("&anchor 7", 7),
         ("{<<: 1}", {"<<": 1}),
     ],
@@ -84,19 +77,10 @@ def test_scalars_of_the_core_schema(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a: 1\nb: !!bool foo", "line 2: not valid YAML: the tag !!bool does not fit 'foo'"),
-        ("!!timestamp foo", "line 1: not valid YAML: the tag !!timestamp is not allowed; allowed:"),
-        ("!!map [a, b]", "line 1: not valid YAML: the tag !!map does not fit a list"),
-        (
-            "!!set [a]",
-            "line 1: not valid YAML: the tag !!set is not allowed; allowed: !!str, !!int",
-        ),
-        ("!!seq {}", "line 1: not valid YAML: the tag !!seq does not fit keys and values"),
-        ("!!int ''", "line 1: not valid YAML: the tag !!int does not fit ''"),
-        ("!!int 1.5", "line 1: not valid YAML: the tag !!int does not fit '1.5'"),
-        ("!!binary aGk=", "line 1: not valid YAML: the tag !!binary is not allowed"),
+        ("a: 1\nb: !!bool foo", "line 2: not valid YAML: the tag !!bool is not allowed"),
+        ("!!map {a: b}", "line 1: not valid YAML: the tag !!map is not allowed"),
+        ("! 12", "line 1: not valid YAML: the tag ! is not allowed; quotes make text"),
         ("!mine a", "line 1: not valid YAML: the tag !mine is not allowed"),
-        ("{!!bool foo: 1}", "line 1: not valid YAML: the tag !!bool does not fit 'foo'"),
         ("{!!set [a]: 1}", "line 1: not valid YAML: the tag !!set is not allowed"),
         ("a: &x [1]\nb: *x", "line 2: aliases (*name) are not allowed"),
         ("&x [*x]", "line 1: aliases (*name) are not allowed"),
@@ -194,25 +178,9 @@ def refusal(door: str, path: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("tagged", TAGGED)
-@pytest.mark.parametrize("form", ["seed: {}", "? {}\n: 1", "{}"])
-def test_tags_that_do_not_fit_at_every_door(
-    tmp_path: Path, door: str, tagged: str, form: str
-) -> None:
-    path = tmp_path / "odd.yaml"
-    path.write_text(form.format(tagged) + "\n")
-    assert "yaml: line 1: not valid YAML: the tag !!" in refusal(door, path)
-
-
-@pytest.mark.parametrize("tagged", TAGGED)
-@pytest.mark.parametrize("form", ["seed={}", "seed={{{}: 1}}", "workload={{requests: {}}}"])
-def test_tags_that_do_not_fit_in_set(tagged: str, form: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^--set .*: line 1: not valid YAML: the tag !!"
-    ) as caught:
-        load_experiment("gpt3_pp", [form.format(tagged)])
-    assert "\n" not in str(caught.value)
+def test_tags_in_set() -> None:
+    with pytest.raises(ConfigError, match=r"^--set .*: line 1: not valid YAML: the tag !!int"):
+        load_experiment("gpt3_pp", ["seed={a: !!int 1}"])
 
 
 LAUGHS = "".join(
@@ -226,6 +194,7 @@ LAUGHS = "".join(
     [
         (LAUGHS, "line 2: aliases (*name) are not allowed"),
         ("name: a\nname: b\n", "line 2: key 'name' is given twice"),
+        ("? !!set [a]\n: 1\n", "line 1: not valid YAML: the tag !!set is not allowed"),
         ("name: [\n", "line "),
         ("- a\n", "expected keys and values"),
         ("name: \udcff\n", "line 1: not valid YAML: it is not UTF-8 text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,14 @@ def test_scratch_goes_with_the_parent_and_nothing_else(
     (folder / "spec.json").write_text("{}")
     code = (
         "import pathlib, sys, time\n"
-        "from sarathi_sim.profiler.shard.rank_processes import end_with_parent\n"
-        "end_with_parent(pathlib.Path(sys.argv[1]))\n"
+        "from sarathi_sim.profiler.shard.rank_processes import channel_of_rank\n"
+        "channel_of_rank(pathlib.Path(sys.argv[1]))\n"
         "time.sleep(60)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], cwd=ROOT, input=b"", timeout=PATIENCE_S
-    )
-    assert (done.returncode, folder.exists()) == (3, stays)
+    ours, theirs = Pipe()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdin=theirs.fileno()
+        )
+    assert (process.wait(PATIENCE_S), folder.exists()) == (0, stays)
     assert tmp_path.is_dir()
