@@ -17,9 +17,8 @@ import torch
 
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps
 from sarathi_sim.profiler.planning.designed import MIXED
-from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
 from sarathi_sim.profiler.planning.settings import Limits
-from sarathi_sim.profiler.shard.timing import relative_iqr
 
 _CONTEXT = 16
 
