@@ -1,9 +1,9 @@
 """The registry of ops: every op of a transformer on one tensor-parallel rank.
 
-To add an op, add an entry of :data:`OPS` and its measurement (``profiler/measuring/shard_ops.py``;
-if the engine runs it, also ``profiler/engine/stage.py``). The profiler's plan, the bundle format,
-the device models, regressions, the predictor, breakdown, explanation, error bands and figures read
-the entry. An op with a CSV of its own is a change of the bundle format too (``profiler/bundle/``).
+To add an op, add an entry of :data:`OPS` and its call (``profiler/shard/layer.py``), which the
+engine runs and the profiler times. The profiler's plan, the bundle format, the device models,
+regressions, the predictor, breakdown, explanation, error bands and figures read the entry. An op
+with a CSV of its own is a change of the bundle format too (``profiler/bundle/``).
 """
 
 from __future__ import annotations

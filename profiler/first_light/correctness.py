@@ -11,8 +11,9 @@ from torch import Tensor
 from sarathi_sim.profiler.first_light.probe_machine import SHAPES, open_machine, usable_attention
 from sarathi_sim.profiler.first_light.steps import Found, Task
 from sarathi_sim.profiler.planning.profile_error import ProfileError
-from sarathi_sim.profiler.shard.attention import Attention, KVCache, decode_step, prefill_step
+from sarathi_sim.profiler.shard.attention import Attention, KVCache
 from sarathi_sim.profiler.shard.failures import reason
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes
 
 _PROMPT, _CHUNK = 192, 64
 _CONTEXTS = (77, 5, 30, 0)
@@ -71,33 +72,24 @@ class _Checks:
         """A prompt whole, in chunks, decodes of equal and of unequal lengths, and in a graph."""
         q, k, v = new = self.new(_PROMPT)
         terms = _PROMPT + self.shape[2]
-        whole = prefill_step(
-            self.attention, self.cache, 0, 0, new, self.attention.prefill_bias(_PROMPT, 0)
-        ).clone()
+        whole = Chunk(self.attention, _PROMPT, 0).run(self.cache, *new).clone()
         expected = reference(q, k, v)
         self.differ("prompt", whole, expected, terms)
         parts = []
         for start in range(0, _PROMPT, _CHUNK):
             part = tuple(each[start : start + _CHUNK] for each in new)
-            bias = self.attention.prefill_bias(_CHUNK, start)
-            parts.append(prefill_step(self.attention, self.cache, 0, start, part, bias).clone())
+            parts.append(Chunk(self.attention, _CHUNK, start).run(self.cache, *part).clone())
         self.differ("chunks", torch.cat(parts), expected, terms)
         self.decodes("equal", [_CONTEXTS[0]] * len(_CONTEXTS))
         self.decodes("unequal", _CONTEXTS)
 
     def decodes(self, what: str, contexts: Sequence[int]) -> None:
         """One token for each sequence, eagerly and captured."""
-        attention, cache, new = self.attention, self.cache, self.new(len(contexts))
-        equal, stride = len(set(contexts)) == 1, max(contexts) + 1
-        bias = (
-            attention.decode_bias(len(contexts), contexts[0], stride)
-            if equal
-            else attention.skewed_bias(contexts, stride)
-        )
-        places = contexts[0] if equal else torch.tensor(contexts, device=self._device)
+        cache, new, stride = self.cache, self.new(len(contexts)), max(contexts) + 1
+        decodes = Decodes.in_a_row(self.attention, contexts, self._device)
 
         def step() -> Tensor:
-            return decode_step(attention, cache, 0, stride, places, new, bias)
+            return decodes.run(cache, *new)
 
         out, rows = step().clone(), []
         for row, context in enumerate(contexts):

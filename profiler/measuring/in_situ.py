@@ -8,17 +8,19 @@ stage) and ``lm_head`` (last stage). So the parts add up to the engine's time. N
 from __future__ import annotations
 
 from datetime import date
+from statistics import median
 
-import numpy as np
 import pandas as pd
 
 from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta
-from sarathi_sim.profiler.bundle.tables import TABLES
-from sarathi_sim.profiler.engine.processes import Floats, StageLog
+from sarathi_sim.profiler.engine.processes import StageLog
 from sarathi_sim.profiler.engine.spec import EngineSpec
 from sarathi_sim.profiler.engine.work import TIMED_OPS
-from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, OPS
-from sarathi_sim.profiler.planning.designed import skewed_contexts
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, OPS, OTHERS, PREFILL
+from sarathi_sim.profiler.measuring.to_bundle import tables_of
+from sarathi_sim.profiler.planning.designed import MIXED, SKEWED, skewed_contexts
+from sarathi_sim.profiler.planning.grid import Key
+from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
 
 GridWork = tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]
 _LAYERS, _HEAD = len(TIMED_OPS), len(TIMED_OPS) + 1
@@ -63,14 +65,13 @@ def _decodes(contexts: list[int]) -> list[tuple[int, int]]:
 def in_situ_bundle(
     spec: EngineSpec, works: list[GridWork], log: StageLog, send_s: float, device: str
 ) -> Bundle:
-    """The bundle of a played grid; ``works`` may hold each micro-batch several times.
+    """The bundle of a played grid; ``works`` may hold each micro-batch several times, which gives a
+    median and a spread.
 
     ``send_s`` is what a transfer between two stages takes, whatever its size.
     """
-    layers = np.array(spec.layers, np.float64)
     # One layer of an op: the stages' sums, over all their layers.
-    per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / layers.sum()
-    others = per_layer[:, _LAYERS] - per_layer[:, :_LAYERS].sum(axis=1)
+    per_layer = log.ops[:, :, : _LAYERS + 1].sum(axis=1) / sum(spec.layers)
     service = log.finish - log.start
     first = service[:, 0] - log.ops[:, 0, _LAYERS]
     last = log.ops[:, -1, _HEAD]
@@ -78,22 +79,21 @@ def in_situ_bundle(
         first = first - last
     else:
         last = service[:, -1] - log.ops[:, -1, _LAYERS]
-    rows = [(sum(c[1] for c in chunks) + len(decodes)) for chunks, decodes in works]
-    outputs = [len(chunks) + len(decodes) for chunks, decodes in works]
-    linear = [
-        _table(rows, per_layer[:, TIMED_OPS.index(op)], "num_tokens", op) for op in LAYER_GEMMS
-    ]
-    linear += [
-        _table(rows, others, "num_tokens", "others"),
-        _table(rows, first, "num_tokens", "embedding"),
-        _table(outputs, last, "num_tokens", "lm_head"),
-    ]
-    reduce = pd.DataFrame(columns=list(TABLES["all_reduce"].columns))
-    if spec.tp > 1:
-        size = 4 if spec.dtype == "float32" else 2
-        reduced = [count * spec.model.hidden_size * size for count in rows]
-        one = per_layer[:, TIMED_OPS.index("all_reduce")] / OPS["all_reduce"].calls
-        reduce = _table(reduced, one, "num_bytes")
+    seconds = dict(zip((*TIMED_OPS, MIXED), per_layer.T, strict=True))
+    seconds[SKEWED] = seconds[DECODE]
+    seconds[ALL_REDUCE] = seconds[ALL_REDUCE] / OPS[ALL_REDUCE].calls
+    seconds[OTHERS] = per_layer[:, _LAYERS] - per_layer[:, :_LAYERS].sum(axis=1)
+    seconds |= dict(zip(EDGE_OPS, (first, last), strict=True))
+    samples: dict[str, dict[Key, list[float]]] = {}
+    for number, work in enumerate(works):
+        for op, key in _keys(spec, *work).items():
+            # A remainder that noise made negative is no time; a bundle's times are positive.
+            time_us = max(1e6 * float(seconds[op][number]), 0.1)
+            samples.setdefault(op, {}).setdefault(key, []).append(time_us)
+    points = {
+        op: {key: Timing(median(times), relative_iqr(times)) for key, times in found.items()}
+        for op, found in samples.items()
+    }
     send = pd.DataFrame(
         {"num_bytes": [1, 2**30], "scope": "intra_node", "time_us": max(send_s * 1e6, 0.1)}
     )
@@ -109,58 +109,28 @@ def in_situ_bundle(
         num_layers_profiled=sum(spec.layers),
         notes="measured in the running engine; edge ops hold all that a stage does beside layers",
     )
-    return Bundle(
-        meta,
-        linear=pd.concat(linear, ignore_index=True),
-        all_reduce=reduce,
-        send_recv=send,
-        **_points(works, per_layer),
-    )
+    return Bundle(meta, **tables_of(points) | {"send_recv": send})
 
 
-def _points(works: list[GridWork], per_layer: Floats) -> dict[str, pd.DataFrame]:
-    """What the works tell beside their linear ops, by table.
-
-    Attention of chunks alone, and of decodes alone (those of unequal contexts apart); whole layers
-    of a chunk with decodes.
-    """
-    names = ("attn_prefill", "attn_decode", "attn_decode_skew", "mixed")
-    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
-    for (chunks, decodes), times_us in zip(works, _us(per_layer), strict=True):
-        contexts = [context for _, context in decodes]
-        count, mean = len(contexts), round(sum(contexts) / max(1, len(contexts)))
-        chunk = chunks[0][1:3] if chunks else ()
-        if chunks and decodes:
-            found["mixed"].append((*chunk, count, contexts[0], times_us[_LAYERS]))
-        elif chunks:
-            found["attn_prefill"].append((*chunk, times_us[TIMED_OPS.index("attn_prefill")]))
-        else:
-            time_us = times_us[TIMED_OPS.index("attn_decode")]
-            if len(set(contexts)) == 1:
-                found["attn_decode"].append((count, mean, time_us))
-            else:
-                found["attn_decode_skew"].append((count, mean, max(contexts), time_us))
-    return {
-        name: _medians(pd.DataFrame(found[name], columns=[*key, "time_us"]), list(key))
-        for name, key in ((name, TABLES[name].key) for name in names)
+def _keys(
+    spec: EngineSpec, chunks: list[tuple[int, int, int, int]], decodes: list[tuple[int, int]]
+) -> dict[str, Key]:
+    """What a work tells of each op: of its size for ops by rows; of attention where it has chunks
+    or decodes alone (those of unequal contexts apart); of whole layers where it has both."""
+    contexts = [context for _, context in decodes]
+    tokens, outputs = sum(c[1] for c in chunks) + len(decodes), len(chunks) + len(decodes)
+    keys: dict[str, Key] = {
+        op: (outputs if OPS[op].outputs else tokens,) for op in spec.model.row_ops
     }
-
-
-def _us(seconds: Floats) -> Floats:
-    # A remainder that noise made negative is no time; a bundle's times are positive.
-    return np.maximum(seconds * 1e6, 0.1)
-
-
-def _table(keys: list[int], seconds: Floats, column: str, op: str | None = None) -> pd.DataFrame:
-    frame = _medians(pd.DataFrame({column: keys, "time_us": _us(seconds)}), [column])
-    if op is not None:
-        frame.insert(0, "op", op)
-    return frame
-
-
-def _medians(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """One row a key, sorted: the median of its repeats, and the spread of those."""
-    times = frame.groupby(keys)["time_us"]
-    median, between = times.median(), times.quantile(0.75) - times.quantile(0.25)
-    spread = (100 * between / median).round(3)
-    return pd.DataFrame({"time_us": median, "spread_pct": spread}).reset_index()
+    if spec.tp > 1:
+        size = 4 if spec.dtype == "float32" else 2
+        keys[ALL_REDUCE] = (tokens * spec.model.hidden_size * size,)
+    if chunks and decodes:
+        keys[MIXED] = (*chunks[0][1:3], len(contexts), contexts[0])
+    elif chunks:
+        keys[PREFILL] = chunks[0][1:3]
+    elif len(set(contexts)) == 1:
+        keys[DECODE] = (len(contexts), contexts[0])
+    else:
+        keys[SKEWED] = (len(contexts), round(sum(contexts) / len(contexts)), max(contexts))
+    return keys

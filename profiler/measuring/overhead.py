@@ -7,6 +7,7 @@ and part of every op's time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,12 +15,10 @@ from statistics import median
 
 import torch
 
-from sarathi_sim.profiler.measuring.fused import fused_layer
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps
-from sarathi_sim.profiler.planning.journal import Timing
-from sarathi_sim.profiler.shard.attention import KVCache
-from sarathi_sim.profiler.shard.layer import ShardLayer
-from sarathi_sim.profiler.shard.timing import relative_iqr
+from sarathi_sim.profiler.planning.designed import MIXED
+from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
+from sarathi_sim.profiler.planning.settings import Limits
 
 _CONTEXT = 16
 
@@ -32,7 +31,7 @@ def overheads(ops: ShardOps) -> dict[str, Callable[[], Timing]]:
     """
 
     def layer() -> Callable[[int], object]:
-        return ops.fused_layer(0, 0, 1, _CONTEXT)
+        return ops.call(MIXED, (0, 0, 1, _CONTEXT))
 
     if ops.device.type == "cpu":
         return {
@@ -67,9 +66,11 @@ def _narrow_layer(ops: ShardOps) -> Callable[[int], object]:
         model, hidden_size=16, num_heads=heads, num_kv_heads=kv_heads, head_dim=2,
         ffn_hidden_size=0 if mix else 16, vocab_size=16, experts=mix,
     )  # fmt: skip
-    layer = ShardLayer(narrow, 1, ops.device, ops.dtype)
-    cache = KVCache(_CONTEXT, kv_heads, narrow.head_dim, ops.device, ops.dtype)
-    return fused_layer(layer, ops.attention, cache, 0, 0, 1, 1)
+    limits = Limits(max_tokens=1, max_context=_CONTEXT, max_batch=1)
+    narrow_ops = ShardOps(
+        narrow, 1, ops.device, ops.dtype, limits, ops.timer, math.inf, ops.attention
+    )
+    return narrow_ops.call(MIXED, (0, 0, 1, 1))
 
 
 @torch.inference_mode()

@@ -1,40 +1,51 @@
-"""Every op of a plan as a timed call, with inputs and rotating buffers. Imports torch."""
+"""Every op of a plan as a timed call, with inputs and rotating buffers. Imports torch.
+
+The calls are the engine's own: :class:`~sarathi_sim.profiler.shard.layer.ShardLayer` goes through
+an iteration, stand-ins take the place of what ops would give, and the calls of one op are kept.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from sarathi_sim.profiler.facts.formats import Distribution, Kernels
+from sarathi_sim.profiler.facts.expert_loads import rows_of_experts
+from sarathi_sim.profiler.facts.formats import Distribution, Kernels, exponent_of
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import MOE, OPS
-from sarathi_sim.profiler.measuring.fused import fused_layer, slots_of
-from sarathi_sim.profiler.planning.designed import skewed_contexts
+from sarathi_sim.profiler.facts.ops import ATTENTION, DECODE, MOE, OPS, OTHERS, PREFILL
+from sarathi_sim.profiler.planning.designed import DESIGNED, MIXED, SKEWED, skewed_contexts
 from sarathi_sim.profiler.planning.grid import Key
 from sarathi_sim.profiler.planning.journal import Timing
 from sarathi_sim.profiler.planning.settings import FlushMode, Limits
-from sarathi_sim.profiler.shard.attention import (
-    Attention,
-    KVCache,
-    decode_step,
-    prefill_step,
-)
+from sarathi_sim.profiler.shard.attention import Attention, KVCache
 from sarathi_sim.profiler.shard.failures import guarded
-from sarathi_sim.profiler.shard.layer import ShardLayer
+from sarathi_sim.profiler.shard.layer import LayerState, ShardLayer
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Routing, Rows
 from sarathi_sim.profiler.shard.timing import Timer
+from sarathi_sim.profiler.shard.weights import RandomWeights
 
 #: On a CPU the weights rotate over sets of this many bytes in all, so that they are not in a cache
 #: (a layer's are not, after the other layers ran). On a GPU the timer flushes the L2; where it does
 #: not, the copies of the smallest matrix are this many bytes.
 _COLD_BYTES = {"cpu": 96 * 2**20, "cuda": 256 * 2**20}
 _MOST_COPIES = {"cpu": 8, "cuda": 64}
+#: After so many calls a point meets the same slots of the KV cache again.
+_TURNS = 64
+#: Numbers of which stand-ins are made, at multiples of as many as a kernel may load at once.
+_NUMBERS, _ALIGNED = 2**22, 128
 #: The ops that are one call of an attention kernel.
-ATTENTION_POINTS = ("attn_prefill", "attn_decode", "attn_decode_skew")
+ATTENTION_POINTS = (*ATTENTION, SKEWED)
+
+Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
+"""Those of an op, and the inputs of each."""
 
 
 class ShardOps:
@@ -70,23 +81,18 @@ class ShardOps:
                 f"{budget_bytes / 1e9:.2f} GB are free; use a larger tp"
             )
         self.needs = needs
-        self.layer = ShardLayer(model, tp, device, dtype, copies, fp8=fp8)
-        head = self.layer.shapes["lm_head"]
-        self._head = self.layer.random(head.n, head.k, scale=head.k**-0.5)
-        self._table = self.layer.random(model.vocab_size, model.hidden_size)
-        self._positions: torch.Tensor | None = None
-        if model.learned_positions:
-            self._positions = self.layer.random(model.max_position_embeddings, model.hidden_size)
-        layer = self.layer
+        self.layer = layer = ShardLayer(model, tp, device, dtype, fp8=fp8)
+        drawn = RandomWeights(model, tp, None, device, dtype, fp8=fp8)
+        self.sets = [drawn.layer(index) for index in range(copies)]
+        self._ends = drawn.ends()
         kv_bytes = 2 * layer.kv_heads * model.head_dim * self.size
         # Half of what is left at most: the inputs, outputs and masks come on top.
-        affordable = int((budget_bytes - fixed) / 2 / kv_bytes)
-        wanted = needs["kv_cache"] // kv_bytes
-        self.cache = KVCache(
-            max(limits.max_context, min(wanted, affordable)),
-            layer.kv_heads, model.head_dim, device, dtype,
-        )  # fmt: skip
-        self._spare = budget_bytes - fixed - self.cache.tokens * kv_bytes
+        affordable = min(needs["kv_cache"], (budget_bytes - fixed) / 2)
+        slots = max(limits.max_context, int(affordable // kv_bytes))
+        self.cache = KVCache(slots, layer.kv_heads, model.head_dim, device, dtype)
+        self._spare = budget_bytes - fixed - slots * kv_bytes
+        self._numbers = torch.randn(_NUMBERS, device=device).to(dtype)
+        self._taken = 0
 
     def measure(self, op: str, key: Key) -> Timing:
         """Time one point; a Timing without a time, and with a note, where that fails."""
@@ -105,17 +111,13 @@ class ShardOps:
 
         The caches are as warm as in that layer's own loop, so only the two compare.
         """
-        first = guarded(
-            lambda: self.timer.without_pause(self.call("mixed", key), min(0.5, seconds)),
-            self.device,
-        )
-        if first.time_us is None:
-            return first, first
-        last = guarded(
-            lambda: self.timer.without_pause(self.call("mixed", key), seconds, seconds / 4),
-            self.device,
-        )
-        return first, last
+
+        def timed(*span: float) -> Timing:
+            run = self.timer.without_pause
+            return guarded(lambda: run(self.call(MIXED, key), *span), self.device)
+
+        first = timed(min(0.5, seconds))
+        return first, first if first.time_us is None else timed(seconds, seconds / 4)
 
     def _once(self, call: Callable[[int], object]) -> Timing:
         with torch.inference_mode():
@@ -133,140 +135,155 @@ class ShardOps:
 
     def _misfit(self, op: str, key: Key) -> str:
         """The reason why a point does not fit in memory; empty if it fits."""
-        need, room = _slots(op, key), self.cache.tokens
-        if need > room:
+        need, room = _slots(*_sequences(op, key)), self.cache.tokens
+        if need > room and op in (DECODE, *DESIGNED):  # for one sequence there is always room
             return f"needs {need} KV slots, and memory holds {room}"
         size = self._input_bytes(op, key)
         if size > self._spare:
             return f"needs {size / 1e9:.2f} GB beside the weights, {self._spare / 1e9:.2f} are free"
         return ""
 
-    def call(self, op: str, key: Key) -> Callable[[int], object]:
-        """``call(i)`` runs the op once on the i-th set of buffers."""
-        if op == "attn_prefill":
-            return self._prefill(*key)
-        if op == "attn_decode":
-            return self._decode(*key)
-        if op == "attn_decode_skew":
-            return self._skewed_decode(*key)
-        if op == "mixed":
-            return self.fused_layer(*key)
-        return self._linear(op, key[0])
-
-    def fused_layer(self, *key: int) -> Callable[[int], object]:
-        """A ``mixed`` layer."""
-        chunk, context, batch, held = key
-        return fused_layer(
-            self.layer, self.attention, self.cache, chunk, context, batch, held, self.distribution
-        )
-
     def _input_bytes(self, op: str, key: Key) -> float:
         """A generous guess: two inputs and an output a token, and a mask for chunks."""
         model = self.model
         mask = 2 * key[0] * sum(key[:2]) * self.size
-        if op == "attn_prefill":
+        if op == PREFILL:
             return float(mask + 8 * key[0] * self.layer.heads * model.head_dim * self.size)
         widest = max(sum((shape.n, shape.k)) for shape in self.layer.shapes.values())
-        if (mix := model.experts) and op in (MOE, "mixed"):
+        if (mix := model.experts) and op in (MOE, MIXED):
             widest += mix.top_k * (model.hidden_size + 2 * mix.intermediate_size)
-        if op == "mixed":
+        if op == MIXED:
             return float(mask + 8 * (key[0] + key[2]) * widest * self.size)
         return float(4 * key[0] * widest * self.size)
 
-    def _linear(self, op: str, tokens: int, fused: bool = False) -> Callable[[int], object]:
-        layer, model, copies = self.layer, self.model, len(self.layer.sets)
-        if op in layer.gemms:
-            inputs = [layer.as_input(layer.random(tokens, layer.shapes[op].k)) for _ in range(2)]
-            return lambda i: layer.gemm(op, inputs[i % 2], i % copies)
-        if op == MOE:
-            x = layer.random(tokens, model.hidden_size)
-            routing = layer.routing(tokens, self.distribution)
-            return lambda i: layer.moe(x, routing)
-        if op == "lm_head":
-            x = layer.random(tokens, model.hidden_size)
-            return lambda i: F.linear(x, self._head)
-        if op == "embedding":
-            rows = [self._token_ids(tokens, i) for i in range(2)]
-            positions = torch.arange(tokens, device=self.device)
-            positions = positions % model.max_position_embeddings
-            return lambda i: self._embed(rows[i % 2], positions)
-        if not OPS[op].rest:
-            raise ValueError(f"nothing here measures the op {op}")
-        x = layer.random(tokens, model.hidden_size)
-        ffn = layer.random(tokens, layer.ffn_width)
-        q = layer.random(tokens, layer.heads, model.head_dim)
-        k = layer.random(tokens, layer.kv_heads, model.head_dim)
-        angles = layer.angles(torch.arange(tokens, device=self.device))
-        if fused:  # with one set of gains: the compiler would make kernels for each set
-            return lambda i: self._compiled_others(x, ffn, q, k, angles, 0)
-        return lambda i: layer.others(x, ffn, q, k, angles, i % copies)
+    def call(self, op: str, key: Key) -> Callable[[int], object]:
+        """``call(i)`` runs the op once on the i-th set of buffers; a ``mixed`` layer whole.
 
-    @cached_property
-    def _compiled_others(self) -> Callable[..., object]:
-        """``others`` fused by torch's compiler, once for all sizes."""
-        compiled: Callable[..., object] = torch.compile(self.layer.others, dynamic=True)
-        return compiled
+        Calls walk through the pool of KV slots, so that these are as cold as the weights.
+        """
+        chunk, context, contexts = _sequences(op, key)
+        rows = self._rows(chunk, context, contexts, op)
+        slots = _slots(chunk, context, contexts) if op in (*ATTENTION_POINTS, MIXED) else 0
+        room = self.cache.tokens - slots + 1
+        layers = [
+            LayerState(
+                self.sets[turn % len(self.sets)], self.cache.part(turn * slots % room, slots)
+            )
+            for turn in range(_TURNS)
+        ]
+        if op == MIXED:
+            self._taken = 0
+            x = self._stand_in(chunk + len(contexts), self.model.hidden_size)
+            return lambda i: self.layer.run(layers[i % _TURNS], x, rows)
+        calls = self._calls(DECODE if op == SKEWED else op, rows)
+        if OPS[DECODE if op == SKEWED else op].part != "layer":
+            return lambda i: [call(self._ends, *inputs) for call, inputs in calls]
+        return lambda i: [call(layers[i % _TURNS], *inputs) for call, inputs in calls]
+
+    def _rows(self, chunk: int, context: int, contexts: list[int], op: str) -> Rows:
+        """Of a chunk after ``context`` tokens and of decodes, whose slots follow those of it."""
+        positions = torch.cat([torch.arange(context, context + chunk), torch.tensor(contexts)])
+        positions = positions.to(self.device, torch.int64)
+        rows, longest = len(positions), self.model.max_position_embeddings
+        generator = torch.Generator().manual_seed(0)
+        return Rows(
+            self.layer.angles(positions),
+            [Chunk(self.attention, chunk, context)] if chunk else [],
+            Decodes.in_a_row(self.attention, contexts, self.device, chunk + context)
+            if contexts
+            else None,
+            positions % longest,
+            torch.randint(self.model.vocab_size, (rows,), generator=generator).to(self.device),
+            torch.arange(rows, device=self.device) if op in OPS and OPS[op].outputs else None,
+            self.routing(rows) if op in (MOE, MIXED) and self.model.experts else None,
+        )
+
+    def routing(self, tokens: int) -> Routing:
+        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1.
+
+        A run of as many rows as an expert has is dealt to the tokens in turn, so a token never
+        meets it twice.
+        """
+        mix = self.model.experts
+        assert mix is not None
+        exponent = exponent_of(self.distribution)
+        rows = rows_of_experts(mix.num_experts, mix.top_k, tokens, exponent)
+        dealt = np.repeat(np.arange(mix.num_experts), rows).reshape(mix.top_k, tokens)
+        chosen = torch.from_numpy(np.ascontiguousarray(dealt.T)).to(self.device)
+        return chosen, self._stand_in(tokens, mix.top_k).softmax(-1)
+
+    def _calls(self, op: str, rows: Rows) -> Calls:
+        """The calls of an op in a layer, or beside it. Raises ValueError where there are none."""
+        found: Calls = []
+        shapes = self.layer.shapes
+
+        def do(name: str, call: Callable[..., Any], state: object, *inputs: Any) -> Any:
+            if name == op:
+                x, *more = inputs
+                if name in shapes and OPS[name].part == "layer":
+                    x = self.layer.as_input(x)
+                found.append((call, (x, *more)))
+            if name == OTHERS:
+                return call(state, *inputs)
+            if name in ATTENTION:
+                return self._stand_in(*inputs[0].shape)
+            width = shapes[name].n if name in shapes else self.model.hidden_size
+            return self._stand_in(len(inputs[0]), width)
+
+        self._taken = 0
+        self.layer.forward([LayerState(self.sets[0], self.cache)], self._ends, rows, do=do)
+        if not found:
+            raise ValueError(f"nothing here measures the op {op}")
+        return found
+
+    def _stand_in(self, *shape: int) -> Tensor:
+        """Normal numbers, which no other stand-in of the same iteration has."""
+        count, first = math.prod(shape), self._taken
+        if first + count > _NUMBERS:
+            return self._numbers.repeat(-(-count // _NUMBERS))[:count].view(shape)
+        self._taken += -(-count // _ALIGNED) * _ALIGNED
+        return self._numbers[first : first + count].view(shape)
 
     def fused_others(self, key: Key) -> Timing:
         """As :meth:`measure`, of ``others`` in fused kernels, as engines run it."""
-        return guarded(lambda: self.timer(self._linear("others", key[0], fused=True)), self.device)
 
-    def _token_ids(self, tokens: int, seed: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(self.model.vocab_size, (tokens,), generator=generator)
-        return ids.to(self.device)
+        def measure() -> Timing:
+            inputs = [each for _, each in self._others(key[0])]
+            return self.timer(lambda i: self._compiled(inputs))
 
-    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        out = F.embedding(ids, self._table)
-        if self._positions is not None:
-            out = out + F.embedding(positions, self._positions)
-        return out
+        return guarded(measure, self.device)
 
-    def _new_tokens(self, tokens: int) -> tuple[torch.Tensor, ...]:
-        dim, layer = self.model.head_dim, self.layer
-        return (
-            layer.random(tokens, layer.heads, dim),
-            layer.random(tokens, layer.kv_heads, dim),
-            layer.random(tokens, layer.kv_heads, dim),
-        )
+    def _others(self, tokens: int) -> Calls:
+        return self._calls(OTHERS, self._rows(tokens, 0, [], OTHERS))
 
-    def _start(self, slots: int, index: int) -> int:
-        """Where the index-th call's run of slots begins: calls walk through the pool."""
-        return index * slots % max(1, self.cache.tokens - slots + 1)
+    @cached_property
+    def _compiled(self) -> Callable[..., object]:
+        """``others`` fused by torch's compiler, once for all sizes. With one layer's gains: the
+        compiler would make kernels for each."""
+        calls = [call for call, _ in self._others(1)]
+        layer = LayerState(self.sets[0], self.cache)
 
-    def _prefill(self, chunk: int, context: int) -> Callable[[int], object]:
-        new, bias = self._new_tokens(chunk), self.attention.prefill_bias(chunk, context)
-        slots = chunk + context
-        return lambda i: prefill_step(
-            self.attention, self.cache, self._start(slots, i), context, new, bias
-        )
+        def others(inputs: list[tuple[Any, ...]]) -> list[Any]:
+            return [call(layer, *each) for call, each in zip(calls, inputs, strict=True)]
 
-    def _decode(self, batch: int, context: int) -> Callable[[int], object]:
-        stride = context + 1
-        bias, new = self.attention.decode_bias(batch, context, stride), self._new_tokens(batch)
-        slots = batch * stride
-        return lambda i: decode_step(
-            self.attention, self.cache, self._start(slots, i), stride, context, new, bias
-        )
-
-    def _skewed_decode(self, batch: int, mean: int, longest: int) -> Callable[[int], object]:
-        contexts = skewed_contexts(batch, mean, longest)
-        positions = torch.tensor(contexts, device=self.device)
-        stride = longest + 1
-        bias, new = self.attention.skewed_bias(contexts, stride), self._new_tokens(batch)
-        slots = batch * stride
-        return lambda i: decode_step(
-            self.attention, self.cache, self._start(slots, i), stride, positions, new, bias
-        )
+        compiled: Callable[..., object] = torch.compile(others, dynamic=True)
+        return compiled
 
 
-def _slots(op: str, key: Key) -> int:
-    """KV slots that an op takes beyond one sequence, for which there is always room."""
-    if op == "attn_decode":
-        return key[0] * (key[1] + 1)
-    if op == "attn_decode_skew":
-        return key[0] * (key[2] + 1)
-    return slots_of(*key) if op == "mixed" else 0
+def _sequences(op: str, key: Key) -> tuple[int, int, list[int]]:
+    """A point's chunk, the tokens cached before it, and the contexts of its decodes."""
+    if op == MIXED:
+        return key[0], key[1], [key[3]] * key[2]
+    if op == SKEWED:
+        return 0, 0, skewed_contexts(*key)
+    if op == DECODE:
+        return 0, 0, [key[1]] * key[0]
+    return key[0], key[1] if op == PREFILL else 0, []
+
+
+def _slots(chunk: int, context: int, contexts: list[int]) -> int:
+    """KV slots of a chunk and decodes."""
+    return chunk + context + len(contexts) * (max(contexts, default=0) + 1)
 
 
 def weight_copies(model: ModelSpec, tp: int, size: int, device: str, flush: FlushMode) -> int:

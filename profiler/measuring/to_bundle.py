@@ -52,17 +52,7 @@ def measured_bundle(
 
     ``inter_node`` are sends by bytes, ``backend`` is what computed the attention.
     """
-    points: dict[str, Mapping[Any, Timing]] = {name: measured(journal, name) for name in UNLABELLED}
-    points["linear"] = {
-        (op, *key): timing for op in ALL_ROW_OPS for key, timing in measured(journal, op).items()
-    }
-    points["send_recv"] = {
-        (*key, "intra_node"): timing for key, timing in measured(journal, "send_recv").items()
-    } | {(size, "inter_node"): timing for size, timing in inter_node.items()}
-    points["overhead"] = {
-        (OVERHEADS[index],): timing for (index,), timing in measured(journal, "overhead").items()
-    }
-    tables = {name: _frame(TABLES[name], found, backend) for name, found in points.items()}
+    points = {op: measured(journal, op) for op in (*_LOCAL, *UNLABELLED, "send_recv", "overhead")}
     meta = BundleMeta(
         device=device_name,
         model=model.name,
@@ -76,7 +66,26 @@ def measured_bundle(
         environment=environment | spreads(journal),
         notes=notes,
     )
-    return Bundle(meta=meta, **tables)
+    return Bundle(meta, **tables_of(points, inter_node, backend))
+
+
+def tables_of(
+    points: Mapping[str, Mapping[Key, Timing]],
+    inter_node: Mapping[int, Timing] | None = None,
+    backend: str = "",
+) -> dict[str, pd.DataFrame]:
+    """A bundle's tables from the points of each op that have a time."""
+    rows: dict[str, Mapping[Any, Timing]] = {name: points.get(name, {}) for name in UNLABELLED}
+    rows["linear"] = {
+        (op, *key): timing for op in ALL_ROW_OPS for key, timing in points.get(op, {}).items()
+    }
+    rows["send_recv"] = {
+        (*key, "intra_node"): timing for key, timing in points.get("send_recv", {}).items()
+    } | {(size, "inter_node"): timing for size, timing in (inter_node or {}).items()}
+    rows["overhead"] = {
+        (OVERHEADS[index],): timing for (index,), timing in points.get("overhead", {}).items()
+    }
+    return {name: _frame(TABLES[name], found, backend) for name, found in rows.items()}
 
 
 def collectives_source(folder: Path, tp: int) -> Bundle:
@@ -120,7 +129,7 @@ def _frame(table: Table, points: Mapping[Any, Timing], backend: str) -> pd.DataF
     if any(timing.clock_mhz for timing in points.values()):
         frame["power_w"] = [timing.power_w for timing in points.values()]
         frame["sm_clock_mhz"] = [timing.clock_mhz for timing in points.values()]
-    if "backend" in table.extras:
+    if backend and "backend" in table.extras:
         frame["backend"] = [timing.kernel or backend for timing in points.values()]
     return frame.sort_values(list(table.key), ignore_index=True)
 

@@ -12,12 +12,12 @@ from sarathi_sim.profiler.planning.grid import Key
 from sarathi_sim.profiler.planning.settings import Limits
 
 #: Journal and table name of each.
-DESIGNED = ("attn_decode_skew", "mixed")
+DESIGNED = SKEWED, MIXED = "attn_decode_skew", "mixed"
 
 
 def designed_points(op: str, limits: Limits) -> list[Key]:
     """The points of one of DESIGNED, ascending, all within the limits."""
-    return sorted(set(_mixed(limits) if op == "mixed" else _skewed(limits)))
+    return sorted(set(_mixed(limits) if op == MIXED else _skewed(limits)))
 
 
 def _mixed(limits: Limits) -> list[Key]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,14 @@ class Timing:
     power_w: float = 0.0
     temperature_c: float = 0.0
     throttle: str = ""
+
+
+def relative_iqr(samples: list[float]) -> float:
+    """Interquartile range over the median; 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return (high - low) / middle
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:

@@ -1,27 +1,22 @@
 """Attention on a pre-allocated KV cache, through xformers or torch's SDPA. Imports torch.
 
-Every call writes the new tokens' K and V into the cache and attends to it in place. xformers is
-used on CUDA where trial calls work; the reason for falling back is kept, for the bundle's meta.
+xformers is used on CUDA where trial calls work; the reason for falling back is kept, for the
+bundle's meta.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from sarathi_sim.profiler.planning.settings import AttentionChoice
 from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention
 
 
 class KVCache:
-    """A pool of ``tokens`` slots: K and V of (tokens, kv_heads, head_dim), filled with noise.
-
-    A prefill sees a run of slots as its sequence; a decode batch sees ``batch`` runs of ``stride``.
-    """
+    """A pool of ``tokens`` slots: K and V of (tokens, kv_heads, head_dim), filled with noise."""
 
     def __init__(
         self, tokens: int, kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
@@ -31,36 +26,19 @@ class KVCache:
         self.k = torch.empty(shape, device=device, dtype=dtype).normal_()
         self.v = torch.empty(shape, device=device, dtype=dtype).normal_()
 
+    def part(self, first: int, tokens: int) -> KVCache:
+        """The cache that these slots are."""
+        part = copy(self)
+        part.tokens, part.k, part.v = tokens, self.k[first:][:tokens], self.v[first:][:tokens]
+        return part
 
-class Attention(Protocol):
-    """One way to compute attention. q is (tokens, heads, dim); k and v (tokens, kv_heads, dim).
 
-    ``bias`` comes from ``prefill_bias`` or ``decode_bias``: an engine makes it once an iteration,
-    not once a layer, so it is not timed.
-    """
+Attention = SdpaAttention | XformersAttention
+"""One way to compute attention. q is (tokens, heads, dim); k and v (tokens, kv_heads, dim).
 
-    library: str
-    kernel: str | None
-    """What computed the last call; None makes the next one find out."""
-
-    @property
-    def name(self) -> str:
-        """The library, and the kernels it took."""
-
-    def prefill_bias(self, chunk: int, context: int) -> Any:
-        """The bias that masks a chunk's later tokens, after ``context`` cached ones."""
-
-    def decode_bias(self, batch: int, context: int, stride: int) -> Any:
-        """The bias with the length of each of ``batch`` cached sequences."""
-
-    def skewed_bias(self, contexts: Sequence[int], stride: int) -> Any:
-        """The same, where each sequence holds another number of cached tokens."""
-
-    def prefill(self, q: Tensor, keys: Tensor, values: Tensor, bias: Any) -> Tensor:
-        """q (chunk, heads, dim) on keys and values (context + chunk, kv_heads, dim)."""
-
-    def decode(self, q: Tensor, keys: Tensor, values: Tensor, length: int, bias: Any) -> Tensor:
-        """q (batch, heads, dim) on the first ``length`` of (batch, stride, kv_heads, dim)."""
+A bias says who sees whom: an engine makes it once an iteration, not once a layer, so it is not
+timed. ``kernel`` is what computed the last call; None makes the next one find out.
+"""
 
 
 def choose_attention(
@@ -134,45 +112,3 @@ def _refusal(error: Exception) -> str:
                 text += " (its extension needs libcudart.so.12: install nvidia-cuda-runtime-cu12)"
             break
     return text
-
-
-def prefill_step(
-    attention: Attention, cache: KVCache, places: int | Tensor, context: int,
-    new: tuple[Tensor, ...], bias: Any,
-) -> Tensor:  # fmt: skip
-    """Write a chunk's k and v after ``context`` cached tokens, and attend.
-
-    ``new`` is q, k, v of the chunk. The sequence's slots begin at ``places``, or are those, one a
-    token; then its K and V are gathered.
-    """
-    q, k, v = new
-    if not isinstance(places, int):
-        cache.k.index_copy_(0, places[context:], k)
-        cache.v.index_copy_(0, places[context:], v)
-        keys, values = cache.k.index_select(0, places), cache.v.index_select(0, places)
-        return attention.prefill(q, keys, values, bias)
-    first, end = places + context, places + context + q.shape[0]
-    cache.k[first:end] = k
-    cache.v[first:end] = v
-    return attention.prefill(q, cache.k[places:end], cache.v[places:end], bias)
-
-
-def decode_step(
-    attention: Attention, cache: KVCache, start: int, stride: int, contexts: int | Tensor,
-    new: tuple[Tensor, ...], bias: Any,
-) -> Tensor:  # fmt: skip
-    """Write one token's k and v for each sequence after its cached ones, and attend.
-
-    ``new`` is q, k, v with a row a sequence; sequence i's slots begin at ``start + i * stride``.
-    ``contexts`` are the cached tokens of every sequence, or of each (then at most ``stride`` - 1).
-    """
-    q, k, v = new
-    shape = (q.shape[0], stride, *k.shape[1:])
-    slots = slice(start, start + q.shape[0] * stride)
-    keys, values = cache.k[slots].view(shape), cache.v[slots].view(shape)
-    if isinstance(contexts, int):
-        keys[:, contexts], values[:, contexts] = k, v
-        return attention.decode(q, keys, values, contexts + 1, bias)
-    rows = torch.arange(q.shape[0], device=q.device)
-    keys[rows, contexts], values[rows, contexts] = k, v
-    return attention.decode(q, keys, values, stride, bias)

@@ -1,7 +1,7 @@
 """The attention backends: torch's SDPA with a fused kernel of choice, and xformers. Imports torch.
 
-Both have the methods of :class:`sarathi_sim.profiler.shard.attention.Attention`, which says what
-they take and give.
+Both have the same methods. q is (tokens, heads, dim), the new tokens' keys and values included in
+those that they see.
 """
 
 from __future__ import annotations

@@ -1,48 +1,51 @@
-"""One tensor-parallel shard of one decoder layer in torch, with random weights. Imports torch."""
+"""The ops of a model on one tensor-parallel rank, in the order in which they run. Imports torch.
+
+The engine's stages run them, and the profiler times them, whole or one by one. Both do so through
+``do``, which gets every call: ``do(op, call, state, *inputs)`` runs ``call(state, *inputs)`` as a
+part of ``op``. To add an op, add its call here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sarathi_sim.profiler.facts.expert_loads import rows_of_experts
-from sarathi_sim.profiler.facts.formats import Distribution, exponent_of
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import OPS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, EDGE_OPS, MOE, OTHERS, PREFILL
+from sarathi_sim.profiler.shard.attention import KVCache
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes, Routing, Rows
+from sarathi_sim.profiler.shard.weights import Ends, Weights, normed
 
-_EPSILON = 1e-5
-
-
-@dataclass(frozen=True)
-class Weights:
-    """One layer's weights: a matrix (n, k) and maybe a bias (n,) per GEMM; two norms' gains."""
-
-    matrix: dict[str, Tensor]
-    bias: dict[str, Tensor | None]
-    norm: tuple[Tensor, Tensor]
-    norm_bias: Tensor | None
+EMBEDDING, LM_HEAD = EDGE_OPS
 
 
-Routing = tuple[Tensor, Tensor]
-"""Of each token, (tokens, top_k): the numbers of its experts, and the weights of their outputs."""
+class LayerState(NamedTuple):
+    """What one layer holds."""
+
+    weights: Weights
+    cache: KVCache
+
+
+Do = Callable[..., Any]
+"""See above."""
+
+
+def at_once(op: str, call: Callable[..., Any], state: object, *inputs: Any) -> Any:
+    """The :data:`Do` that does no more."""
+    return call(state, *inputs)
 
 
 class ShardLayer:
-    """The ops of one layer on one of ``tp`` ranks.
+    """The ops on one of ``tp`` ranks. Activations are (tokens, width).
 
-    Activations are (tokens, width). ``copies`` sets of weights allow timings to meet cold ones:
-    every op takes the number of the set; ``sets`` are given ones, such as those of a stage's
-    layers. The two all-reduces of tensor parallelism are left out. ``fp8``: the GEMMs' weights and
-    inputs are float8_e4m3fn with one scale a tensor, as a GPU from compute capability 8.9 on takes
-    them; sums are accumulated in the fast way of its fp8 units, as engines have it.
-    ``experts`` of a mixture, in place of the dense network, are the matrices (experts, n, k) of a
-    rank, which has a part of each: one set, as they are larger than any cache.
-    Raises ValueError where ``tp`` does not divide the model.
+    ``reduce`` sums a tensor over the ranks, in place; without it the sums are those of one rank.
+    ``fp8``: the inputs of a layer's GEMMs are float8_e4m3fn, as their weights, with one scale a
+    tensor, as a GPU from compute capability 8.9 on takes them; sums are accumulated in the fast way
+    of its fp8 units, as engines have it. Raises ValueError where ``tp`` does not divide the model.
     """
 
     def __init__(
@@ -51,122 +54,119 @@ class ShardLayer:
         tp: int,
         device: torch.device,
         dtype: torch.dtype,
-        copies: int = 1,
-        sets: list[Weights] | None = None,
+        reduce: Callable[[Tensor], object] | None = None,
         fp8: bool = False,
     ) -> None:
-        self.model, self.fp8 = model, fp8
+        self.model, self.reduce, self.fp8 = model, reduce, fp8
         self.heads, self.kv_heads = model.heads_per_rank(tp)
         self.shapes = model.gemms(tp)
-        self.gemms = tuple(op for op in self.shapes if OPS[op].part == "layer")
         self.device, self.dtype = device, dtype
         self._one = torch.ones((), device=device, dtype=torch.float32)
-        self._generator = torch.Generator(device=device).manual_seed(0)
-        self.sets = [self._weights() for _ in range(copies)] if sets is None else sets
-        self.experts = self._experts(tp) if model.experts else None
 
-    def random(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """Normal numbers on the layer's device, in its dtype."""
-        drawn = torch.randn(
-            shape, generator=self._generator, device=self.device, dtype=torch.float32
-        )
-        return (drawn * scale).to(self.dtype)
+    def forward(
+        self,
+        layers: Iterable[LayerState],
+        ends: Ends,
+        rows: Rows,
+        x: Tensor | None = None,
+        do: Do = at_once,
+    ) -> Tensor:
+        """Activations (tokens, hidden) after the layers; where there are ``outputs`` logits
+        (outputs, columns).
 
-    def _weights(self) -> Weights:
-        model = self.model
-        matrix = {
-            op: self.random(self.shapes[op].n, self.shapes[op].k, scale=self.shapes[op].k ** -0.5)
-            for op in self.gemms
-        }
-        if self.fp8:
-            matrix = {op: weights.to(torch.float8_e4m3fn) for op, weights in matrix.items()}
-        biased = model.biased_gemms
-        bias = {op: self.random(self.shapes[op].n) if op in biased else None for op in self.gemms}
-        gains = tuple(1 + self.random(model.hidden_size, scale=0.1) for _ in range(2))
-        shift = self.random(model.hidden_size, scale=0.1) if model.norm_bias else None
-        return Weights(matrix, bias, (gains[0], gains[1]), shift)
-
-    def _experts(self, tp: int) -> tuple[Tensor, Tensor]:
-        """What a rank has of gate and up (or up), and of down."""
-        model, mix = self.model, self.model.experts
-        assert mix is not None
-        if mix.intermediate_size % tp:
-            raise ValueError(
-                f"{model.name}: tp {tp} does not divide the experts' intermediate_size "
-                f"({mix.intermediate_size})"
-            )
-        width, hidden = mix.intermediate_size // tp, model.hidden_size
-        wide = width * (2 if model.gated_ffn else 1)
-        return (
-            self.random(mix.num_experts, wide, hidden, scale=hidden**-0.5),
-            self.random(mix.num_experts, hidden, width, scale=width**-0.5),
-        )
-
-    def routing(self, tokens: int, distribution: Distribution) -> Routing:
-        """Experts for each of ``tokens``, spread as ``distribution`` says; weights that add to 1.
-
-        A run of as many rows as an expert has is dealt to the tokens in turn, so a token never
-        meets it twice.
+        ``x`` comes from the stage before; without it the tokens are embedded.
         """
-        mix = self.model.experts
-        assert mix is not None
-        rows = rows_of_experts(mix.num_experts, mix.top_k, tokens, exponent_of(distribution))
-        dealt = np.repeat(np.arange(mix.num_experts), rows).reshape(mix.top_k, tokens)
-        chosen = torch.from_numpy(np.ascontiguousarray(dealt.T)).to(self.device)
-        weights = self.random(tokens, mix.top_k).softmax(-1)
-        return chosen, weights
+        if x is None:
+            x = do(EMBEDDING, self.embed, ends, rows.tokens, rows.positions)
+        for layer in layers:
+            x = self.run(layer, x, rows, do)
+        if rows.outputs is None:
+            return x
+        assert ends.norm is not None
+        x = normed(x.index_select(0, rows.outputs), *ends.norm)
+        logits: Tensor = do(LM_HEAD, self.head, ends, x)
+        return logits
 
-    # The ops ------------------------------------------------------------------------------------
+    def run(self, layer: LayerState, x: Tensor, rows: Rows, do: Do = at_once) -> Tensor:
+        """One layer on (tokens, hidden)."""
 
-    def gemm(self, op: str, x: Tensor, copy: int = 0) -> Tensor:
-        """One of ``gemms``: (tokens, k) to (tokens, n); q, k and v, or gate and up, are fused."""
-        weights = self.sets[copy]
+        def linear(op: str, x: Tensor) -> Any:
+            return do(op, self.gemm, layer, x, op)
+
+        def network(name: str, x: Tensor) -> Any:
+            inner = do(OTHERS, self.activation, layer, linear(f"{name}_ln1", x))
+            return linear(f"{name}_ln2", inner)
+
+        def summed(out: Tensor) -> Tensor:
+            if self.reduce is not None:
+                do(ALL_REDUCE, self.all_reduce, layer, out)
+            return out
+
+        fused = linear("preproj", do(OTHERS, self.norm, layer, x))
+        q, k, v = do(OTHERS, self.split, layer, fused, rows.angles)
+        attended = do(OTHERS, self.join, layer, *self._attend(layer, (q, k, v), rows, do))
+        out = summed(linear("postproj", attended))
+        x, y = do(OTHERS, self.add_and_norm, layer, x, out)
+        if self.model.experts is None:
+            out = network("ffn", y)
+        else:
+            linear("moe_router", y)  # the experts are those of ``routing``
+            out = do(MOE, self.moe, layer, y, rows.routing)
+            if "shared_ln1" in self.shapes:
+                out = do(OTHERS, self.add, layer, out, network("shared", y))
+        found: Tensor = do(OTHERS, self.add, layer, x, summed(out))
+        return found
+
+    def _attend(
+        self, layer: LayerState, new: tuple[Tensor, ...], rows: Rows, do: Do
+    ) -> list[Tensor]:
+        """Of the chunks, then of the decodes."""
+        first, parts = sum(chunk.tokens for chunk in rows.chunks), []
+        if rows.decodes is not None:  # before the chunks, which may share a block that this fills
+            last = (part[first:] for part in new)
+            parts.append(do(DECODE, self.decode, layer, *last, rows.decodes))
+        for chunk in reversed(rows.chunks):
+            end, first = first, first - chunk.tokens
+            mine = (part[first:end] for part in new)
+            parts.append(do(PREFILL, self.prefill, layer, *mine, chunk))
+        return parts[::-1]
+
+    # The ops: state, then inputs ----------------------------------------------------------------
+
+    def embed(self, ends: Ends, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The rows of the tokens, and of their positions where those are learned."""
+        assert ends.table is not None
+        x = F.embedding(tokens, ends.table)
+        return x if ends.positions is None else x + F.embedding(positions, ends.positions)
+
+    def norm(self, layer: LayerState, x: Tensor) -> Tensor:
+        """The norm before attention."""
+        return normed(x, layer.weights.norm[0], layer.weights.norm_bias)
+
+    def gemm(self, layer: LayerState, x: Tensor, op: str) -> Tensor:
+        """One of a layer's: (tokens, k) to (tokens, n); q, k and v, or gate and up, are fused."""
+        matrix, bias = layer.weights.matrix[op], layer.weights.bias[op]
         if not self.fp8:
-            return F.linear(x, weights.matrix[op], weights.bias[op])
+            return F.linear(x, matrix, bias)
         out: Tensor = torch._scaled_mm(
-            self.as_input(x), weights.matrix[op].t(), self._one, self._one,
-            bias=weights.bias[op], out_dtype=self.dtype, use_fast_accum=True,
+            self.as_input(x), matrix.t(), self._one, self._one,
+            bias=bias, out_dtype=self.dtype, use_fast_accum=True,
         )  # fmt: skip
         return out
 
     def as_input(self, x: Tensor) -> Tensor:
-        """``x`` in the format that a GEMM of the layer takes."""
+        """``x`` in the format that a GEMM of a layer takes."""
         return x.to(torch.float8_e4m3fn) if self.fp8 else x
 
-    def moe(self, x: Tensor, routing: Routing) -> Tensor:
-        """The chosen experts' part of (tokens, hidden): rows are sorted by expert, two grouped
-        GEMMs with the activation between them, and the outputs brought back and added up."""
-        assert self.experts is not None
-        (chosen, weights), (up, down) = routing, self.experts
-        numbers, order = chosen.flatten().sort()
-        every = torch.arange(len(up), device=self.device)
-        ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
-        rows = x.index_select(0, order // chosen.shape[1])
-        inner = self.activation(F.grouped_mm(rows, up.transpose(1, 2), offs=ends))
-        out = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
-        back = torch.empty_like(out).index_copy_(0, order, out)
-        return (back.view(*chosen.shape, -1) * weights[..., None]).sum(1)
-
-    def norm(self, which: int, x: Tensor, copy: int = 0) -> Tensor:
-        """The norm before attention (0) or before the FFN (1)."""
-        weights = self.sets[copy]
-        shape = [self.model.hidden_size]
-        if self.model.norm_bias:
-            return F.layer_norm(x, shape, weights.norm[which], weights.norm_bias, _EPSILON)
-        return F.rms_norm(x, shape, weights.norm[which], _EPSILON)
-
-    def activation(self, x: Tensor) -> Tensor:
-        """The activation between the two FFN GEMMs: SwiGLU of (gate, up), or GELU."""
-        if not self.model.gated_ffn:
-            return F.gelu(x, approximate="tanh")
-        gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, fused) to q (tokens, heads, dim) and k, v (tokens, kv_heads, dim)."""
+    def split(
+        self, layer: LayerState, qkv: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, fused) to q (tokens, heads, dim) and k, v (tokens, kv_heads, dim), q and k
+        normed and rotated as the model does."""
         parts = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, self.model.head_dim)
         end = self.heads + self.kv_heads
-        return parts[:, : self.heads], parts[:, self.heads : end], parts[:, end:]
+        q, k, v = parts[:, : self.heads], parts[:, self.heads : end], parts[:, end:]
+        return self._rotate(q, angles), self._rotate(k, angles), v
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotary embedding, (tokens, 1, head_dim / 2)."""
@@ -175,10 +175,9 @@ class ShardLayer:
         turn = positions.to(torch.float32)[:, None, None] * 10_000.0**-steps
         return turn.cos().to(self.dtype), turn.sin().to(self.dtype)
 
-    def rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Queries or keys (tokens, heads, dim), normed and rotated as the model does."""
+    def _rotate(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
         if self.model.qk_norm:  # with gains of 1
-            x = F.rms_norm(x, [self.model.head_dim], None, _EPSILON)
+            x = normed(x)
         if self.model.learned_positions:
             return x
         cos, sin = angles
@@ -186,56 +185,56 @@ class ShardLayer:
         low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat((low * cos - high * sin, high * cos + low * sin, rest), dim=-1)
 
-    def others(
-        self, x: Tensor, ffn: Tensor, q: Tensor, k: Tensor, angles: tuple[Tensor, Tensor], copy: int
-    ) -> tuple[Tensor, ...]:
-        """Everything of a layer that is neither GEMM nor attention, on stand-in activations.
+    def prefill(self, layer: LayerState, q: Tensor, k: Tensor, v: Tensor, chunk: Chunk) -> Tensor:
+        """Attention of one chunk, its K and V written; like q."""
+        return chunk.run(layer.cache, q, k, v)
 
-        Two norms, two residual additions, norm and rotary of q and k, the activation; a call each.
-        The activation of a mixture is that of the experts which all tokens share, whose output is
-        added, too; that of the others is in :meth:`moe`.
-        """
-        first, second = self.norm(0, x, copy), self.norm(1, x, copy)
-        found = [x + first, x + second, self.rotate(q, angles), self.rotate(k, angles)]
-        if self.ffn_width:
-            found.append(self.activation(ffn))
-        if self.experts is not None and self.ffn_width:
-            found.append(first + second)
-        return tuple(found)
-
-    @property
-    def ffn_width(self) -> int:
-        """Columns that the activation of all tokens takes; 0 where only chosen experts have one."""
-        op = "ffn_ln1" if self.experts is None else "shared_ln1"
-        return self.shapes[op].n if op in self.shapes else 0
-
-    def run(
-        self,
-        x: Tensor,
-        angles: tuple[Tensor, Tensor],
-        attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-        copy: int = 0,
-        routing: Routing | None = None,
+    def decode(
+        self, layer: LayerState, q: Tensor, k: Tensor, v: Tensor, decodes: Decodes
     ) -> Tensor:
-        """The whole layer on (tokens, hidden); ``attend(q, k, v)`` gives (tokens, heads, dim).
+        """Attention of all decodes, their K and V written; like q."""
+        return decodes.run(layer.cache, q, k, v)
 
-        An engine makes the ``angles`` of its tokens' positions once for all layers. A mixture's
-        router runs, but its experts are those of ``routing``.
+    def join(self, layer: LayerState, *parts: Tensor) -> Tensor:
+        """(rows, heads, dim) of each call to (tokens, heads * dim)."""
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
-        With tp > 1 it takes a layer's time (but for the all-reduces), and computes no layer.
-        """
-        q, k, v = self.split(self.gemm("preproj", self.norm(0, x, copy), copy))
-        attended = attend(self.rotate(q, angles), self.rotate(k, angles), v)
-        x = x + self.gemm("postproj", attended.reshape(x.shape[0], -1), copy)
-        normed = self.norm(1, x, copy)
-        if routing is None:
-            return x + self._ffn("ffn", normed, copy)
-        self.gemm("moe_router", normed, copy)
-        out = self.moe(normed, routing)
-        if self.ffn_width:
-            out = out + self._ffn("shared", normed, copy)
-        return x + out
+    def all_reduce(self, layer: LayerState, x: Tensor) -> None:
+        """The sum over the ranks, in place."""
+        assert self.reduce is not None
+        self.reduce(x)
 
-    def _ffn(self, name: str, x: Tensor, copy: int) -> Tensor:
-        """A network that all tokens pass."""
-        return self.gemm(f"{name}_ln2", self.activation(self.gemm(f"{name}_ln1", x, copy)), copy)
+    def add_and_norm(self, layer: LayerState, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual addition after attention, and the norm behind it."""
+        x = x + y
+        return x, normed(x, layer.weights.norm[1], layer.weights.norm_bias)
+
+    def activation(self, layer: LayerState, x: Tensor) -> Tensor:
+        """The activation between the two GEMMs of a network: SwiGLU of (gate, up), or GELU."""
+        if not self.model.gated_ffn:
+            return F.gelu(x, approximate="tanh")
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def moe(self, layer: LayerState, x: Tensor, routing: Routing) -> Tensor:
+        """The chosen experts' part of (tokens, hidden): rows are sorted by expert, two grouped
+        GEMMs with the activation between them, and the outputs brought back and added up."""
+        assert layer.weights.experts is not None
+        (chosen, weights), (up, down) = routing, layer.weights.experts
+        numbers, order = chosen.flatten().sort()
+        every = torch.arange(len(up), device=self.device)
+        ends = torch.searchsorted(numbers, every, right=True, out_int32=True)
+        rows = x.index_select(0, order // chosen.shape[1])
+        inner = self.activation(layer, F.grouped_mm(rows, up.transpose(1, 2), offs=ends))
+        out = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+        back = torch.empty_like(out).index_copy_(0, order, out)
+        return (back.view(*chosen.shape, -1) * weights[..., None]).sum(1)
+
+    def add(self, layer: LayerState, x: Tensor, y: Tensor) -> Tensor:
+        """A residual addition, or that of the experts that all tokens share."""
+        return x + y
+
+    def head(self, ends: Ends, x: Tensor) -> Tensor:
+        """(rows, hidden) to logits of this rank's part of the vocabulary."""
+        assert ends.head is not None
+        return F.linear(x, ends.head)[:, : ends.columns]

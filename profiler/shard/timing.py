@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sarathi_sim.profiler.planning.journal import Timing
+from sarathi_sim.profiler.planning.journal import Timing, relative_iqr
 from sarathi_sim.profiler.planning.settings import FlushMode
 from sarathi_sim.profiler.shard.nvml import Sampler
 
@@ -193,14 +193,6 @@ class Timer:
             return wall
         self._preempted += 1
         return busy
-
-
-def relative_iqr(samples: list[float]) -> float:
-    """Interquartile range over the median; 0 for fewer than two samples."""
-    if len(samples) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return (high - low) / middle
 
 
 def cuda_events() -> tuple[Any, Any]:

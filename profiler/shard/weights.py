@@ -6,26 +6,69 @@ TP or PP computes what the unsplit one does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sarathi_sim.profiler.facts.model import ModelSpec
-from sarathi_sim.profiler.facts.ops import LAYER_GEMMS, OPS
-from sarathi_sim.profiler.shard.layer import Weights
+from sarathi_sim.profiler.facts.ops import OPS
+
+_EPSILON = 1e-5
+
+
+def normed(x: Tensor, gain: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    """The RMS norm over the last axis; with a ``shift`` the layer norm."""
+    if shift is not None:
+        return F.layer_norm(x, x.shape[-1:], gain, shift, _EPSILON)
+    return F.rms_norm(x, x.shape[-1:], gain, _EPSILON)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """One layer's: a matrix (n, k) and maybe a bias (n,) per GEMM; two norms' gains, and a shift.
+
+    ``experts`` of a mixture are the matrices (experts, n, k) of gate and up (or up), and of down.
+    """
+
+    matrix: dict[str, Tensor]
+    bias: dict[str, Tensor | None]
+    norm: tuple[Tensor, Tensor]
+    norm_bias: Tensor | None
+    experts: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the first stage has beside its layers: the token table (vocabulary, hidden), and that of
+    learned positions; and the last one: gain and shift of the final norm, and the LM head (rows,
+    hidden), of which ``columns`` are no padding."""
+
+    table: Tensor | None = None
+    positions: Tensor | None = None
+    norm: tuple[Tensor, Tensor | None] | None = None
+    head: Tensor | None = None
+    columns: int = 0
 
 
 @dataclass(frozen=True)
 class RandomWeights:
-    """The weights of ``model`` on rank ``rank`` of ``tp``."""
+    """The weights of ``model`` on rank ``rank`` of ``tp``; with None as many numbers as a rank has,
+    of no whole matrix.
+
+    ``fp8``: the layers' matrices are float8_e4m3fn. Only with None there are mixtures, whose
+    experts are one set for all layers, as they are larger than any cache.
+    """
 
     model: ModelSpec
     tp: int
-    rank: int
+    rank: int | None
     device: torch.device
     dtype: torch.dtype
     seed: int = 0
+    fp8: bool = field(default=False, kw_only=True)
 
     def _draw(self, layer: int, part: int, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal numbers with the seed of one tensor: ``part`` of layer ``layer``, -1: no layer."""
@@ -40,74 +83,85 @@ class RandomWeights:
         The bias of a row-parallel GEMM is added once, hence kept by rank 0 alone.
         """
         model = self.model
-        whole = model.gemms(1)
+        shapes = model.gemms(self.tp if self.rank is None else 1)
         matrix, bias = {}, {}
-        for part, op in enumerate(LAYER_GEMMS):
-            shape = whole[op]
+        for part, op in enumerate(op for op in shapes if OPS[op].part == "layer"):
+            shape = shapes[op]
             full = self._draw(index, part, shape.n, shape.k, scale=shape.k**-0.5)
             shift = self._draw(index, 10 + part, shape.n) if op in model.biased_gemms else None
-            if OPS[op].split == "columns":
+            if self.rank is not None and OPS[op].split == "columns":
                 rows = self._fused_rows(op)
-                matrix[op] = full[rows]
-                bias[op] = None if shift is None else shift[rows]
-            else:
+                full, shift = full[rows], None if shift is None else shift[rows]
+            elif self.rank is not None and OPS[op].split == "rows":
                 width = shape.k // self.tp
-                columns = slice(self.rank * width, (self.rank + 1) * width)
-                matrix[op] = full[:, columns].contiguous()
-                bias[op] = shift if self.rank == 0 else None
+                full = full[:, self.rank * width : (self.rank + 1) * width].contiguous()
+                shift = shift if self.rank == 0 else None
+            matrix[op] = full.to(torch.float8_e4m3fn) if self.fp8 else full
+            bias[op] = shift
         hidden = model.hidden_size
         gains = tuple(1 + self._draw(index, 20 + i, hidden, scale=0.1) for i in range(2))
         norm_bias = self._draw(index, 22, hidden, scale=0.1) if model.norm_bias else None
-        return Weights(matrix, bias, (gains[0], gains[1]), norm_bias)
+        return Weights(matrix, bias, (gains[0], gains[1]), norm_bias, self._experts)
 
     def _fused_rows(self, op: str) -> Tensor:
-        """Which rows of a fused, column-parallel matrix are this rank's."""
-        model, tp, rank = self.model, self.tp, self.rank
-        if op == "ffn_ln1":
-            share = model.ffn_hidden_size // tp
-            starts = [rank * share]
-            if model.gated_ffn:
-                starts.append(model.ffn_hidden_size + rank * share)
-            return torch.cat([torch.arange(s, s + share) for s in starts]).to(self.device)
-        heads, kv_heads = model.heads_per_rank(tp)
-        # Beyond one KV head a rank they are replicated.
-        first_kv = rank * model.num_kv_heads // tp
-        runs = [
-            (rank * heads, heads),
-            (model.num_heads + first_kv, kv_heads),
-            (model.num_heads + model.num_kv_heads + first_kv, kv_heads),
-        ]
-        dim = model.head_dim
+        """Which rows of a column-parallel matrix are this rank's; it may be several in one."""
+        model, tp, rank = self.model, self.tp, self.rank or 0
+        if op == "preproj":
+            heads, kv_heads = model.heads_per_rank(tp)
+            # Beyond one KV head a rank they are replicated.
+            first_kv = model.num_heads + rank * model.num_kv_heads // tp
+            runs = [(rank * heads, heads), (first_kv, kv_heads),
+                    (first_kv + model.num_kv_heads, kv_heads)]  # fmt: skip
+            dim = model.head_dim
+        else:
+            halves = 2 if op == "ffn_ln1" and model.gated_ffn else 1
+            whole = model.gemms(1)[op].n // halves
+            runs, dim = [(half * tp + rank, 1) for half in range(halves)], whole // tp
         rows = [torch.arange(first * dim, (first + count) * dim) for first, count in runs]
         return torch.cat(rows).to(self.device)
 
-    def embedding(self) -> Tensor:
-        """The token table (vocabulary, hidden), whole on every rank."""
-        return self._draw(-1, 0, self.model.vocab_size, self.model.hidden_size)
-
-    def positions(self) -> Tensor | None:
-        """The table of learned positions, if the model has one."""
-        model = self.model
-        if not model.learned_positions:
+    @cached_property
+    def _experts(self) -> tuple[Tensor, Tensor] | None:
+        """What a rank has of every expert: a part."""
+        model, mix = self.model, self.model.experts
+        if mix is None:
             return None
-        return self._draw(-1, 1, model.max_position_embeddings, model.hidden_size)
-
-    def head(self) -> tuple[Tensor, int]:
-        """This rank's rows of the LM head, padded as in ``ModelSpec.gemms``; how many are real."""
-        model = self.model
-        rows = model.gemms(self.tp)["lm_head"].n
-        if model.tied_embeddings:
-            full = self.embedding() * model.hidden_size**-0.5
-        else:
-            full = self._draw(
-                -1, 2, model.vocab_size, model.hidden_size, scale=model.hidden_size**-0.5
+        if mix.intermediate_size % self.tp:
+            raise ValueError(
+                f"{model.name}: tp {self.tp} does not divide the experts' intermediate_size "
+                f"({mix.intermediate_size})"
             )
-        mine = full[self.rank * rows : (self.rank + 1) * rows]
-        padding = torch.zeros(rows - len(mine), model.hidden_size).to(mine)
-        return torch.cat([mine, padding]), len(mine)
+        width, hidden = mix.intermediate_size // self.tp, model.hidden_size
+        wide = width * (2 if model.gated_ffn else 1)
+        return (
+            self._draw(-1, 5, mix.num_experts, wide, hidden, scale=hidden**-0.5),
+            self._draw(-1, 6, mix.num_experts, hidden, width, scale=width**-0.5),
+        )
 
-    def final_norm(self) -> tuple[Tensor, Tensor | None]:
-        """Gain and maybe bias of the norm before the LM head."""
-        hidden = self.model.hidden_size
-        shift = self._draw(-1, 4, hidden, scale=0.1) if self.model.norm_bias else None
-        return 1 + self._draw(-1, 3, hidden, scale=0.1), shift
+    def ends(self, first: bool = True, last: bool = True) -> Ends:
+        """What is beside the layers of a stage that is the ``first``, the ``last``."""
+        model, hidden = self.model, self.model.hidden_size
+        table = positions = None
+        if first:
+            table = self._draw(-1, 0, model.vocab_size, hidden)
+            if model.learned_positions:
+                positions = self._draw(-1, 1, model.max_position_embeddings, hidden)
+        if not last:
+            return Ends(table, positions)
+        gain = 1 + self._draw(-1, 3, hidden, scale=0.1)
+        shift = self._draw(-1, 4, hidden, scale=0.1) if model.norm_bias else None
+        return Ends(table, positions, (gain, shift), *self._head())
+
+    def _head(self) -> tuple[Tensor, int]:
+        """This rank's rows of the LM head, padded as in ``ModelSpec.gemms``; how many are real."""
+        model, hidden = self.model, self.model.hidden_size
+        rows = model.gemms(self.tp)["lm_head"].n
+        if self.rank is None:
+            return self._draw(-1, 2, rows, hidden, scale=hidden**-0.5), rows
+        if model.tied_embeddings:
+            full = self._draw(-1, 0, model.vocab_size, hidden) * hidden**-0.5
+        else:
+            full = self._draw(-1, 2, model.vocab_size, hidden, scale=hidden**-0.5)
+        mine = full[self.rank * rows : (self.rank + 1) * rows]
+        padding = torch.zeros(rows - len(mine), hidden).to(mine)
+        return torch.cat([mine, padding]), len(mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,9 +65,17 @@ class LocalEngine:
         """
         shape = self.shape
         if poison:
-            about["on_new"] = self.stage.poison
+            about["on_new"] = partial(poison_block, self.stage)
         book = Book(
             requests, shape.blocks + 1, shape.block_size,
             vocab_size=shape.model.vocab_size, seed=shape.seed, **about,
         )  # fmt: skip
         return serve(requests, book.scheduler(policy, settings), self, book)
+
+
+def poison_block(stage: Stage, block: int) -> None:
+    """Overwrite a block's K and V, to expose a read of values that were not written."""
+    size = stage.shape.block_size
+    for layer in stage.layers:
+        for half in (layer.cache.k, layer.cache.v):
+            half[block * size : (block + 1) * size] = 1e4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,15 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
-from sarathi_sim.profiler.shard.attention import KVCache, decode_step, prefill_step  # noqa: E402
+from sarathi_sim.profiler.shard.attention import KVCache  # noqa: E402
 from sarathi_sim.profiler.shard.attention_backends import SdpaAttention, XformersAttention  # noqa: E402
-from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
-from sarathi_sim.profiler.shard.ragged import RaggedDecode  # noqa: E402
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes  # noqa: E402
 
 CPU = torch.device("cpu")
-TINY = replace(load_model("tiny-llama-40m"), hidden_size=32, num_heads=4, num_kv_heads=2,
-               head_dim=8, ffn_hidden_size=32, vocab_size=32)  # fmt: skip
 
 
 class BottomRight:
@@ -108,32 +103,21 @@ def xformers(monkeypatch: pytest.MonkeyPatch) -> Any:
     return fmha
 
 
+def new(tokens: int, kv_heads: int) -> list[torch.Tensor]:
+    return [torch.randn(tokens, n, 8) for n in (4, kv_heads, kv_heads)]
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_xformers_and_sdpa_agree(xformers: Any, kv_heads: int) -> None:
-    layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
     cache = KVCache(200, kv_heads, 8, CPU, torch.float32)
-
-    def new(tokens: int) -> tuple[torch.Tensor, ...]:
-        return tuple(layer.random(tokens, n, 8) for n in (4, kv_heads, kv_heads))
-
-    ours, theirs = XformersAttention(), SdpaAttention(CPU, torch.float32)
-    chunk, batch, contexts = new(7), new(3), [9, 4, 0]
+    both = (XformersAttention(), SdpaAttention(CPU, torch.float32))
+    chunk, batch = new(7, kv_heads), new(3, kv_heads)
     for context in (0, 5):
-        outs = [
-            prefill_step(a, cache, 3, context, chunk, a.prefill_bias(7, context))
-            for a in (ours, theirs)
-        ]
+        outs = [Chunk(a, 7, context, 3).run(cache, *chunk) for a in both]
         assert torch.allclose(*outs, atol=1e-6)
-    outs = [
-        decode_step(a, cache, 20, 12, 6, batch, a.decode_bias(3, 6, 12)) for a in (ours, theirs)
-    ]
-    assert torch.allclose(*outs, atol=1e-6)
-    places = torch.tensor(contexts)
-    outs = [
-        decode_step(a, cache, 60, 10, places, batch, a.skewed_bias(contexts, 10))
-        for a in (ours, theirs)
-    ]
-    assert torch.allclose(*outs, atol=1e-6)
+    for contexts, first in (([6] * 3, 20), ([9, 4, 0], 60)):
+        outs = [Decodes.in_a_row(a, contexts, CPU, first).run(cache, *batch) for a in both]
+        assert torch.allclose(*outs, atol=1e-6)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 1])
@@ -146,17 +130,13 @@ def test_decodes_in_any_blocks_agree(
     xformers: Any, kv_heads: int, block_size: int, tables: list[tuple[int, ...]], first: int
 ) -> None:
     """The engine's decodes: blocks out of order, lengths so different that SDPA needs two calls."""
-    layer = ShardLayer(replace(TINY, num_kv_heads=kv_heads), 1, CPU, torch.float32)
-    new = [layer.random(3, n, 8) for n in (4, kv_heads, kv_heads)]
-    decodes = list(zip(tables, (9, 4, 0), strict=True))
+    batch, decodes = new(3, kv_heads), list(zip(tables, (9, 4, 0), strict=True))
     outs, caches = [], []
     for attention in (XformersAttention(), SdpaAttention(CPU, torch.float32)):
         torch.manual_seed(0)
         caches.append(KVCache(4 * 12, kv_heads, 8, CPU, torch.float32))
-        ragged = RaggedDecode(attention, 48 // block_size, block_size, CPU)
-        plan = ragged.plan(decodes)
-        ragged.write(caches[-1], new[1], new[2], plan)
-        outs.append(ragged.attend(caches[-1], new[0], plan))
+        plan = Decodes.in_blocks(attention, decodes, 48 // block_size, block_size, CPU)
+        outs.append(plan.run(caches[-1], *batch))
     assert torch.allclose(*outs, atol=1e-6)
     assert torch.equal(caches[0].k, caches[1].k)
-    assert torch.equal(caches[0].k[first], new[1][0])
+    assert torch.equal(caches[0].k[first], batch[1][0])

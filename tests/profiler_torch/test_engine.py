@@ -18,7 +18,7 @@ from sarathi_sim.profiler.engine.stage import Stage, StageShape  # noqa: E402
 from sarathi_sim.profiler.engine.work import EngineError, Work  # noqa: E402
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
-from tests.profiler_torch.local_engine import LocalEngine  # noqa: E402
+from tests.profiler_torch.local_engine import LocalEngine, poison_block  # noqa: E402
 from tests.simulator.oracle import POLICIES  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def prefill(engine: Stage, tokens: np.ndarray, sizes: tuple[int, ...], slot: int
 def test_chunked_prefill_equals_full_prefill(model: ModelSpec, sizes: tuple[int, ...]) -> None:
     engine, tokens = stage(model), ids(64)
     whole = prefill(engine, tokens, (64,), slot=1)
-    engine.poison(2)
+    poison_block(engine, 2)
     chunked = prefill(engine, tokens, sizes, slot=2)
     assert whole.shape == (1, 96)
     assert (whole - chunked).abs().max() < FP32
@@ -89,7 +89,7 @@ def test_decodes_of_any_length_and_slot_equal_full_prefill(model: ModelSpec) -> 
     engine = stage(model)
     prompts = {3: ids(40, 1), 0: ids(9, 2), 2: ids(77, 3)}
     for slot in range(4):
-        engine.poison(slot)
+        poison_block(engine, slot)
     for slot, tokens in prompts.items():
         engine.run(Work(0, (((slot,), len(tokens) - 1, 0, 0),), (), tokens[:-1]))
     new = ids(33, 4)
@@ -207,7 +207,7 @@ def lockstep(shards: list[Stage], work: Work, x: torch.Tensor | None) -> torch.T
         return reduce
 
     def run(rank: int) -> None:
-        shards[rank]._reduce = reducer(rank)
+        shards[rank].layer.reduce = reducer(rank)
         results[rank] = shards[rank].run(work, None if x is None else x.clone())
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(shards))]

@@ -21,8 +21,10 @@ from sarathi_sim.profiler.measuring.shard_ops import ShardOps, memory_needs  # n
 from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
 from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
 from sarathi_sim.profiler.shard.attention_backends import SdpaAttention  # noqa: E402
-from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.layer import LayerState, ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.rows import Chunk, Rows  # noqa: E402
 from sarathi_sim.profiler.shard.timing import Timer, no_garbage_collection  # noqa: E402
+from sarathi_sim.profiler.shard.weights import RandomWeights  # noqa: E402
 from sarathi_sim.simulator.op_times.regression import bundle_times  # noqa: E402
 from tests.profiler_torch import fake_cuda  # noqa: E402
 
@@ -36,15 +38,22 @@ SHARED = replace(TINY, experts=replace(MIX, shared_intermediate_size=48))
 LIMITS = Limits(max_tokens=16, max_context=32, max_batch=2)
 
 
-def by_a_loop(layer: ShardLayer, x: Any, routing: Any) -> Any:
+def isolated(model: ModelSpec, tp: int = 1, distribution: Distribution = "balanced") -> ShardOps:
+    timer, attention = Timer(CPU, repeats=1, patience_s=0.0), SdpaAttention(CPU, torch.float32)
+    return ShardOps(
+        model, tp, CPU, torch.float32, LIMITS, timer, 1e9, attention, distribution=distribution
+    )
+
+
+def by_a_loop(layer: ShardLayer, state: LayerState, x: Any, routing: Any) -> Any:
     """Every token through each of its experts, one after the other."""
-    assert layer.experts is not None
-    (chosen, weights), (up, down) = routing, layer.experts
+    assert state.weights.experts is not None
+    (chosen, weights), (up, down) = routing, state.weights.experts
     out = torch.zeros_like(x)
     for token in range(len(x)):
         for place in range(chosen.shape[1]):
             expert = int(chosen[token, place])
-            inner = layer.activation((up[expert] @ x[token])[None])[0]
+            inner = layer.activation(state, (up[expert] @ x[token])[None])[0]
             out[token] += weights[token, place] * (down[expert] @ inner)
     return out
 
@@ -55,30 +64,39 @@ def by_a_loop(layer: ShardLayer, x: Any, routing: Any) -> Any:
 def test_grouped_gemms_are_a_loop_over_experts(
     distribution: Distribution, tp: int, tokens: int
 ) -> None:
-    layer = ShardLayer(TINY, tp, CPU, torch.float32)
-    x, routing = layer.random(tokens, 64), layer.routing(tokens, distribution)
-    assert torch.allclose(layer.moe(x, routing), by_a_loop(layer, x, routing), atol=1e-5)
+    ops = isolated(TINY, tp, distribution)
+    x, state = torch.randn(tokens, 64), LayerState(ops.sets[0], ops.cache)
+    routing = ops.routing(tokens)
+    expected = by_a_loop(ops.layer, state, x, routing)
+    assert torch.allclose(ops.layer.moe(state, x, routing), expected, atol=1e-5)
 
 
 def test_a_layer_of_a_mixture() -> None:
     """Norm, the experts and those that all tokens share, added to what came before."""
-    layer = ShardLayer(SHARED, 1, CPU, torch.float32)
-    x, routing = layer.random(7, 64), layer.routing(7, "power_law_1.2")
-    angles = layer.angles(torch.arange(7))
-    found = layer.run(x, angles, lambda q, k, v: q, routing=routing)
-    q = layer.split(layer.gemm("preproj", layer.norm(0, x)))[0]
-    x = x + layer.gemm("postproj", layer.rotate(q, angles).reshape(7, -1))
-    normed = layer.norm(1, x)
-    inner = layer.activation(layer.gemm("shared_ln1", normed))
-    expected = x + by_a_loop(layer, normed, routing) + layer.gemm("shared_ln2", inner)
-    assert torch.allclose(found, expected, atol=1e-5)
+    ops = isolated(SHARED, distribution="power_law_1.2")
+    layer, state, angles = ops.layer, LayerState(ops.sets[0], ops.cache), ops.layer.angles
+    x, routing, at = torch.randn(7, 64), ops.routing(7), angles(torch.arange(7))
+    attended: list[Any] = []
+
+    def keep(op: str, call: Any, *inputs: Any) -> Any:
+        out = call(*inputs)
+        attended.extend([out] * (op == "attn_prefill"))
+        return out
+
+    chunk = Chunk(ops.attention, 7, 0)
+    found = layer.run(state, x, Rows(at, [chunk], routing=routing), keep)
+    x = x + layer.gemm(state, attended[0].flatten(1), "postproj")
+    y = layer.add_and_norm(state, x, torch.zeros_like(x))[1]
+    inner = layer.activation(state, layer.gemm(state, y, "shared_ln1"))
+    shared = layer.gemm(state, inner, "shared_ln2")
+    assert torch.allclose(found, x + by_a_loop(layer, state, y, routing) + shared, atol=1e-5)
 
 
 @pytest.mark.parametrize("distribution", ["balanced", "power_law_1.01", "power_law_1.2"])
 def test_no_token_meets_an_expert_twice(distribution: Distribution) -> None:
-    layer = ShardLayer(replace(TINY, experts=replace(MIX, top_k=3)), 1, CPU, torch.float32)
+    ops = isolated(replace(TINY, experts=replace(MIX, top_k=3)), distribution=distribution)
     for tokens in (1, 2, 17, 500):
-        chosen, weights = layer.routing(tokens, distribution)
+        chosen, weights = ops.routing(tokens)
         assert chosen.shape == (tokens, 3)
         assert all(len(set(row)) == 3 for row in chosen.tolist())
         assert torch.allclose(weights.sum(1), torch.ones(tokens), atol=1e-5)
@@ -88,9 +106,7 @@ def test_no_token_meets_an_expert_twice(distribution: Distribution) -> None:
 
 @pytest.mark.parametrize("model", [TINY, SHARED], ids=["mixture", "shared"])
 def test_every_op_runs_on_a_cpu(model: ModelSpec) -> None:
-    timer = Timer(CPU, repeats=1, patience_s=0.0)
-    attention = SdpaAttention(CPU, torch.float32)
-    ops = ShardOps(model, 2, CPU, torch.float32, LIMITS, timer, 1e9, attention)
+    ops = isolated(model, 2)
     with no_garbage_collection():
         for op in model.row_ops:
             for tokens in (1, 16):
@@ -102,10 +118,11 @@ def test_every_op_runs_on_a_cpu(model: ModelSpec) -> None:
 @pytest.mark.parametrize("model", [TINY, SHARED], ids=["mixture", "shared"])
 def test_the_memory_is_that_of_all_experts(model: ModelSpec) -> None:
     """Once, however many sets of the other weights there are."""
-    layer = ShardLayer(model, 2, CPU, torch.float32, copies=3)
-    assert layer.experts is not None
-    held = sum(m.numel() for one in layer.sets for m in one.matrix.values())
-    held += sum(each.numel() for each in layer.experts)
+    drawn = RandomWeights(model, 2, None, CPU, torch.float32)
+    sets = [drawn.layer(index) for index in range(3)]
+    experts = {id(each): each for one in sets for each in one.experts or ()}
+    held = sum(each.numel() for each in experts.values())
+    held += sum(m.numel() for one in sets for m in one.matrix.values())
     assert memory_needs(model, 2, 4, LIMITS, copies=3)["weights"] == 4 * held
 
 

@@ -14,20 +14,16 @@ from sarathi_sim.profiler.bundle.check import check_folder  # noqa: E402
 from sarathi_sim.profiler.bundle.schema import load_bundle  # noqa: E402
 from sarathi_sim.profiler.facts.device import shipped_device  # noqa: E402
 from sarathi_sim.profiler.facts.experts import Experts  # noqa: E402
-from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
+from sarathi_sim.profiler.facts.model import ModelSpec, load_model  # noqa: E402
 from sarathi_sim.profiler.measuring.measure import profile  # noqa: E402
 from sarathi_sim.profiler.measuring.overhead import overheads  # noqa: E402
 from sarathi_sim.profiler.measuring.shard_ops import ShardOps  # noqa: E402
 from sarathi_sim.profiler.planning.settings import Limits, Settings  # noqa: E402
-from sarathi_sim.profiler.shard.attention import (  # noqa: E402
-    KVCache,
-    choose_attention,
-    decode_step,
-    prefill_step,
-)
+from sarathi_sim.profiler.shard.attention import KVCache, choose_attention  # noqa: E402
 from sarathi_sim.profiler.shard.failures import guarded  # noqa: E402
-from sarathi_sim.profiler.shard.layer import ShardLayer  # noqa: E402
+from sarathi_sim.profiler.shard.layer import LayerState  # noqa: E402
 from sarathi_sim.profiler.shard.nvml import Sampler  # noqa: E402
+from sarathi_sim.profiler.shard.rows import Chunk, Decodes  # noqa: E402
 from sarathi_sim.profiler.shard.timing import Timer  # noqa: E402
 
 pytestmark = [
@@ -63,70 +59,69 @@ def exact(q: Any, keys: Any, values: Any, context: int) -> Any:
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_attention_is_that_of_float64(choice: str, kv_heads: int) -> None:
     attention = chosen(choice, kv_heads=kv_heads)
-    layer = ShardLayer(replace(MODEL, num_kv_heads=kv_heads), 1, CUDA, torch.bfloat16)
     cache = KVCache(512, kv_heads, 128, CUDA, torch.bfloat16)
     for chunk, context in ((64, 0), (17, 33)):
-        new = tuple(layer.random(chunk, n, 128) for n in (8, kv_heads, kv_heads))
-        bias = attention.prefill_bias(chunk, context)
-        out = prefill_step(attention, cache, 5, context, new, bias)
+        q, k, v = new(chunk, 8, kv_heads, kv_heads)
+        out = Chunk(attention, chunk, context, 5).run(cache, q, k, v)
         held = slice(5, 5 + context + chunk)
-        expected = exact(new[0], cache.k[held], cache.v[held], context)
+        expected = exact(q, cache.k[held], cache.v[held], context)
         assert torch.allclose(out.double().cpu(), expected, atol=2e-2)
-    new = tuple(layer.random(3, n, 128) for n in (8, kv_heads, kv_heads))
+    q, k, v = new(3, 8, kv_heads, kv_heads)
     contexts = [40, 7, 0]
-    bias = attention.skewed_bias(contexts, 41)
-    places = torch.tensor(contexts, device=CUDA)
-    out = decode_step(attention, cache, 100, 41, places, new, bias)
+    out = Decodes.in_a_row(attention, contexts, CUDA, 100).run(cache, q, k, v)
     for row, context in enumerate(contexts):
         held = slice(100 + 41 * row, 101 + 41 * row + context)
-        expected = exact(new[0][row : row + 1], cache.k[held], cache.v[held], context)
+        expected = exact(q[row : row + 1], cache.k[held], cache.v[held], context)
         assert torch.allclose(out[row].double().cpu(), expected[0], atol=2e-2)
+
+
+def new(tokens: int, *heads: int) -> list[Any]:
+    return [torch.randn(tokens, n, 128, device=CUDA, dtype=torch.bfloat16) for n in heads]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_chunked_prompt_is_a_whole_one(choice: str) -> None:
     attention = chosen(choice)
-    layer = ShardLayer(MODEL, 1, CUDA, torch.bfloat16)
     cache = KVCache(256, 2, 128, CUDA, torch.bfloat16)
-    q, k, v = (layer.random(96, n, 128) for n in (8, 2, 2))
-    whole = prefill_step(attention, cache, 0, 0, (q, k, v), attention.prefill_bias(96, 0))
+    prompt = new(96, 8, 2, 2)
+    whole = Chunk(attention, 96, 0).run(cache, *prompt)
     parts = []
     for first, end in ((0, 32), (32, 50), (50, 96)):
-        new = tuple(part[first:end] for part in (q, k, v))
-        bias = attention.prefill_bias(end - first, first)
-        parts.append(prefill_step(attention, cache, 128, first, new, bias))
+        part = (each[first:end] for each in prompt)
+        parts.append(Chunk(attention, end - first, first, 128).run(cache, *part))
     assert torch.allclose(torch.cat(parts).float(), whole.float(), atol=2e-2)
 
 
 def test_fp8_gemms_are_those_of_their_rounded_numbers() -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8 units")
-    layer = ShardLayer(MODEL, 1, CUDA, torch.bfloat16, fp8=True)
-    x = layer.as_input(layer.random(48, 1024))
-    out = layer.gemm("preproj", x)
-    expected = x.float() @ layer.sets[0].matrix["preproj"].float().t()
+    found = ops(fp8=True)
+    layer, state = found.layer, LayerState(found.sets[0], found.cache)
+    x = layer.as_input(torch.randn(48, 1024, device=CUDA, dtype=torch.bfloat16))
+    out = layer.gemm(state, x, "preproj")
+    expected = x.float() @ state.weights.matrix["preproj"].float().t()
     assert torch.allclose(out.float(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 300])
 def test_grouped_gemms_are_those_of_each_expert(tokens: int) -> None:
     """The same rows through all experts in float32, of which the chosen ones count."""
-    mixture = replace(MODEL, ffn_hidden_size=0, experts=Experts(8, 2, 512))
-    layer = ShardLayer(mixture, 1, CUDA, torch.bfloat16)
-    x, routing = layer.random(tokens, 1024), layer.routing(tokens, "power_law_1.2")
-    assert layer.experts is not None
-    (chosen, weights), (up, down) = routing, (each.float() for each in layer.experts)
-    inner = layer.activation(torch.einsum("th,enh->ten", x.float(), up))
+    found = ops(replace(MODEL, ffn_hidden_size=0, experts=Experts(8, 2, 512)))
+    layer, state = found.layer, LayerState(found.sets[0], found.cache)
+    x = torch.randn(tokens, 1024, device=CUDA, dtype=torch.bfloat16)
+    routing, experts = found.routing(tokens), state.weights.experts
+    assert experts is not None
+    (chosen, weights), (up, down) = routing, (each.float() for each in experts)
+    inner = layer.activation(state, torch.einsum("th,enh->ten", x.float(), up))
     every = torch.einsum("ten,ehn->teh", inner, down)
     picked = every.gather(1, chosen[:, :, None].expand(-1, -1, 1024))
     expected = (picked * weights.float()[..., None]).sum(1)
-    assert torch.allclose(layer.moe(x, routing).float(), expected, rtol=3e-2, atol=3e-2)
+    assert torch.allclose(layer.moe(state, x, routing).float(), expected, rtol=3e-2, atol=3e-2)
 
 
-def ops(flush: Any = "read") -> ShardOps:
-    timer = Timer(CUDA, 5, flush=flush)
-    attention = chosen("auto")
-    return ShardOps(MODEL, 1, CUDA, torch.bfloat16, LIMITS, timer, 4e9, attention)
+def ops(model: ModelSpec = MODEL, **more: Any) -> ShardOps:
+    timer, attention = Timer(CUDA, 5), chosen("auto")
+    return ShardOps(model, 1, CUDA, torch.bfloat16, LIMITS, timer, 4e9, attention, **more)
 
 
 def test_a_layer_is_captured_into_a_graph() -> None:

@@ -67,22 +67,22 @@ def test_what_a_graph_reads_is_kept() -> None:
 
 def test_fused_others_have_one_set_of_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler makes kernels for each set, and gives up after eight."""
-    copies = []
-    others = shard_ops.ShardLayer.others
+    copies: list[int] = []
+    norm = shard_ops.ShardLayer.norm
 
-    def spied(self: Any, *inputs: Any) -> Any:
-        copies.append(inputs[-1])
-        return others(self, *inputs)
+    def spied(self: Any, layer: Any, x: Any) -> Any:
+        copies.append(id(layer.weights))
+        return norm(self, layer, x)
 
-    monkeypatch.setattr(shard_ops.ShardLayer, "others", spied)
+    monkeypatch.setattr(shard_ops.ShardLayer, "norm", spied)
     with fake_cuda.pretend():
         ops = shard("rotate")
-        assert len(ops.layer.sets) > 2
+        assert len(ops.sets) > 2
         ops.measure("others", (4,))
-        assert set(copies) >= {0, 1, 2}
+        assert set(copies) >= {id(each) for each in ops.sets[:3]}
         copies.clear()
         ops.fused_others((4,))
-    assert set(copies) == {0}
+    assert set(copies) == {id(ops.sets[0])}
 
 
 class Session:
