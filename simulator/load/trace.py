@@ -253,7 +253,9 @@ def form_of(path: Path) -> str:
 # What the rows mean ------------------------------------------------------------------------------
 
 
-def _columns(path: Path, form: _Form, row: Mapping[str, Any], reading: Reading) -> dict[str, str]:
+def _columns(
+    path: Path, form: _TraceForm, row: Mapping[str, Any], reading: Reading
+) -> dict[str, str]:
     """The column of each meaning, by the first row."""
     if form.word == "request":
         return {meaning: name for meaning, name in _VLLM.items() if name in row}
@@ -301,7 +303,7 @@ def _whole(cell: object, name: str, least: int) -> int:
 
 
 def _arrivals(
-    path: Path, form: _Form, names: Mapping[str, str], cells: list[str], unit: str | None
+    path: Path, form: _TraceForm, names: Mapping[str, str], cells: list[str], unit: str | None
 ) -> Floats:
     """Seconds since some moment. Raises WorkloadError."""
     name, texts = names["arrival"], pd.Series(cells, dtype=str)
@@ -428,7 +430,7 @@ def _benchmark_rows(path: Path, file: TextIO) -> Iterator[_Row]:
         yield 0, dict(zip(lists, cells, strict=True))
 
 
-class _Form(NamedTuple):
+class _TraceForm(NamedTuple):
     """How a file is read, what its rows are called, the number of the first; what it must hold."""
 
     rows: Callable[[Path, TextIO], Iterator[_Row]]
@@ -442,9 +444,9 @@ class _Form(NamedTuple):
 
 
 _FORMS = {
-    ".csv": _Form(_csv_rows, "row", 2, "a header and at least one request"),
-    ".jsonl": _Form(_json_rows, "line", 1, "at least one request"),
-    ".json": _Form(_benchmark_rows, "request", 0, "at least one request"),
+    ".csv": _TraceForm(_csv_rows, "row", 2, "a header and at least one request"),
+    ".jsonl": _TraceForm(_json_rows, "line", 1, "at least one request"),
+    ".json": _TraceForm(_benchmark_rows, "request", 0, "at least one request"),
 }
 
 

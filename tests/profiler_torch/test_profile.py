@@ -24,6 +24,7 @@ from sarathi_sim.profiler.measuring.collectives import (
 from sarathi_sim.profiler.planning.journal import Timing
 from sarathi_sim.profiler.planning.profile_error import ProfileError
 from tests.patience import PATIENCE_S
+from tests.sampled import profile_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--max-tokens", "64", "--max-context", "96", "--max-batch", "4", "--repeats", "1")
@@ -151,7 +152,7 @@ def test_killed_and_started_again_it_measures_only_what_is_missing(tmp_path: Pat
         (("--attention", "xformers"), "--attention xformers: needs CUDA"),
         (("--device-name", "a/b"), "it names a folder"),
         (
-            ("--collectives", "data/profiles/a6000/llama-13b/tp1", "--tp", "2"),
+            ("--collectives", str(profile_folder("a6000", "llama-13b", 1)), "--tp", "2"),
             "over 1 ranks, not 2",
         ),
     ],
