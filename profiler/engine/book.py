@@ -24,11 +24,12 @@ from sarathi_sim.profiler.engine.work import EngineError, Work
 
 
 class Book:
-    """Tokens and KV blocks of every sequence (and the :class:`~sarathi_sim.policies.pool.Endings`).
+    """Tokens and KV blocks of every sequence, and the ends of sequences
+    (:class:`~sarathi_sim.policies.endings.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
     generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` gives
-    blocks out as it decides; for a :class:`~sarathi_sim.policies.scheduler.Scheduler` every
+    blocks out as it decides; for :class:`~sarathi_sim.policies.micro_batches.MicroBatches` every
     sequence has one block, which holds all it may come to. ``num_blocks`` includes one that is
     never used. For the rest see :class:`~sarathi_sim.profiler.engine.blocks.BlockTables`.
     """
@@ -133,8 +134,8 @@ class Book:
                 ended.append(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free the block of a sequence that a :class:`~sarathi_sim.policies.scheduler.Scheduler` is
-        done with."""
+        """Free the block of a sequence that
+        :class:`~sarathi_sim.policies.micro_batches.MicroBatches` are done with."""
         if sequence in self.blocks:
             self.blocks.release(sequence, 1, 0, again=False)
 
