@@ -1,4 +1,4 @@
-"""The paged KV cache: the number of free blocks, and with prefix caching their content.
+"""The KV cache: paged, with prefix caching or without, or reserved.
 
 A sequence with KV for C tokens holds ``ceil(C / block_size)`` blocks. Without prefix caching the
 blocks are only counted (:class:`Blocks`). :class:`CachedBlocks` keeps blocks one by one, because it
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
-from sarathi_sim.policies.request import Sequence
+from sarathi_sim.policies.request import Request, Sequence, check_at_least_1
 
 
 class Blocks:
@@ -41,6 +41,18 @@ class Blocks:
     def blocks(self, tokens: int) -> int:
         """The number of blocks for so many tokens."""
         return -(-tokens // self.block_size)
+
+    def refusal(self, request: Request) -> str | None:
+        """The reason why a request would never fit, or None."""
+        # The last token it yields is never written.
+        needed = self.blocks(request.prompt_tokens + request.max_tokens - 1)
+        if needed <= self.capacity:
+            return None
+        return f"needs {needed} KV blocks, but the replica holds {self.capacity}"
+
+    def reservation(self, request: Request) -> int:
+        """The tokens that admitting a request reserves: none here."""
+        return 0
 
     def lookup(self, sequence: Sequence) -> tuple[Block, ...]:
         """The cached blocks with which the sequence begins: none here."""
@@ -78,6 +90,40 @@ class Blocks:
         """
         self.free -= -tokens // self.block_size
         sequence.held = 0
+
+
+class Reserved(Blocks):
+    """KV memory that is not paged: an admission reserves all that a request may come to hold.
+
+    That is ``each`` tokens (the paper's pre-allocation), or without it prompt and declared output.
+    So every admitted sequence can finish (invariant 2). Its blocks are single tokens.
+    """
+
+    def __init__(self, capacity: int, each: int | None = None) -> None:
+        check_at_least_1(kv_capacity=capacity)
+        super().__init__(capacity + 1, 1)
+        self._each = each
+
+    def refusal(self, request: Request) -> str | None:
+        """The reason why a request would never fit, or None."""
+        needed = self.reservation(request)
+        if needed <= self.capacity:
+            return None
+        return f"reserves {needed} KV tokens, but the replica holds {self.capacity}"
+
+    def reservation(self, request: Request) -> int:
+        """The tokens that admitting a request reserves."""
+        return self._each or request.prompt_tokens + request.max_tokens
+
+    def take(
+        self, sequence: Sequence, tokens: int, hits: tuple[Block, ...] = (), known: int = 0
+    ) -> None:
+        """Reserve what the sequence may come to hold."""
+        self.free -= sequence.kv_tokens
+
+    def release(self, sequence: Sequence, tokens: int, known: int, again: bool) -> None:
+        """Take back what was reserved."""
+        self.free += sequence.kv_tokens
 
 
 @dataclass(eq=False, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from struct import Struct
 
 PREFILL, DECODE, PADDING, RECOMPUTE, PART = 0, 1, 2, 3, 4
-"""What a request does in a span. The last two are of a pool: it processes again what it lost, up to
-its next token; or chunks that end with no token, as it went on in another slot or was preempted."""
+"""What a request does in a span. RECOMPUTE: it processes again what it lost, up to its next token.
+PART: chunks that end with no token, because they did not go on in the slot's next iteration."""
 
 HIT, HIT_AGAIN, LOST = 0, 1, 2
 """Tokens found in the prefix cache at a first admission and at a later one, or lost by

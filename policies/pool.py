@@ -1,18 +1,11 @@
 """The scheduler of engines with paged memory: any request may join any micro-batch.
 
-The drivers use it like :class:`~sarathi_sim.policies.scheduler.Scheduler`. It differs in two
-points: a policy sees all running sequences, not the members of one micro-batch, and it may preempt.
-A policy acts on the pool while it plans (:class:`PoolPolicy`), because the blocks of earlier
-requests decide whether a request fits.
-
-Tokens count as processed (``Sequence.prefilled``, a cohort's contexts) from when they are
-scheduled, as in vLLM. Only the driver knows which sequence ends, and with which token
-(:class:`Endings`).
+A policy sees all running sequences and may preempt. It acts on the pool while it plans
+(:class:`PoolPolicy`), because the blocks of earlier requests decide whether a request fits.
 """
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,20 +14,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from sarathi_sim.policies.batch import Batch, Chunk
-from sarathi_sim.policies.kv import Block, Blocks
-from sarathi_sim.policies.log import (
-    DECODE,
-    HIT,
-    HIT_AGAIN,
-    LOST,
-    PART,
-    PREFILL,
-    RECOMPUTE,
-    LivelockError,
-    PolicyError,
-    span,
-)
-from sarathi_sim.policies.request import Cohort, Request, Sequence, too_long
+from sarathi_sim.policies.kv import Block
+from sarathi_sim.policies.log import LOST, LivelockError, PolicyError
+from sarathi_sim.policies.request import Cohort, Request, Sequence
+from sarathi_sim.policies.scheduler import Scheduler
 
 MANY_PREEMPTIONS = 1000
 """After so many, and ten for each running sequence, somebody must have got a token."""
@@ -66,51 +49,42 @@ class PoolPolicy(Protocol):
         """
 
 
-class Endings(Protocol):
-    """The ends of sequences, from the driver: only it knows the output lengths or sees the
-    tokens."""
+class Ordered(list[Sequence]):
+    """A queue in the order of a key, smallest first; those of one key as they came."""
 
-    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence decodes from the cohort's next iteration on."""
+    def __init__(self, key: Callable[[Sequence], Any]) -> None:
+        super().__init__()
+        self._key = key
 
-    def left(self, sequence: Sequence, cohort: Cohort) -> None:
-        """A sequence that has not ended stops decoding, from the next iteration to be formed on."""
+    def append(self, sequence: Sequence) -> None:
+        """Let a sequence wait."""
+        insort(self, sequence, key=self._key)
 
-    def ended(self, batch: Batch) -> list[Sequence]:
-        """The sequences whose last token came with this batch."""
+    appendleft = append
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
-    """Queues requests, lets the policy act, and does the bookkeeping of a replica with paged
-    memory.
+class Pool(Scheduler):
+    """The scheduler of one replica with paged memory, on which the policy acts.
 
-    ``waiting``  sequences that hold no memory, in the order in which they are served
-    ``running``  those that do, in the order of admission
-    ``partials`` those of them whose prompt is not all scheduled, in that order
+    ``partials`` running sequences whose prompt is not all scheduled, in the order of admission
     ``step``     how often an iteration was formed
     ``num_decodes`` sequences that could decode in this iteration; ``decode_blocks`` the free KV
                  blocks that it takes if they all do
-    ``blocks``   the KV cache
-    ``idle``     whether there may be one more iteration in flight
     ``state``    what the policy remembers of this replica from one call to the next
     ``emptied``  how often everybody had been served
-    ``spans``    the log of who took part in what
     """
 
     policy: PoolPolicy
-    blocks: Blocks
     _: KW_ONLY
-    max_in_flight: int = 1
-    max_length: int
     stages: int = 1
-    endings: Endings
+    partials: dict[Sequence, None] = field(init=False, default_factory=dict)
     step: int = field(init=False, default=0)
+    num_decodes: int = field(init=False, default=0)
+    decode_blocks: int = field(init=False, default=0)
+    state: dict[str, Any] = field(init=False, default_factory=dict)
+    emptied: int = field(init=False, default=0)
     cohorts: list[Cohort] = field(init=False, default_factory=list)
-    spans: array[int] = field(init=False, default_factory=lambda: array("q"))
-    # Of those that decode, the ones all of whose tokens are scheduled (they run until the last
-    # one is back): the first iteration they decoded in, and the one they would have been next in.
-    _draining: dict[Sequence, tuple[int, int]] = field(init=False, default_factory=dict)
     # Iterations in which a sequence decoded before it moved to another slot, while in flight.
     _abroad: dict[Sequence, list[tuple[int, int]]] = field(init=False, default_factory=dict)
     # With iterations formed ahead: the number of each one that is out, by slot and iteration;
@@ -118,19 +92,8 @@ class Pool:
     _num_formed: int = field(init=False, default=0)
     _formed_as: dict[tuple[int, int], int] = field(init=False, default_factory=dict)
     _returns: deque[tuple[int, Batch]] = field(init=False)
-    running: dict[Sequence, None] = field(init=False, default_factory=dict)
-    partials: dict[Sequence, None] = field(init=False, default_factory=dict)
-    state: dict[str, Any] = field(init=False, default_factory=dict)
-    emptied: int = field(init=False, default=0)
-    # Three numbers each: request, what happened (HIT, HIT_AGAIN, LOST), tokens.
-    events: array[int] = field(init=False, default_factory=lambda: array("q"))
-    # Blocks in use, after each iteration was formed.
-    kv_log: array[int] = field(init=False, default_factory=lambda: array("i"))
-    _orders: int = field(init=False, default=0)
     _in_flight: int = field(init=False, default=0)
-    idle: bool = field(init=False, default=True)
     _empty: int = field(init=False, default=0)  # those of them in which nobody takes part
-    _unfinished: int = field(init=False, default=0)
     _finished: int = field(init=False, default=0)
     # Preemptions since progress was looked at, and what it was then: finished, and tokens.
     _preempted: int = field(init=False, default=0)
@@ -139,65 +102,31 @@ class Pool:
     _stale: dict[tuple[int, int], list[Sequence]] = field(init=False, default_factory=dict)
     # What the policy said last, if nothing has happened since: nobody could be admitted.
     _settled: bool = field(init=False, default=False)
-    # The iteration that is being put together.
-    _ready: Cohort = field(init=False, default_factory=lambda: Cohort(0, 1))
-    num_decodes: int = field(init=False, default=0)
-    decode_blocks: int = field(init=False, default=0)
+    # The iteration that is being put together: its chunks, who could decode, and who does (None:
+    # all of those).
     _chunks: dict[Sequence, int] = field(init=False, default_factory=dict)
+    _ready: Cohort = field(init=False, default_factory=lambda: Cohort(0, 1))
     _decodes: dict[Sequence, None] | None = field(init=False, default_factory=dict)
-    max_batch: int = field(init=False)
-    kv_capacity: int = field(init=False)
-    waiting: deque[Sequence] | list[Sequence] = field(init=False)
 
     def __post_init__(self) -> None:
+        Scheduler.__post_init__(self)
         self._returns = deque(maxlen=self.max_in_flight)
         self.max_batch = self.policy.max_num_seqs
-        self.kv_capacity = self.blocks.capacity * self.blocks.block_size
-        self.waiting = deque() if self.policy.order is None else []
+        if self.policy.order is not None:
+            self.waiting = Ordered(self.policy.order)
 
     # What drivers use --------------------------------------------------------------------------
 
-    def refusal(self, request: Request) -> str | None:
-        """The reason why the request can never be served, or None."""
-        if reason := too_long(request, self.max_length):
-            return reason
-        # The last token it yields is never written.
-        needed = self.blocks.blocks(request.prompt_tokens + request.max_tokens - 1)
-        if needed > self.blocks.capacity:
-            return f"needs {needed} KV blocks, but the replica holds {self.blocks.capacity}"
-        return None
-
     def add(self, request: Request) -> str | None:
         """Queue an arrived request. Returns why it is rejected, or None."""
-        reason = self.refusal(request)
-        if reason is None:
-            sequence = Sequence(
-                request.id,
-                request.prompt_tokens,
-                request.max_tokens,
-                0,
-                request.arrival_s,
-                request.priority,
-                request.prefix,
-                request.user,
-            )
-            if self.policy.order is None:
-                self.waiting.append(sequence)
-            else:
-                self._queue(sequence, last=True)
-            self._settled = False
-            self._unfinished += 1
+        reason = Scheduler.add(self, request)
+        self._settled = self._settled and reason is not None
         return reason
-
-    @property
-    def num_unfinished(self) -> int:
-        """Accepted requests that are not finished."""
-        return self._unfinished
 
     def next_batch(self) -> Batch | None:
         """Form the next iteration, which is empty if all sequences are in flight; None if none may
         be formed."""
-        if not (self.idle and self._unfinished):
+        if not (self.idle and self.num_unfinished):
             return None
         batch = self.form()
         if self._in_flight > self._empty:
@@ -239,7 +168,15 @@ class Pool:
         # (A waiting request might find what these decodes generate.)
         self._settled = bool(self.policy.plan(self)) and not self.blocks.sharing
         ready = self._split() if self._decodes is not None else ready
-        return self._close_chunks(ready) if self._chunks else self._formed(ready)
+        if not self._chunks:
+            return self._formed(ready)
+        chunks, prefill_tokens, yields = self._close_chunks(ready, self._chunks.items())
+        for sequence, tokens, _ in chunks:
+            sequence.awaited += tokens
+        for sequence in yields:
+            del self.partials[sequence]
+            sequence.yielding = True
+        return self._formed(ready, chunks, prefill_tokens, yields)
 
     def complete(self, batch: Batch) -> list[Sequence]:
         """Book an iteration that returned from the last stage; returns the finished sequences."""
@@ -251,11 +188,11 @@ class Pool:
         if ahead:
             del self._formed_as[batch.slot, batch.iteration]
             self._returns.append((self._num_formed, batch))
-        ended = self.endings.ended(batch)
         if batch.chunks:
             self._book_chunks(batch, cohort)
         elif not batch.num_decodes:
             self._empty -= 1
+        ended = self.endings.ended(batch)
         if self._stale:
             for sequence in self._stale.pop((batch.slot, batch.iteration), ()):
                 sequence.stale -= 1
@@ -268,7 +205,7 @@ class Pool:
             if len(ended) > 1:
                 ended.sort(key=by_admission)
             for sequence in ended:
-                self._finish(sequence, cohort, batch.iteration)
+                self._end(sequence, cohort, batch.iteration)
         return ended
 
     def _book_chunks(self, batch: Batch, cohort: Cohort) -> None:
@@ -342,11 +279,7 @@ class Pool:
         """Tokens that a running sequence has blocks for, those of this iteration's decode not
         counted."""
         cohort = sequence.cohort
-        if cohort is None:
-            return sequence.held
-        if sequence in self._draining:
-            return sequence.offset + self._draining[sequence][1]
-        return cohort.context_of(sequence)
+        return sequence.held if cohort is None else cohort.context_of(sequence)
 
     def newest(self) -> Sequence:
         """The running sequence that was admitted last."""
@@ -368,7 +301,7 @@ class Pool:
             given += self._take_back(sequence)
             out = self._out(sequence)
             known = self._returned(sequence)
-            # A decode takes down what is known when it is scheduled: the token before it, too.
+            # Scheduling a decode makes the token before it known, in its block.
             known += bool(given) or self._scheduled_last(sequence)
             lost = context = self._leave(sequence)
             known = max(sequence.target, known) if self.policy.ahead else context + given
@@ -387,9 +320,10 @@ class Pool:
             if sequence._group >= 0:
                 self._log_part(sequence)
         self.events.extend((sequence.id, LOST, lost))
+        self.endings.preempted(sequence)
         sequence.prefilled = 0
         sequence.yielding = False
-        self._queue(sequence, last=last)
+        (self.waiting.append if last else self.waiting.appendleft)(sequence)
         self._preempted += 1
         if self._preempted > MANY_PREEMPTIONS + 10 * len(self.running):
             self._look_for_progress()
@@ -415,36 +349,11 @@ class Pool:
 
         It takes blocks for those, or for its first ``hold`` tokens if that is more.
         """
-        if self.waiting[0] is sequence:
-            del self.waiting[0]
-        else:
-            self.waiting.remove(sequence)
-        cached = len(hits) * self.blocks.block_size
-        total = cached + tokens
-        target = sequence.target
-        known = total if total < target else target
-        self.blocks.take(sequence, total if total > hold else hold, hits, known)
-        if cached:
-            again = HIT if sequence.order < 0 else HIT_AGAIN
-            self.events.extend((sequence.id, again, cached))
-        sequence.prefilled = cached
-        sequence.order = self._orders
-        self._orders += 1
-        self.running[sequence] = None
+        Scheduler.admit(self, sequence, tokens, hits, hold)
         self.partials[sequence] = None
         self._chunks[sequence] = tokens
 
     # The bookkeeping of requests ---------------------------------------------------------------
-
-    def _queue(self, sequence: Sequence, *, last: bool) -> None:
-        """Let a sequence wait: behind all others, before them, or in the order of its key."""
-        if isinstance(self.waiting, list):
-            assert self.policy.order is not None
-            insort(self.waiting, sequence, key=self.policy.order)
-        elif last:
-            self.waiting.append(sequence)
-        else:
-            self.waiting.appendleft(sequence)
 
     def _take_back(self, sequence: Sequence) -> int:
         """Undo :meth:`_decode_one` where it was done; returns the tokens."""
@@ -486,31 +395,6 @@ class Pool:
             iteration,
         )  # fmt: skip
 
-    def _close_chunks(self, home: Cohort) -> Batch:
-        """A cohort's next iteration, with the chunks that the policy chose."""
-        chunks: list[Chunk] = []
-        yields: list[Sequence] = []
-        prefill_tokens, slot, iteration = 0, home.index, home.iteration
-        for sequence, tokens in self._chunks.items():
-            done = sequence.prefilled
-            chunks.append((sequence, tokens, done))
-            prefill_tokens += tokens
-            if sequence._group != slot or sequence._next_iteration != iteration:
-                if sequence._group >= 0:
-                    self._log_part(sequence)
-                sequence._group, sequence._span_first = slot, iteration
-            sequence._next_iteration = iteration + 1
-            sequence.prefilled = done + tokens
-            sequence.awaited += tokens
-            if done + tokens == sequence.target:
-                del self.partials[sequence]
-                sequence.yielding = True
-                yields.append(sequence)
-                role = RECOMPUTE if sequence.target > sequence.prompt_tokens else PREFILL
-                first, sequence._group = sequence._span_first, -1
-                self.spans.frombytes(span(sequence.id, role, slot, first, iteration))
-        return self._formed(home, tuple(chunks), prefill_tokens, tuple(yields))
-
     def _split(self) -> Cohort:
         """Keep decoding sequences together: the ones left out move to another slot, or the others
         do."""
@@ -527,26 +411,20 @@ class Pool:
                 self._move(sequence, rest)
         return ready
 
-    def _log_part(self, sequence: Sequence) -> None:
-        """Log a span of chunks that ended with no token."""
-        first, last = sequence._span_first, sequence._next_iteration - 1
-        self.spans.frombytes(span(sequence.id, PART, sequence._group, first, last))
-        sequence._group = -1
-
-    def _finish(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
-        """A sequence has its last token."""
-        self._unfinished -= 1
+    def _end(self, sequence: Sequence, cohort: Cohort, iteration: int) -> None:
+        """A sequence has its last token, which an iteration of a cohort yielded."""
         self._finished += 1
-        self.emptied += not self._unfinished
         if sequence not in self.running:  # preempted, with this token on its way
+            self.num_unfinished -= 1
             self.waiting.remove(sequence)
-            return
-        del self.running[sequence]
-        # Iterations that were formed after the one that ended it were in vain.
-        here = sequence.cohort is cohort
-        known = sequence.offset + iteration + 1 if here else self._returned(sequence)
-        context = self._leave(sequence, iteration if here else -1)
-        self.blocks.release(sequence, context, known, again=False)
+        elif sequence.cohort is cohort:
+            # Iterations that were formed after the one that ended it were in vain.
+            known = sequence.offset + iteration + 1
+            self._finish(sequence, self._leave(sequence, iteration), known)
+        else:
+            known = self._returned(sequence)
+            self._finish(sequence, self._leave(sequence, -1), known)
+        self.emptied += not self.num_unfinished
 
     # Who decodes where, what of it is out, and what is known. An iteration is *out* from when it
     # is formed until it returns. Where iterations are formed ahead, a sequence may decode in
@@ -583,15 +461,11 @@ class Pool:
         """Take out those all of whose tokens are scheduled."""
         for sequence in cohort.stops.pop(cohort.iteration, ()):
             # (It may have been preempted, and have come again with a later stop, meanwhile.)
-            first = cohort.members.get(sequence)
-            if first is not None and self._stop(sequence) <= cohort.iteration:
-                self._draining[sequence] = (first, cohort.iteration)
-                cohort.leave(sequence)
+            if sequence in cohort.members and self._stop(sequence) <= cohort.iteration:
+                cohort.drain(sequence)
 
     def _join(self, sequence: Sequence, cohort: Cohort, context: int) -> None:
-        cohort.join(sequence, context)
-        sequence.cohort = cohort
-        self.endings.joined(sequence, cohort)
+        Scheduler._join(self, sequence, cohort, context)
         if self.policy.ahead:
             stop = max(self._stop(sequence), cohort.iteration)
             cohort.stops.setdefault(stop, []).append(sequence)
@@ -602,31 +476,12 @@ class Pool:
         return most - 1 - sequence.offset
 
     def _leave(self, sequence: Sequence, last: int | None = None) -> int:
-        """Take a sequence from where it decodes; returns its context.
-
-        If it has ended, ``last`` is the iteration that its span ends with, if it took part in that.
-        """
-        cohort, sequence.cohort = sequence.cohort, None
-        assert cohort is not None
-        if last is None:
-            self.endings.left(sequence, cohort)
-        if self._abroad:
-            self._abroad.pop(sequence, None)
-        if self._draining and sequence in self._draining:
-            first, stop = self._draining.pop(sequence)
-            context = sequence.offset + stop
-        else:
-            first, stop = cohort.members[sequence], cohort.iteration
-            context = cohort.leave(sequence)
-        if last is None or last >= stop:
-            last = stop - 1
-        if last >= first:
-            self.spans.frombytes(span(sequence.id, DECODE, cohort.index, first, last))
-        return context
+        self._abroad.pop(sequence, None)
+        return Scheduler._leave(self, sequence, last)
 
     def _move(self, sequence: Sequence, to: Cohort) -> None:
         out = self._out(sequence)
-        self._join(sequence, to, self._leave(sequence))
+        Scheduler._move(self, sequence, to)
         if out:
             self._abroad[sequence] = out
 
@@ -634,11 +489,7 @@ class Pool:
         """Slot and iteration of every decode of a sequence that has not returned."""
         cohort = sequence.cohort
         assert cohort is not None
-        stop = cohort.iteration
-        if sequence in self._draining:
-            first, stop = self._draining[sequence]
-        else:
-            first = cohort.members[sequence]
+        first, stop = cohort.part(sequence)
         oldest = cohort.iteration - cohort.outstanding
         out = [
             (slot, iteration)
@@ -651,15 +502,13 @@ class Pool:
         """Tokens of a decoding sequence that are processed and known: what is out is left out."""
         cohort = sequence.cohort
         assert cohort is not None
-        _, stop = self._draining.get(sequence, (0, cohort.iteration))
-        return sequence.offset + stop - len(self._out(sequence)) - sequence.yielding
+        return cohort.context_of(sequence) - len(self._out(sequence)) - sequence.yielding
 
     def _scheduled_last(self, sequence: Sequence) -> bool:
         """Whether a decode of a sequence was scheduled after its last token returned."""
         cohort = sequence.cohort
         assert cohort is not None
-        first, stop = self._draining.get(sequence, (cohort.members.get(sequence, 0), 0))
-        stop = stop or cohort.iteration
+        first, stop = cohort.part(sequence)
         abroad = self._abroad.get(sequence, [])
         last = (cohort.index, stop - 1) if stop > first else ((-1, -1), *abroad)[-1]
         number = self._formed_as.get(last)
@@ -680,7 +529,8 @@ class Pool:
         """
         sharing = self.blocks.sharing
         filled = cohort.at_block_end(more - cohort.outstanding)
-        found = {each for each in (*filled, *self._abroad, *self._draining) if each in sharing}
+        drained = (each for home in self.cohorts for each in home.drained)
+        found = {each for each in (*filled, *self._abroad, *drained) if each in sharing}
         for sequence in sorted(found, key=by_admission):
             if not more or sequence in cohort.members:
                 self.blocks.enter(sequence, self._returned(sequence) + more)

@@ -88,15 +88,14 @@ class Sequence:
     target: int = field(init=False)
     shared_tokens: int = field(init=False)
     prefilled: int = field(default=0, init=False)
-    # Where it takes part, kept by the scheduler: the group (-1: none yet), the iteration that
-    # its span began with, and the one after its last so far.
+    # Its chunks, kept by the scheduler: the slot that they are in (-1: none), the iteration that
+    # their span began with, and the one after its last so far.
     _group: int = field(default=-1, init=False)
     _span_first: int = field(default=0, init=False)
     _next_iteration: int = field(default=0, init=False)
-    # In a pool: its place in the order of admission; the cohort that it decodes in; its context
-    # less that one's iteration; chunk tokens in flight; those of them from before a preemption;
-    # whether its first token is on the way; the tokens that it has blocks for while its prompt
-    # is processed.
+    # Its place in the order of admission; the cohort that it decodes in; its context less that
+    # one's iteration; chunk tokens in flight; those of them from before a preemption; whether its
+    # first token is on the way; the tokens that it has blocks for while its prompt is processed.
     order: int = field(default=-1, init=False)
     cohort: Cohort | None = field(default=None, init=False)
     offset: int = field(default=0, init=False)
@@ -141,8 +140,11 @@ class Cohort:
     ``context``     KV tokens of the members before the next iteration, summed
     ``members``     in the order of joining, each with the first iteration it decodes in
     ``keys``        gives them without it
-    ``offsets``     of the members, ascending
+    ``offsets``     of the members, ascending (moving the tail of a short list is quicker than
+                    keeping a heap)
     ``stops``       by iteration, the members that will have all the tokens they may then
+    ``drained``     sequences that decode no longer, because all their tokens are scheduled, and
+                    wait for the last one to return: their :meth:`part`
     """
 
     index: int
@@ -154,6 +156,7 @@ class Cohort:
     members: dict[Sequence, int] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
     stops: dict[int, list[Sequence]] = field(default_factory=dict)
+    drained: dict[Sequence, tuple[int, int]] = field(default_factory=dict)
     keys: Callable[[], KeysView[Sequence]] = field(init=False)
     _phases: list[dict[Sequence, None]] = field(init=False)
 
@@ -164,9 +167,18 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.members)
 
-    def context_of(self, sequence: Sequence, iteration: int | None = None) -> int:
-        """KV tokens a member holds before an iteration: the next one, or the one given."""
-        return sequence.offset + (self.iteration if iteration is None else iteration)
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self.members)
+
+    def context_of(self, sequence: Sequence) -> int:
+        """KV tokens that a member holds before the next iteration, or a drained one in the end."""
+        stop = self.part(sequence)[1] if self.drained else self.iteration
+        return sequence.offset + stop
+
+    def part(self, sequence: Sequence) -> tuple[int, int]:
+        """The first iteration in which a member or drained sequence decodes here, and the one after
+        its last so far."""
+        return self.drained.get(sequence) or (self.members[sequence], self.iteration)
 
     def at_block_end(self, ahead: int = 0) -> dict[Sequence, None]:
         """Members whose context is a multiple of the block size, ``ahead`` iterations from now."""
@@ -174,25 +186,28 @@ class Cohort:
 
     def join(self, sequence: Sequence, context: int) -> None:
         """Let a sequence that holds ``context`` tokens decode from the next iteration on."""
-        offset = sequence.offset = context - self.iteration
         self.members[sequence] = self.iteration
         self.context += context
+        offset = sequence.offset = context - self.iteration
         insort(self.offsets, offset)
-        self._phases[-offset % self._block_size][sequence] = None
+        if self._phases:
+            self._phases[-offset % self._block_size][sequence] = None
 
-    def leave(self, sequence: Sequence) -> int:
-        """Take a member out; returns its context."""
-        del self.members[sequence]
-        offset = sequence.offset
-        context = offset + self.iteration
-        self.context -= context
+    def drain(self, sequence: Sequence) -> None:
+        """Let a member decode no longer, although it has not left."""
+        self.drained[sequence] = self.leave(sequence)
+
+    def leave(self, sequence: Sequence) -> tuple[int, int]:
+        """Take a member or a drained sequence out; returns its :meth:`part`."""
+        if self.drained and (part := self.drained.pop(sequence, None)):
+            return part
+        offset, iteration = sequence.offset, self.iteration
+        self.context -= offset + iteration
         del self.offsets[bisect_left(self.offsets, offset)]
-        del self._phases[-offset % self._block_size][sequence]
-        return context
+        if self._phases:
+            del self._phases[-offset % self._block_size][sequence]
+        return self.members.pop(sequence), iteration
 
     def members_at(self, iteration: int) -> list[Sequence]:
         """Those of the members who decode in an iteration."""
         return [sequence for sequence, first in self.members.items() if first <= iteration]
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self.members)

@@ -69,7 +69,9 @@ class Sarathi:
         return total - piggybacked
 
     def plan(self, view: View) -> Plan | None:
-        sequence = view.prefilling[0] if view.prefilling else view.next_waiting()
+        sequence = view.prefilling[0] if view.prefilling else None
+        if sequence is None and view.free_slots:
+            sequence = view.next_waiting()
         if sequence is None:
             return DECODES if view.num_decodes else None
         key = (view.num_decodes, view.max_batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario
 from sarathi_sim.policies.kv import Blocks, CachedBlocks
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import (
     Longest,
     chunking_of,
@@ -48,7 +49,6 @@ from sarathi_sim.simulator.load.capacity import (
     stage_layers,
 )
 from sarathi_sim.simulator.load.engine_memory import SHARES, EngineMemory, Step, engine_memory
-from sarathi_sim.simulator.loop.endings import OutputLengths
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.replica import Predictor
 from sarathi_sim.simulator.loop.simulation import simulate
@@ -99,7 +99,7 @@ class Deployment:
             **{each.name: getattr(engine, each.name) for each in fields(EngineSwitches)},
         )
 
-    def schedulers(self, replicas: int | None = None) -> list[Scheduler | Pool]:
+    def schedulers(self, replicas: int | None = None) -> list[Scheduler]:
         """One fresh scheduler per replica (or so many)."""
         cluster, batching = self.scenario.cluster, self.scenario.batching
         replicas = replicas or cluster.replicas
@@ -107,7 +107,7 @@ class Deployment:
         if self.scenario.kv_cache is not None:
             return [*pools_of(self.scenario, cluster.max_length, self.requests, replicas)]
         return [
-            Scheduler(
+            MicroBatches(
                 of_micro_batches(self.scenario.policy.build()),
                 max_batch=batching.max_batch,
                 max_in_flight=batching.max_in_flight,
@@ -480,7 +480,7 @@ def _refuse_if_nothing_fits(found: Deployment, source: Source) -> None:
 # Pools ---------------------------------------------------------------------------------------
 
 
-def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> dict[str, int]:
+def pool_settings(scenario: Scenario, policy: PoolPolicy, max_length: int) -> dict[str, Any]:
     """Keyword arguments of a pool. One micro-batch a stage is in flight, and one more where they
     are formed ahead."""
     pp = scenario.cluster.pp
@@ -492,7 +492,6 @@ def pools_of(
     scenario: Scenario, max_length: int, requests: Collection[Request], count: int = 1
 ) -> list[Pool]:
     """Fresh pools that serve these requests in the simulator; their blocks are counted."""
-    lengths = {request.id: request.output_tokens for request in requests}
     pools, cache = [], scenario.kv_cache
     for _ in range(count):
         policy = scenario.policy.build()
@@ -504,5 +503,5 @@ def pools_of(
                 own = Sequence(r.id, r.prompt_tokens, r.max_tokens, 0, prefix=r.prefix)
                 blocks.preload(own)
         settings = pool_settings(scenario, policy, max_length)
-        pools.append(Pool(policy, blocks, endings=OutputLengths(lengths), **settings))
+        pools.append(Pool(policy, blocks, **settings))
     return pools

@@ -29,7 +29,6 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.storage.files import LARGEST_DATA, open_file, unzipped
 from sarathi_sim.profiler.storage.strict import did_you_mean, one_line, show
-from sarathi_sim.simulator.loop.endings import OutputLengths
 
 _MOST = {
     "block_size": 1 << 16,
@@ -206,11 +205,9 @@ class _Player:
         self._flight: dict[int, Batch] = {}
         longest = c["max_model_len"]
         self._requests: dict[int, Request] = {}
-        outputs: dict[int, int] = {}
         for row in log.requests:
             id, arrival, prompt, output, priority, group, shared = row[:7]
             most = longest - prompt  # the longest sequences end by their length
-            outputs[id] = min(output, most)
             declared = min(row[7] if len(row) > 7 else output, most)
             prefix = ((("group", group), shared),) if group >= 0 else ()
             self._requests[id] = Request(
@@ -235,7 +232,6 @@ class _Player:
             max_length=longest,
             # Decodes of one sequence are a pipeline apart with Model Runner V2 only.
             stages=c["pp"] if c["v2"] else 1,
-            endings=OutputLengths(outputs),
         )
 
     def play(self, event: list[Any]) -> str | None:
@@ -260,9 +256,8 @@ class _Player:
         pool = self._pool
         before = list(pool.running)
         batch = pool.form()
-        cohort = pool.cohorts[batch.slot]
         rows = [(s.order, s.id, context, tokens) for s, tokens, context in batch.chunks]
-        rows += [(s.order, s.id, cohort.context_of(s, batch.iteration), 1) for s in batch.decodes]
+        rows += [(s.order, s.id, s.offset + batch.iteration, 1) for s in batch.decodes]
         preempted = sorted(s.id for s in before if s not in pool.running)
         state = [pool.blocks.free, len(pool.running), len(pool.waiting)]
         return [[list(row[1:]) for row in sorted(rows)], preempted, *state], batch

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import DeviceSpec, load_device
 from sarathi_sim.profiler.facts.ops import ATTENTION, OPS
 from sarathi_sim.simulator.load.workload import at_once, make_requests
@@ -157,7 +157,7 @@ class Machine:
     def run(self, policy: Policy, batch: int, prompt: Ints, output: Ints) -> Records:
         """Serve requests of these lengths, all there at once, ``batch`` at a time."""
         longest = int((prompt + output).max())
-        scheduler = Scheduler(
+        scheduler = MicroBatches(
             policy,
             max_batch=batch,
             max_in_flight=1,

@@ -17,8 +17,8 @@ from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import Experiment
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import chunking_of, is_pooled, needs_costs, of_micro_batches
-from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.spec import EngineSpec
@@ -98,13 +98,13 @@ class Cell:
         cache = self.kv_cache
         return {"num_blocks": cache.num_blocks, "prefix_caching": cache.prefix_caching}
 
-    def scheduler(self, requests: Sequence[Request] | None = None) -> Scheduler | Pool:
+    def scheduler(self, requests: Sequence[Request] | None = None) -> Scheduler:
         """A fresh one for the simulator, which serves these requests (the workload by default)."""
         policy = self.scenario.policy.build()
         if is_pooled(policy):
             load = self.requests() if requests is None else requests
             return pools_of(self.scenario, self.max_length, load)[0]
-        return Scheduler(of_micro_batches(policy), **self.settings)
+        return MicroBatches(of_micro_batches(policy), **self.settings)
 
     def requests(self, seed: int | None = None, count: int | None = None) -> list[Request]:
         """The workload; with another seed or count one of the same kind, to calibrate on."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from sarathi_sim.experiments.validate.playback import replay, stage_times
 from sarathi_sim.experiments.validate.totals import Whole, off
-from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
@@ -71,7 +70,7 @@ def lost(
     spec: EngineSpec,
     run: EngineRun,
     requests: Sequence[Request],
-    scheduler: Callable[[], Scheduler | Pool],
+    scheduler: Callable[[], Scheduler],
 ) -> LostTime:
     """The effect of lost time on a run: on its iterations and, through the pipeline, on its totals.
 

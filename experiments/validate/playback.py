@@ -79,9 +79,7 @@ def pool_log(served: Served, block_size: int) -> PoolLog:
     )
 
 
-def measured_records(
-    run: EngineRun, requests: Sequence[Request], scheduler: Scheduler | Pool
-) -> Records:
+def measured_records(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Records:
     """The run as the simulator would record it, so that the same metrics apply.
 
     ``scheduler`` is one like the engine's, for its sizes.
@@ -141,7 +139,7 @@ class Parity:
         return self.difference is None
 
 
-def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler | Pool) -> Parity:
+def lockstep(run: EngineRun, requests: Sequence[Request], scheduler: Scheduler) -> Parity:
     """The simulator's loop with the measured times and the clocks that the decisions saw.
 
     Each batch must be the same, and be formed at the same clock: by then its requests had returned
@@ -190,7 +188,7 @@ def _same_memory(parity: Parity, engine: PoolLog, records: Records) -> Parity:
 def replay(
     run: EngineRun,
     requests: Sequence[Request],
-    scheduler: Scheduler | Pool,
+    scheduler: Scheduler,
     less: Floats | float = 0.0,
 ) -> Records:
     """The simulator's loop with the measured service times alone; links take their medians.

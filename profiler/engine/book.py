@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Policy, is_pooled, of_micro_batches
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Cohort, Request, Sequence
@@ -23,11 +24,12 @@ from sarathi_sim.profiler.engine.work import EngineError, Work
 
 
 class Book:
-    """Tokens and KV blocks of every sequence (and the :class:`~sarathi_sim.policies.pool.Endings`).
+    """Tokens and KV blocks of every sequence, and the ends of sequences
+    (:class:`~sarathi_sim.policies.endings.Endings`).
 
     A request ends with its ``output_tokens``-th token; with ``eos`` (a token id) where that is
     generated, or with its ``max_tokens``-th. A :class:`~sarathi_sim.policies.pool.Pool` gives
-    blocks out as it decides; for a :class:`~sarathi_sim.policies.scheduler.Scheduler` every
+    blocks out as it decides; for :class:`~sarathi_sim.policies.micro_batches.MicroBatches` every
     sequence has one block, which holds all it may come to. ``num_blocks`` includes one that is
     never used. For the rest see :class:`~sarathi_sim.profiler.engine.blocks.BlockTables`.
     """
@@ -53,11 +55,11 @@ class Book:
         self._over: set[int] = set()
         self._ended: dict[Batch, list[Sequence]] = {}
 
-    def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler | Pool:
+    def scheduler(self, policy: Policy | PoolPolicy, settings: dict[str, Any]) -> Scheduler:
         """A scheduler or pool with these blocks, which learns the ends of sequences from this."""
         if is_pooled(policy):
             return Pool(policy, self.blocks, endings=self, **settings)
-        return Scheduler(of_micro_batches(policy), ended=self.ended, **settings)
+        return MicroBatches(of_micro_batches(policy), endings=self, **settings)
 
     @property
     def outputs(self) -> dict[int, list[int]]:
@@ -83,10 +85,10 @@ class Book:
         )
 
     def _context(self, sequence: Sequence, batch: Batch) -> int:
-        """KV tokens that a decode has before a batch."""
-        if batch.iteration >= 0:
-            return sequence.offset + batch.iteration
-        return len(self.tokens(sequence)) - 1
+        """KV tokens that a decode has before a batch; those of padding are no longer more."""
+        if batch.padding and sequence.id in self._over:
+            return len(self.tokens(sequence)) - 1
+        return sequence.offset + batch.iteration
 
     def work(self, index: int, batch: Batch) -> tuple[Work, list[Sequence]]:
         """The batch to execute, just formed, and whose each output is.
@@ -102,8 +104,6 @@ class Book:
                 self.blocks.take(sequence, 1)
             tokens = self.tokens(sequence)
             ends = sequence in yields
-            if batch.iteration < 0:
-                ends = context + count == sequence.prompt_tokens
             chunks.append((self.blocks.table(sequence), count, context, int(ends)))
             rows += tokens[context : context + count]
             if ends:
@@ -134,18 +134,24 @@ class Book:
                 ended.append(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Free the block of a sequence that a :class:`~sarathi_sim.policies.scheduler.Scheduler` is
-        done with."""
+        """Free the block of a sequence that
+        :class:`~sarathi_sim.policies.micro_batches.MicroBatches` are done with."""
         if sequence in self.blocks:
             self.blocks.release(sequence, 1, 0, again=False)
 
     # What tells a scheduler who ends --------------------------------------------------------------
+
+    def added(self, request: Request) -> None:
+        """A request was accepted: this knows it already."""
 
     def joined(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes: when it ends its tokens will tell."""
 
     def left(self, sequence: Sequence, cohort: Cohort) -> None:
         """A sequence decodes no longer."""
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A sequence has to compute its tokens again."""
 
     def ended(self, batch: Batch) -> list[Sequence]:
         """The sequences whose last token came with this batch."""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.book import Book
@@ -100,7 +99,7 @@ class Served:
 
 def serve(
     requests: list[Request],
-    scheduler: Scheduler | Pool,
+    scheduler: Scheduler,
     executor: Executor,
     book: Book,
     *,
@@ -173,8 +172,7 @@ def serve(
     if scheduler.num_unfinished:
         raise EngineError(f"the policy left {scheduler.num_unfinished} requests unserved")
     run.spans = scheduler.spans.tolist()
-    if isinstance(scheduler, Pool):
-        run.events, run.kv_log = scheduler.events.tolist(), scheduler.kv_log.tolist()
+    run.events, run.kv_log = scheduler.events.tolist(), scheduler.kv_log.tolist()
     run.outputs = book.outputs
     return run
 

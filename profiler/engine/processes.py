@@ -113,7 +113,7 @@ class EngineProcesses:
         """Serve requests under a named policy (``{"name": ..., its arguments}``).
 
         ``scheduler`` are the keyword arguments of
-        :class:`~sarathi_sim.policies.scheduler.Scheduler`, or of
+        :class:`~sarathi_sim.policies.micro_batches.MicroBatches`, or of
         :class:`~sarathi_sim.policies.pool.Pool`, which may have ``num_blocks`` of the engine's
         blocks (all by default). For ``prefix_caching`` and ``eos`` see
         :class:`~sarathi_sim.profiler.engine.book.Book`.

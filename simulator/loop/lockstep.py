@@ -16,7 +16,6 @@ import numpy as np
 import simpy
 
 from sarathi_sim.policies.batch import Batch
-from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.moment import ARRIVAL, Moment
@@ -113,7 +112,7 @@ class _Recording:
 
 
 def play_back(
-    requests: abc.Sequence[Request], scheduler: Scheduler | Pool, recorded: Recorded
+    requests: abc.Sequence[Request], scheduler: Scheduler, recorded: Recorded
 ) -> tuple[list[Formed], Records]:
     """Serve the requests on one replica with recorded times; returns the batches and the records.
 

@@ -64,7 +64,7 @@ class Replica:
     def __init__(
         self,
         env: simpy.Environment,
-        scheduler: Scheduler | Pool,
+        scheduler: Scheduler,
         predict: Predictor,
         layers: tuple[int, ...],
         switches: Switches = DEFAULT,
@@ -81,8 +81,7 @@ class Replica:
         self.service = service
         self._turnaround_s = self.switches.turnaround_s
         self._pass = self.pipeline.launch
-        if isinstance(scheduler, Scheduler):
-            scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
+        scheduler.set_costs(lambda batch: slowest_stage_s(layers, predict(batch)))
         self.opens = opens or (self._stage_0_free if switches.lazy else None)
         self.on_finished = on_finished
         self._block, self._filled = bytearray(FIRST_ROWS * ROW.size), 0

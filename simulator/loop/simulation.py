@@ -13,7 +13,6 @@ import numpy as np
 import simpy
 
 from sarathi_sim.policies.log import LivelockError
-from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import Arrival, Clients
@@ -36,7 +35,7 @@ class SimulationError(Exception):
 
 def simulate(
     requests: abc.Sequence[Request],
-    schedulers: abc.Sequence[Scheduler | Pool],
+    schedulers: abc.Sequence[Scheduler],
     predict: Predictor,
     layers: tuple[int, ...],
     *,
@@ -176,7 +175,7 @@ class _Replicas:
 
     def _route(self, request: Request) -> int:
         if self.router == "round_robin":
-            return (self._accepted + len(self._rejections)) % len(self.replicas)
+            return (self._arrived - 1) % len(self.replicas)
         if not self._outstanding:
             self._outstanding = [0] * len(self.replicas)
         target = self._outstanding.index(min(self._outstanding))
@@ -187,11 +186,12 @@ class _Replicas:
         if self._outstanding:  # the router needs them
             self._outstanding[target] += tokens
 
-    def finished(self, replica: int, sequences: abc.Iterable[Sequence], now: float) -> None:
+    def finished(self, replica: int, sequences: abc.Sequence[Sequence], now: float) -> None:
         """Called by each replica with finished sequences and the time."""
+        self.num_finished += len(sequences)
         for sequence in sequences:
-            self.num_finished += 1
-            self._account(replica, -sequence.prompt_tokens - sequence.max_tokens)
+            if self._outstanding:
+                self._outstanding[replica] -= sequence.prompt_tokens + sequence.max_tokens
             if self._clients is not None:
                 self._send(self._clients.answered(self._place[sequence.id], now))
         if self.num_finished >= self._next_tick:

@@ -20,8 +20,8 @@ from sarathi_sim.experiments.validate.disturbance import (
     lost_seconds,
 )
 from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.driver import Decision, Served
 from sarathi_sim.profiler.engine.processes import EngineRun, StageLog
 from sarathi_sim.profiler.engine.spec import EngineSpec
@@ -119,7 +119,7 @@ def of_recorded(name: str, spec: EngineSpec) -> LostTime:
     run = EngineRun(Served(decisions=decisions), StageLog(**times, ops=ops))
     requests = [Request(*one) for one in entry["requests"]]
     return lost(
-        spec, run, requests, lambda: Scheduler(build(**entry["policy"]), **entry["settings"])
+        spec, run, requests, lambda: MicroBatches(build(**entry["policy"]), **entry["settings"])
     )
 
 

@@ -12,7 +12,6 @@ from sarathi_sim.policies.kv import Blocks, CachedBlocks
 from sarathi_sim.policies.log import LOST
 from sarathi_sim.policies.pool import Pool, PoolPolicy
 from sarathi_sim.policies.request import Prefix, Request
-from sarathi_sim.simulator.loop.endings import OutputLengths
 
 
 @dataclass
@@ -55,14 +54,12 @@ def schedule(
     """The iterations until everybody is served (or ``steps`` of them), each returning when as many
     as may be are in flight. ``arrivals`` are by the iteration before which they come; ``blocks``
     can be used (one more is the null block)."""
-    lengths = {each.id: each.output_tokens for group in arrivals.values() for each in group}
     pool = Pool(
         policy,
         (CachedBlocks if caching else Blocks)(blocks + 1, block_size),
         max_in_flight=in_flight,
         max_length=10_000,
         stages=stages,
-        endings=OutputLengths(lengths),
     )
     found: list[Step] = []
     out: deque[Batch] = deque()

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.policies.scheduler import Scheduler
 
 LENGTH = 40
 
@@ -62,7 +62,7 @@ def book(context: dict[Sequence, int], batch: Batch, held: set[Sequence]) -> Non
 def test_contexts_are_those_of_the_sequences(
     policy: str, lengths: list[tuple[int, int]], in_flight: int, free_pool: bool, order: object
 ) -> None:
-    books = Scheduler(
+    books = MicroBatches(
         POLICIES[policy],
         max_batch=4,
         max_in_flight=in_flight,
@@ -86,7 +86,7 @@ def test_contexts_are_those_of_the_sequences(
         if not flying:
             break
         batch = flying.pop(order.randrange(len(flying)))  # type: ignore[attr-defined]
-        held = set(books.groups[batch.slot].held)
+        held = set(books.cohorts[batch.slot].held)
         book(context, batch, held)
         books.complete(batch)
     assert seen >= max(output for _, output in lengths)
@@ -95,10 +95,10 @@ def test_contexts_are_those_of_the_sequences(
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_nothing_is_left_in_a_group(policy: str) -> None:
-    books = Scheduler(POLICIES[policy], max_batch=3, kv_capacity=10 * LENGTH, max_length=LENGTH)
+    books = MicroBatches(POLICIES[policy], max_batch=3, kv_capacity=10 * LENGTH, max_length=LENGTH)
     for number in range(7):
         books.add(Request(number, 0.0, 3 + number, 2 + number % 4, 20))
     while (batch := books.next_batch()) is not None:
         books.complete(batch)
-    for group in books.groups:
+    for group in books.cohorts:
         assert (group.offsets, group.held_longest, group.context) == ([], 0, 0)

@@ -8,17 +8,17 @@ import pytest
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import DECODE, PADDING, PREFILL, PolicyError
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.policies.scheduler import Scheduler
 
 
-def scheduler(policy: Policy, **options: object) -> Scheduler:
+def scheduler(policy: Policy, **options: object) -> MicroBatches:
     settings = {"max_batch": 2, "max_in_flight": 1, "kv_capacity": 100, "max_length": 20}
-    return Scheduler(policy, **(settings | options))  # type: ignore[arg-type]
+    return MicroBatches(policy, **(settings | options))  # type: ignore[arg-type]
 
 
 def request(id: int, prompt: int, output: int) -> Request:
@@ -31,7 +31,7 @@ def shape(batch: Batch | None) -> tuple[list[tuple[int, int, int]], int, int, in
     return chunks, batch.num_decodes, batch.decode_context, batch.padding
 
 
-def drain(books: Scheduler) -> list[tuple[list[tuple[int, int, int]], int, int, int]]:
+def drain(books: MicroBatches) -> list[tuple[list[tuple[int, int, int]], int, int, int]]:
     shapes = []
     while (batch := books.next_batch()) is not None:
         shapes.append(shape(batch))
@@ -39,7 +39,7 @@ def drain(books: Scheduler) -> list[tuple[list[tuple[int, int, int]], int, int, 
     return shapes
 
 
-def spans(books: Scheduler) -> list[tuple[int, ...]]:
+def spans(books: MicroBatches) -> list[tuple[int, ...]]:
     return [tuple(books.spans[i : i + 5]) for i in range(0, len(books.spans), 5)]
 
 
@@ -54,7 +54,7 @@ def test_a_request_takes_one_decode_less_than_it_outputs() -> None:
         ([], 1, 7, 0),
     ]
     assert spans(books) == [(0, PREFILL, 0, 0, 1), (0, DECODE, 0, 2, 3)]
-    assert books.free_kv == 100
+    assert books.blocks.free == 100
     assert books.num_unfinished == 0
 
 

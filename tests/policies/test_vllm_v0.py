@@ -7,7 +7,6 @@ from sarathi_sim.policies.pool import Pool
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.policies.vllm_v0 import VllmV0
-from sarathi_sim.simulator.loop.endings import OutputLengths
 
 
 def sizes(policy: Vllm, requests: int, iterations: int) -> list[int]:
@@ -15,7 +14,6 @@ def sizes(policy: Vllm, requests: int, iterations: int) -> list[int]:
     pool = Pool(
         policy,
         Blocks(1000, 16),
-        endings=OutputLengths(dict.fromkeys(range(requests), 50)),
         max_in_flight=2,
         max_length=1000,
         stages=2,

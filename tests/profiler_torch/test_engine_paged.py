@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+
 from sarathi_sim.experiments.validate.playback import lockstep, measured_records  # noqa: E402
 from sarathi_sim.policies.catalogue import build  # noqa: E402
 from sarathi_sim.policies.kv import Blocks, CachedBlocks  # noqa: E402
@@ -26,7 +27,6 @@ from sarathi_sim.profiler.engine.spec import EngineSpec  # noqa: E402
 from sarathi_sim.profiler.engine.work import Work  # noqa: E402
 from sarathi_sim.profiler.facts.model import load_model  # noqa: E402
 from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E402
-from sarathi_sim.simulator.loop.endings import OutputLengths  # noqa: E402
 from sarathi_sim.simulator.loop.quantum import quantize  # noqa: E402
 from sarathi_sim.simulator.views.metrics import Analysis  # noqa: E402
 from tests.patience import PATIENCE_S  # noqa: E402
@@ -121,8 +121,7 @@ def pool(policy: str, pp: int, caching: bool, load: list[Request]) -> Pool:
     built = build(**POLICIES[policy])
     assert is_pooled(built)
     blocks = (CachedBlocks if caching else Blocks)(BLOCKS, BLOCK)
-    lengths = OutputLengths({request.id: request.output_tokens for request in load})
-    return Pool(built, blocks, endings=lengths, **settings(policy, pp))
+    return Pool(built, blocks, **settings(policy, pp))
 
 
 @CACHING

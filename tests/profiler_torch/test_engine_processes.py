@@ -24,6 +24,7 @@ from sarathi_sim.experiments.validate.playback import (
     stage_times,
 )
 from sarathi_sim.policies.catalogue import build
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.engine.processes import EngineProcesses
@@ -65,7 +66,7 @@ def settings(pp: int) -> dict[str, Any]:
 
 
 def scheduler(policy: str, pp: int) -> Scheduler:
-    return Scheduler(build(**POLICIES[policy]), **settings(pp))
+    return MicroBatches(build(**POLICIES[policy]), **settings(pp))
 
 
 def requests(rate: float | None, count: int = 24, seed: int = 1) -> list[Request]:

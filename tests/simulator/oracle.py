@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records
@@ -70,7 +70,7 @@ class System:
     think_s: float = 0.0
     requests: list[Request] = field(default_factory=list)
 
-    def _common(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         return {
             "max_batch": self.max_batch,
             "max_in_flight": self.max_in_flight,
@@ -88,9 +88,9 @@ class System:
             "clients": closed_loop(self.clients, self.think_s, len(self.requests)),
         }
 
-    def schedulers(self) -> list[Scheduler]:
+    def schedulers(self) -> list[MicroBatches]:
         policy = POLICIES[self.policy]
-        return [Scheduler(policy, **self._common()) for _ in range(self.replicas)]
+        return [MicroBatches(policy, **self.settings()) for _ in range(self.replicas)]
 
     def fast(self, **extra: Any) -> Records:
         return simulate(
@@ -110,7 +110,7 @@ class System:
             self.layers,
             replicas=self.replicas,
             **self._switches(),
-            **self._common(),
+            **self.settings(),
         )
 
 

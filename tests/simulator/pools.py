@@ -21,7 +21,6 @@ from sarathi_sim.policies.trtllm import Trtllm
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.policies.vllm_v0 import VllmV0
 from sarathi_sim.simulator.loop.closed_loop import Clients
-from sarathi_sim.simulator.loop.endings import OutputLengths
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import Router, SimulationError, simulate
 from sarathi_sim.simulator.loop.switches import Switches
@@ -71,7 +70,6 @@ class PoolSystem:
         return {"switches": switches, "router": self.router, "seed": 7, "clients": clients}
 
     def pools(self, kind: type[Pool] = Pool) -> list[Pool]:
-        lengths = {r.id: r.output_tokens for r in self.requests}
         return [
             kind(
                 self.policy,
@@ -79,7 +77,6 @@ class PoolSystem:
                 max_in_flight=self.depth,
                 max_length=self.max_length,
                 stages=len(self.layers),
-                endings=OutputLengths(lengths),
             )
             for _ in range(self.replicas)
         ]

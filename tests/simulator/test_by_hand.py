@@ -10,11 +10,11 @@ from __future__ import annotations
 import pytest
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import simulate
@@ -29,7 +29,7 @@ def predict(batch: Batch) -> tuple[float, float, float, float]:
 
 def run(policy: Policy, lengths: list[tuple[int, int]]) -> Records:
     requests = [Request(i, 0.0, prompt, output, 8) for i, (prompt, output) in enumerate(lengths)]
-    scheduler = Scheduler(policy, max_batch=2, max_in_flight=2, kv_capacity=64, max_length=16)
+    scheduler = MicroBatches(policy, max_batch=2, max_in_flight=2, kv_capacity=64, max_length=16)
     return simulate(requests, [scheduler], predict, (1, 1))
 
 
@@ -103,7 +103,7 @@ def test_sarathi_has_equal_work_and_no_bubble() -> None:
         return 2 * UNIT * bool(batch.num_tokens), 0.0, 0.0, 0.0
 
     requests = [Request(i, 0.0, 4, 2, 8) for i in range(4)]
-    scheduler = Scheduler(
+    scheduler = MicroBatches(
         Sarathi(chunk_size=2, tile=2, chunk_rule="fixed"),
         max_batch=2,
         max_in_flight=2,
@@ -123,7 +123,9 @@ def test_one_request_alone(stages: int) -> None:
     """Closed form: each of the D iterations takes the sum of the stages; all idle time is fill,
     drain or no work, since no second micro-batch exists."""
     prompt, output = 6, 4
-    scheduler = Scheduler(Orca(), max_batch=1, max_in_flight=stages, kv_capacity=16, max_length=16)
+    scheduler = MicroBatches(
+        Orca(), max_batch=1, max_in_flight=stages, kv_capacity=16, max_length=16
+    )
     records = simulate([Request(0, 0.0, prompt, output, 8)], [scheduler], predict, (1,) * stages)
     work = prompt + sum((prompt + i) // 2 for i in range(output - 1))
     assert records.end_s == stages * work * UNIT
@@ -141,7 +143,9 @@ def test_pipeline_of_equal_batches_has_no_bubbles() -> None:
         return 3 * UNIT, 0.0, 0.0, 0.0
 
     requests = [Request(i, 0.0, 2, output, 8) for i in range(stages)]
-    scheduler = Scheduler(Orca(), max_batch=1, max_in_flight=stages, kv_capacity=64, max_length=16)
+    scheduler = MicroBatches(
+        Orca(), max_batch=1, max_in_flight=stages, kv_capacity=64, max_length=16
+    )
     records = simulate(requests, [scheduler], constant, (1,) * stages)
     assert records.end_s == (stages * output + stages - 1) * 3 * UNIT
     rows = Analysis(records).ledger

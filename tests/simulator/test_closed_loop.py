@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.closed_loop import Arrival, ClosedLoop
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
@@ -27,7 +27,7 @@ def predict(batch: Batch) -> tuple[float, float, float, float]:
 def run(prompts: list[int], clients: object) -> Records:
     """One stage; each request is served alone and ends with its prompt."""
     requests = [Request(10 + i, 0.0, prompt, 1, 1) for i, prompt in enumerate(prompts)]
-    scheduler = Scheduler(
+    scheduler = MicroBatches(
         Orca(max_prefills=1), max_batch=2, max_in_flight=1, kv_capacity=64, max_length=16
     )
     return simulate(requests, [scheduler], predict, (1,), clients=clients)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.log import PADDING
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.policy import Plan, Policy, View
 from sarathi_sim.policies.request import Request, Sequence
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.views.ledger import ACCOUNTS, WAITS, gaps, iteration_bubbles
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -25,7 +25,7 @@ from tests.textbook.replicas import TextbookReplica
 any_system = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-class Audited(Scheduler):
+class Audited(MicroBatches):
     """Checks the books after every step."""
 
     def next_batch(self) -> Batch | None:
@@ -39,13 +39,12 @@ class Audited(Scheduler):
         return finished
 
     def _audit(self) -> None:
-        held = [s for g in self.groups for s in [*g.prefilling, *g.decoding]]
+        assert sum(s.kv_tokens for s in self.running) + self.blocks.free == self.kv_capacity
+        assert self.blocks.free >= 0  # invariant 2
+        held = [s for slot in self.cohorts for s in slot]
         assert len(set(held)) == len(held)
-        assert sum(s.kv_tokens for s in held) + self.free_kv == self.kv_capacity  # invariant 2
-        assert self.free_kv >= 0
-        for group in self.groups:
-            assert group.size <= self.max_batch
-            assert group.num_decodes == len(group.decoding)
+        assert set(held) <= set(self.running)
+        assert all(slot.size <= self.max_batch for slot in self.cohorts)
 
 
 @any_system
@@ -76,22 +75,12 @@ def test_1_every_request_completes_once_or_is_rejected(system: System) -> None:
 @any_system
 @given(systems())
 def test_2_kv_tokens_are_allocated_or_free(system: System) -> None:
-    model = system.schedulers()[0]
     audited = [
-        Audited(
-            model.policy,
-            max_batch=model.max_batch,
-            max_in_flight=len(model.groups),
-            kv_capacity=model.kv_capacity,
-            max_length=model.max_length,
-            reserve_declared=model.reserve_declared,
-            free_pool=model.free_pool,
-        )
-        for _ in range(system.replicas)
+        Audited(POLICIES[system.policy], **system.settings()) for _ in range(system.replicas)
     ]
     records = system.fast(schedulers=audited)
     for number, scheduler in enumerate(audited):
-        assert scheduler.free_kv == scheduler.kv_capacity
+        assert scheduler.blocks.free == scheduler.kv_capacity
         assert scheduler.num_unfinished == 0
         if records.replicas[number].num_iterations:
             _, tokens = Analysis(records).kv_occupancy(number)
@@ -187,7 +176,7 @@ def test_6_a_policy_never_sees_the_output_length(system: System) -> None:
     for variant in (requests, longer):
         system_variant = replace(system, requests=variant, replicas=1)
         schedulers = system_variant.schedulers()
-        schedulers[0].kv_capacity = schedulers[0].free_kv = 12 * MAX_LENGTH
+        schedulers[0].blocks.capacity = schedulers[0].blocks.free = 12 * MAX_LENGTH
         watched = schedulers[0].policy = Watched(schedulers[0].policy)
         records = system_variant.fast(schedulers=schedulers)
         logs.append((watched.plans, records.replicas[0]))

@@ -12,7 +12,6 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.simulator.loop.endings import OutputLengths
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.views.metrics import Analysis
@@ -25,8 +24,7 @@ def a_second(batch: Batch) -> tuple[float, float, float, float]:
 
 
 def pool(requests: list[Request], policy: Vllm, blocks: Blocks, depth: int = 1) -> Pool:
-    lengths = OutputLengths({r.id: r.output_tokens for r in requests})
-    return Pool(policy, blocks, max_in_flight=depth, max_length=100, endings=lengths)
+    return Pool(policy, blocks, max_in_flight=depth, max_length=100)
 
 
 def two_requests_in_five_blocks(output_tokens: int = 3) -> tuple[Records, Pool]:

@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.confidence.bands import Band, coverage, fit_band
 from sarathi_sim.simulator.confidence.coverage import queries_outside
 from sarathi_sim.simulator.confidence.held_out import OpTable, linear_fit, op_tables, surface_fit
@@ -35,7 +35,7 @@ def run() -> tuple[Records, OpTimes, list[dict[str, OpUse]]]:
     ops = bundle_times(simple_bundle())
     predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=8, num_stages=2)
     requests = [Request(i, 0.0, 60 + 6 * i, 10, 10) for i in range(40)]
-    scheduler = Scheduler(
+    scheduler = MicroBatches(
         Sarathi(chunk_size=128, tile=8), max_batch=8, max_in_flight=2, kv_capacity=20_000,
         max_length=1024,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_an_error_of_one_op_moves_the_run_by_its_share(
     """On one stage nothing overlaps: the makespan moves by the op's time times the error."""
     _, ops, _ = run
     predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=8)
-    scheduler = Scheduler(
+    scheduler = MicroBatches(
         Sarathi(chunk_size=128, tile=8), max_batch=8, kv_capacity=20_000, max_length=1024
     )
     records = simulate(
@@ -121,7 +121,7 @@ def test_an_error_of_whole_layers_moves_all_but_the_all_reduces(
     """Two prompts, one after the other, on one stage; by hand from the recorded columns."""
     _, ops, _ = run
     predict = BundlePredictor(ops, max_tokens=256, max_length=1024, max_batch=1)
-    scheduler = Scheduler(RequestLevel(), max_batch=1, kv_capacity=20_000, max_length=1024)
+    scheduler = MicroBatches(RequestLevel(), max_batch=1, kv_capacity=20_000, max_length=1024)
     requests = [Request(i, 0.0, 100, 1, 1) for i in range(2)]
     records = simulate(requests, [scheduler], predict, (3,))
     (log,) = records.replicas

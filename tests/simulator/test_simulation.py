@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.policy import Plan, View
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.jitter import Jitter
 from sarathi_sim.simulator.loop.quantum import HORIZON_S, QUANTUM_S, quantize
 from sarathi_sim.simulator.loop.records import Records
@@ -29,7 +29,7 @@ def serve(
     requests: list[Request], replicas: int = 1, router: Router = "round_robin", max_batch: int = 1
 ) -> Records:
     schedulers = [
-        Scheduler(Orca(), max_batch=max_batch, kv_capacity=10_000, max_length=100)
+        MicroBatches(Orca(), max_batch=max_batch, kv_capacity=10_000, max_length=100)
         for _ in range(replicas)
     ]
     return simulate(requests, schedulers, constant, (1,), router=router)
@@ -115,7 +115,7 @@ def test_a_policy_that_stops_planning_is_an_error() -> None:
         def plan(self, view: View) -> Plan | None:
             return None
 
-    scheduler = Scheduler(Idle(), max_batch=1, kv_capacity=100, max_length=100)
+    scheduler = MicroBatches(Idle(), max_batch=1, kv_capacity=100, max_length=100)
     with pytest.raises(SimulationError, match="1 of 1 requests were never finished"):
         simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
 
@@ -189,7 +189,7 @@ def test_a_free_pool_keeps_its_members_together(lazy: bool) -> None:
 def test_ids_and_schedulers_are_used_once() -> None:
     with pytest.raises(ValueError, match="two requests have the same id"):
         serve([Request(0, 0.0, 4, 2, 9)] * 2)
-    scheduler = Scheduler(Orca(), max_batch=1, kv_capacity=100, max_length=100)
+    scheduler = MicroBatches(Orca(), max_batch=1, kv_capacity=100, max_length=100)
     simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
     with pytest.raises(ValueError, match="has served before"):
         simulate([Request(0, 0.0, 4, 2, 9)], [scheduler], constant, (1,))
@@ -199,6 +199,6 @@ def test_no_simulation_beyond_the_exact_range() -> None:
     def slow(batch: Batch) -> tuple[float, float, float, float]:
         return 3000.0, 0.0, 0.0, 0.0
 
-    scheduler = Scheduler(Orca(), max_batch=1, kv_capacity=9000, max_length=9000)
+    scheduler = MicroBatches(Orca(), max_batch=1, kv_capacity=9000, max_length=9000)
     with pytest.raises(SimulationError, match="24 days"):
         simulate([Request(0, 0.0, 4, 1000, 8000)], [scheduler], slow, (1,))

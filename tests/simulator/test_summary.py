@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.request import Request
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.profiler.facts.device import load_device
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.simulator.loop.simulation import simulate
@@ -28,7 +28,7 @@ def test_summary_by_hand() -> None:
     """The best-case schedule of test_by_hand.py, which lasts 35 units on two stages."""
     lengths = [(4, 3), (2, 2), (6, 2), (2, 2)]
     requests = [Request(i, 0.0, prompt, output, 8) for i, (prompt, output) in enumerate(lengths)]
-    scheduler = Scheduler(
+    scheduler = MicroBatches(
         Orca(max_prefills=1), max_batch=2, max_in_flight=2, kv_capacity=64, max_length=16
     )
     records = simulate(requests, [scheduler], predict, (1, 1))
@@ -64,7 +64,7 @@ def test_bubble_share_leaves_out_what_blocks_the_sender() -> None:
         return (*predict(batch)[:3], 3 * UNIT)
 
     requests = [Request(i, 0.0, 4, 3, 8) for i in range(4)]
-    scheduler = Scheduler(Orca(), max_batch=1, max_in_flight=2, kv_capacity=64, max_length=16)
+    scheduler = MicroBatches(Orca(), max_batch=1, max_in_flight=2, kv_capacity=64, max_length=16)
     records = simulate(requests, [scheduler], sends, (1, 1), switches=Switches(blocking_send=True))
     found = Analysis(records)
     summary = found.summary(MODEL, DEVICE, tp=1)

@@ -1,6 +1,6 @@
 """A pool with paged memory as a textbook would write it: lists, loops, and every block an object.
 
-It replaces ``sarathi_sim.policies.pool``, ``cohort`` and ``kv`` in the textbook simulation.
+It replaces ``sarathi_sim.policies.pool``, ``scheduler`` and ``kv`` in the textbook simulation.
 Policies act on :class:`TextbookPool` as they act on :class:`~sarathi_sim.policies.pool.Pool`. It
 visits each sequence in every iteration, and counts its computed tokens and its tokens in flight for
 it alone. A request ends by its own output length.

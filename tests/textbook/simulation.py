@@ -3,7 +3,7 @@
 A SimPy process for each stage and each link, a Store in front of each, lists of requests, and a
 loop over every request in every iteration. It shares with the fast path what defines the system
 (policies, predictor, jitter, the order within an instant), but neither the bookkeeping of
-``sarathi_sim.policies.scheduler`` nor the recurrence of ``sarathi_sim.simulator.loop.pipeline``.
+``sarathi_sim.policies`` nor the recurrence of ``sarathi_sim.simulator.loop.pipeline``.
 Results must be bitwise equal (``tests/simulator/test_textbook.py``); ``python -m tests.bench``
 gives the fast path's speed as a multiple of this one's.
 """

@@ -16,11 +16,11 @@ from sarathi_sim.experiments.paper.readings import Change
 from sarathi_sim.experiments.paper.scenarios import ORCA, PAPER, SARATHI, TP_ONLY, Ratios
 from sarathi_sim.experiments.paper.variants import Lab
 from sarathi_sim.policies.log import PREFILL
+from sarathi_sim.policies.micro_batches import MicroBatches
 from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.policy import Policy
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.sarathi import Sarathi
-from sarathi_sim.policies.scheduler import Scheduler
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.loop.simulation import simulate
 from sarathi_sim.simulator.op_times.predictor import BundlePredictor
@@ -55,7 +55,7 @@ def four_requests(lab: Lab, policy: Policy) -> Analysis:
     """A, B, C and D, there at once, in two micro-batches of two on two stages."""
     machine = lab.a6000
     requests = [Request(i, 0.0, p, d, d) for i, (p, d) in enumerate(_REQUESTS.values())]
-    scheduler = Scheduler(
+    scheduler = MicroBatches(
         policy, max_batch=2, max_in_flight=2, kv_capacity=1 << 20, max_length=2048
     )
     times = BundlePredictor(

@@ -1,0 +1,75 @@
+"""Who has ended: the one thing that a scheduler is told by its driver."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sarathi_sim.policies.batch import Batch
+from sarathi_sim.policies.request import Cohort, Request, Sequence
+
+
+class Endings(Protocol):
+    """The ends of sequences. A simulator knows the output lengths; a real engine sees tokens."""
+
+    def added(self, request: Request) -> None:
+        """A request was accepted."""
+
+    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes from the cohort's next iteration on."""
+
+    def left(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence that has not ended stops decoding, from the next iteration to be formed on."""
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A sequence has to compute its tokens again, and may end with a chunk of them."""
+
+    def ended(self, batch: Batch) -> list[Sequence]:
+        """The sequences whose last token came with this batch."""
+
+
+class OutputLengths:
+    """The :class:`Endings` of a simulation, from the requests' true output lengths.
+
+    A sequence that decodes yields a token in every iteration of its cohort, so the iteration that
+    yields its last one is known when it joins.
+    """
+
+    def __init__(self) -> None:
+        # The position of the last token that each request processes: it yields the last one.
+        self._position: dict[int, int] = {}
+        self._due: dict[tuple[int, int], list[Sequence]] = {}  # by slot and iteration
+        self._with_chunks = False  # whether a chunk has ever been able to yield a last token
+
+    def added(self, request: Request) -> None:
+        """A request was accepted."""
+        self._position[request.id] = request.prompt_tokens + request.output_tokens - 2
+        self._with_chunks = self._with_chunks or request.output_tokens == 1
+
+    def joined(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence decodes from the cohort's next iteration on."""
+        last = self._position[sequence.id] - sequence.offset
+        if last >= cohort.iteration:
+            self._due.setdefault((cohort.index, last), []).append(sequence)
+
+    def left(self, sequence: Sequence, cohort: Cohort) -> None:
+        """A sequence that has not ended decodes no longer in iterations that are not formed."""
+        last = self._position[sequence.id] - sequence.offset
+        if last >= cohort.iteration:
+            self._due[cohort.index, last].remove(sequence)
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A sequence has to compute its tokens again, and may end with a chunk of them."""
+        self._with_chunks = True
+
+    def ended(self, batch: Batch) -> list[Sequence]:
+        """Those whose last token came with this batch."""
+        found = self._due.pop((batch.slot, batch.iteration), None)
+        if self._with_chunks and batch.yields:
+            for sequence, tokens, context in batch.chunks:
+                if context + tokens - 1 == self._position.get(sequence.id):
+                    found = [*(found or ()), sequence]
+        if found is None:
+            return []
+        for sequence in found:
+            del self._position[sequence.id]
+        return found
