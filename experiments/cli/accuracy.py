@@ -43,7 +43,7 @@ def fit(
     \b
     Examples:
       sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1
-      sarathi-sim fit data/profiles/a100-80g-sxm/gpt3-175b/tp8 --out runs/fits
+      sarathi-sim fit profiles/cpu/tiny-llama-40m/tp1 --out runs/fits
     """
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.figures.fits import describe, write_fits

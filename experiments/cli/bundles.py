@@ -112,8 +112,7 @@ def profile_diff(
 
     \b
     Examples:
-      sarathi-sim profile-diff data/profiles/a100-80g-sxm/llama-2-70b/tp4 \\
-        profiles/a100-80g-sxm/llama-2-70b/tp4
+      sarathi-sim profile-diff profiles/h200/llama-2-7b/tp1 later/h200/llama-2-7b/tp1
     """
     from sarathi_sim.profiler.bundle.diff import backend_differences, diff_bundles
     from sarathi_sim.profiler.bundle.schema import load_bundle
