@@ -53,7 +53,7 @@ def as_recorded() -> list[ClaimResult]:
 
 
 def test_what_nothing_was_fitted_to_is_counted_apart() -> None:
-    assert summary(as_recorded()) == {"predicted": (53, 67), "paper-calibrated": (57, 67)}
+    assert summary(as_recorded()) == {"predicted": (52, 67), "paper-calibrated": (57, 67)}
     apart = summary(independent(as_recorded()))
     assert apart == {"predicted": (41, 50), "paper-calibrated": (41, 50)}
 
@@ -70,19 +70,19 @@ def test_a_gain_is_scored_on_what_is_gained() -> None:
         *("pd_peak_256_gain", "pd_peak_512_gain", "ablation_e2e_128", "orca_best_1k"),
         *(f"sarathi_{k}k" for k in (1, 2, 3)),
     }
-    assert counts == {"predicted": (6, 13), "paper-calibrated": (3, 13)}
+    assert counts == {"predicted": (8, 13), "paper-calibrated": (3, 13)}
 
 
 def test_the_counts_are_said_in_the_command_and_in_the_documents() -> None:
     assert counts_text(as_recorded()) == [
-        "predicted: 53 of 67 reproduced; 41 of the 50 that nothing was fitted to; "
-        "6 of 13 gains on (gain - 1)",
+        "predicted: 52 of 67 reproduced; 40 of the 50 that nothing was fitted to; "
+        "8 of 13 gains on (gain - 1)",
         "paper-calibrated: 57 of 67 reproduced; 41 of the 50 that nothing was fitted to; "
         "3 of 13 gains on (gain - 1)",
     ]
     for file in ("README.md", "docs/paper.md"):
         text = " ".join((ROOT / file).read_text(encoding="utf-8").split())
-        assert re.search(r"\b53\b.{0,200}\b57\b.{0,200}\b50 that nothing .{0,99}\b41\b", text), file
+        assert re.search(r"\b52\b.{0,200}\b57\b.{0,200}\b50 that nothing .{0,99}\b40\b", text), file
 
 
 def test_marks_are_what_is_computed() -> None:
@@ -121,7 +121,7 @@ def test_the_tables_show_the_marks() -> None:
     assert f"| `orca_worst` | {CANNOT_FAIL} {NO_GAIN_PASSES} |" in rows["orca_worst"]
     assert f"| {UNMOVED} |" in rows["pd_peak_256_at"]
     assert rows["tile_257"].startswith("| `tile_257` |  |")
-    assert "| `orca_best_1k` | 11 % | **4.0 %** | **0.37** |" in gains_table(results)
+    assert "| `orca_best_1k` | 11 % | **4.1 %** | **0.38** |" in gains_table(results)
 
 
 def test_256_over_320_does_not_need_the_tile() -> None:
