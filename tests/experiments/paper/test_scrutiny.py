@@ -55,7 +55,7 @@ def as_recorded() -> list[ClaimResult]:
 def test_what_nothing_was_fitted_to_is_counted_apart() -> None:
     assert summary(as_recorded()) == {"predicted": (52, 67), "paper-calibrated": (57, 67)}
     apart = summary(independent(as_recorded()))
-    assert apart == {"predicted": (41, 50), "paper-calibrated": (41, 50)}
+    assert apart == {"predicted": (40, 50), "paper-calibrated": (41, 50)}
 
 
 def test_a_gain_is_scored_on_what_is_gained() -> None:
@@ -121,7 +121,7 @@ def test_the_tables_show_the_marks() -> None:
     assert f"| `orca_worst` | {CANNOT_FAIL} {NO_GAIN_PASSES} |" in rows["orca_worst"]
     assert f"| {UNMOVED} |" in rows["pd_peak_256_at"]
     assert rows["tile_257"].startswith("| `tile_257` |  |")
-    assert "| `orca_best_1k` | 11 % | **4.1 %** | **0.38** |" in gains_table(results)
+    assert "| `orca_best_1k` | 11 % | **4.1 %** | **0.37** |" in gains_table(results)
 
 
 def test_256_over_320_does_not_need_the_tile() -> None:
