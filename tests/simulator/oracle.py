@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +17,14 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.request_level import RequestLevel
 from sarathi_sim.policies.sarathi import Sarathi
 from sarathi_sim.simulator.loop.closed_loop import ClosedLoop
+from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import Router, simulate
 from sarathi_sim.simulator.loop.switches import Switches
-from tests.textbook.pipeline import Micro
-from tests.textbook.replicas import TextbookReplica
+from sarathi_sim.simulator.views.metrics import Analysis
+from tests.textbook.pipeline import Micro, TextbookPipeline
+from tests.textbook.replicas import TextbookPoolReplica, TextbookReplica
 from tests.textbook.simulation import simulate_textbook
 
 POLICIES: dict[str, Policy] = {
@@ -139,6 +142,46 @@ def start_finish(micros: list[Micro]) -> tuple[np.ndarray, np.ndarray]:
     """Start and finish on every stage of every batch, shape (batches, stages)."""
     times = np.array([m.stages for m in micros])
     return times[:, 0::2], times[:, 1::2]
+
+
+def assert_bitwise_equal(records: Records, oracle: Sequence[TextbookPipeline]) -> None:
+    """Every batch, every request and what was rejected are the textbook's, to the bit."""
+    table = Analysis(records).requests.set_index("request")
+    assert len(records.rejections) == sum(len(replica.rejected) for replica in oracle)
+    for log, replica in zip(records.replicas, oracle, strict=True):
+        micros = replica.micros
+        assert set(replica.rejected) <= set(records.rejections)
+        assert all(table.loc[i, "rejected"] is not None for i in replica.rejected)
+        assert log.num_iterations == len(micros)
+        columns = {
+            "ready_s": [m.ready_s for m in micros],
+            "finish_s": [m.returned_s for m in micros],
+            "chunks": [len(m.chunks) for m in micros],
+            "prefill_tokens": [sum(n for _, n in m.chunks) for m in micros],
+            "prefill_context": [sum(held for _, _, held in m.batch.chunks) for m in micros],
+            "decodes": [len(m.decodes) for m in micros],
+            "decode_context": [m.batch.decode_context for m in micros],
+            "padding": [len(m.padding) for m in micros],
+        }
+        if isinstance(replica, TextbookPoolReplica):
+            assert log.pool is not None
+            assert log.pool.kv_tokens.tolist() == replica.kv_tokens
+            assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
+        else:
+            columns["group"] = [m.slot for m in micros]
+        for name, of in columns.items():
+            assert log.iterations[name].tolist() == of, name
+        if micros:
+            start, finish = start_finish(micros)
+            times = stage_times(log)
+            assert np.array_equal(times.start, start)
+            assert np.array_equal(times.finish, finish)
+        for member in replica.everybody():
+            row = table.loc[member.request.id]
+            assert row["finish_s"] == member.finish_s
+            assert row["ttft_s"] == member.first_token_s - row["arrival_s"]
+            first = micros[member.iterations[0]].stages[0]
+            assert row["queueing_s"] == first - row["arrival_s"]
 
 
 @st.composite

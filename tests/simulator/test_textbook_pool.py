@@ -12,48 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from sarathi_sim.policies.log import LivelockError
 from sarathi_sim.policies.request import Request
 from sarathi_sim.policies.vllm import Vllm
-from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.quantum import quantize
 from sarathi_sim.simulator.loop.records import Records
 from sarathi_sim.simulator.loop.simulation import SimulationError, simulate
-from sarathi_sim.simulator.views.metrics import Analysis
-from tests.simulator.oracle import predict, start_finish
+from tests.simulator.oracle import assert_bitwise_equal, predict
 from tests.simulator.pools import OTHERS, PoolSystem, Who, pool_requests, pool_systems
-from tests.textbook.replicas import TextbookPoolReplica
-
-
-def assert_bitwise_equal(records: Records, oracle: list[TextbookPoolReplica]) -> None:
-    table = Analysis(records).requests.set_index("request")
-    for log, replica in zip(records.replicas, oracle, strict=True):
-        micros = replica.micros
-        assert set(replica.rejected) <= set(records.rejections)
-        columns = log.iterations
-        assert log.num_iterations == len(micros)
-        for name, of in {
-            "ready_s": lambda m: m.ready_s,
-            "finish_s": lambda m: m.returned_s,
-            "chunks": lambda m: len(m.chunks),
-            "prefill_tokens": lambda m: sum(n for _, n in m.chunks),
-            "prefill_context": lambda m: sum(context for _, _, context in m.batch.chunks),
-            "decodes": lambda m: len(m.decodes),
-            "decode_context": lambda m: m.batch.decode_context,
-        }.items():
-            assert columns[name].tolist() == [of(m) for m in micros], name
-        assert log.pool is not None
-        assert log.pool.kv_tokens.tolist() == replica.kv_tokens
-        assert log.pool.events.tolist() == [list(event) for event in replica.pool.events]
-        if micros:
-            start, finish = start_finish(micros)
-            times = stage_times(log)
-            assert np.array_equal(times.start, start)
-            assert np.array_equal(times.finish, finish)
-        for member in replica.everybody():
-            row = table.loc[member.request.id]
-            assert row["finish_s"] == member.finish_s
-            assert row["ttft_s"] == member.first_token_s - row["arrival_s"]
-            first = micros[member.iterations[0]].stages[0]
-            assert row["queueing_s"] == first - row["arrival_s"]
-    assert len(records.rejections) == sum(len(replica.rejected) for replica in oracle)
 
 
 def compare(system: PoolSystem) -> Records:
