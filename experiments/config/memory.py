@@ -47,7 +47,7 @@ class Need:
 
 def workload_needs(scenario: Scenario) -> list[Need]:
     """The memory for the requests. A trace's reader checks its own
-    (``simulator/load/trace_file.py``)."""
+    (``simulator/load/trace.py``)."""
     workload, lengths = scenario.workload, scenario.workload.lengths
     each = REQUEST_BYTES + RECORD_BYTES + (TURN_BYTES if workload.sessions else 0)
     size = each * (workload.requests or 0)
