@@ -57,9 +57,8 @@ def reproduce(
 
     from sarathi_sim.experiments.cli.common import ProgressBar
     from sarathi_sim.experiments.config.errors import ConfigError
-    from sarathi_sim.experiments.paper.claims import pick_claims
-    from sarathi_sim.experiments.paper.reproduce import counts_text
-    from sarathi_sim.experiments.paper.reproduce import reproduce as compute
+    from sarathi_sim.experiments.paper.claims import counts_text, pick_claims
+    from sarathi_sim.experiments.paper.claims import reproduce as compute
     from sarathi_sim.experiments.paper.variants import VARIANTS, Lab
     from sarathi_sim.experiments.results import PAPER_FORMAT, result_folder, write_summary
     from sarathi_sim.profiler.storage.strict import did_you_mean
@@ -167,10 +166,8 @@ def claims_table(results: Sequence[ClaimResult]) -> Table:
 
 
 def _print_readings(ids: Sequence[str]) -> None:
-    from sarathi_sim.experiments.paper.claims import load_claims, readings
+    from sarathi_sim.experiments.paper.claims import pick_claims
 
-    claims, known = load_claims(), readings()
-    for id in ids:
-        claim = claims[id]
-        typer.echo(f"{id} (section {claim.section}): {claim.metric}; {claim.setting}")
-        typer.echo(f"    {known[id].text}")
+    for claim in pick_claims(ids):
+        typer.echo(f"{claim.id} (section {claim.section}): {claim.metric}; {claim.setting}")
+        typer.echo(f"    {claim.reading}")

@@ -1,18 +1,21 @@
-"""The paper's claims, and the registry of functions that compute our values."""
+"""The paper's claims (``data/paper/claims.yaml``), and our values of them in both variants."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.paper.register import CLAIM_READINGS, ClaimReading
-from sarathi_sim.experiments.paper.variants import Lab, Variant
+from sarathi_sim.experiments.paper import quantities
+from sarathi_sim.experiments.paper.variants import Lab, Variant, load_calibration
+from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.storage.paths import data_dir
-from sarathi_sim.profiler.storage.strict import did_you_mean
+from sarathi_sim.profiler.storage.plain_yaml import read_mapping
+from sarathi_sim.profiler.storage.progress import Progress, silent
+from sarathi_sim.profiler.storage.strict import did_you_mean, parse, strict_dataclass
 
 TOLERANCE = 0.15
 """How far a value may be from the paper's to count as reproduced."""
@@ -20,24 +23,50 @@ TOLERANCE = 0.15
 Kind = Literal["ratio", "absolute", "upper bound", "lower bound", "ordering"]
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One number of the paper: row of ``data/paper/claims.csv``.
+@strict_dataclass
+class GPUs:
+    """What a number was measured on; ``parallelism`` begins with the tensor-parallel degree."""
 
-    ``kind`` says how ours is judged: within :data:`TOLERANCE` (ratio, absolute), on the right side
-    (bounds), or equal (ordering: 1 if it holds, else 0).
-    """
-
-    id: str
-    section: str
     model: str
     device: str
     parallelism: str
+
+    def machine(self, lab: Lab) -> Machine:
+        """One tensor-parallel group."""
+        degree = self.parallelism.removeprefix("tp").split("-")[0].split(" ")[0]
+        return lab.machine(self.device, self.model, int(degree))
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.device}, {self.parallelism}"
+
+
+@strict_dataclass
+class Claim:
+    """One number of the paper.
+
+    ``kind`` says how ours is judged: within :data:`TOLERANCE` (ratio, absolute), on the right side
+    (bounds), or equal (ordering: 1 if it holds, else 0). ``quantity`` is a function of
+    ``quantities.py``. With ``control`` it is computed without the reason that the paper gives, too:
+    a claim that still holds is no evidence for this reason.
+    """
+
+    section: str
+    machine: GPUs
     setting: str
     metric: str
     paper: float
     unit: str
     kind: Kind
+    reading: str
+    quantity: str
+    arguments: dict[str, str | int] = field(default_factory=dict)
+    control: Literal["untiled"] | None = None
+    id: str = ""
+
+    def value(self, lab: Lab) -> float:
+        """Ours."""
+        compute = getattr(quantities, self.quantity)
+        return float(compute(self.machine.machine(lab), **self.arguments))
 
     def holds(self, ours: float) -> bool:
         """Whether our value reproduces the claim."""
@@ -59,6 +88,32 @@ class Claim:
         return abs(ours - self.paper) <= TOLERANCE * (self.paper - 1)
 
 
+@strict_dataclass
+class _Claims:
+    claims: dict[str, Claim]
+
+
+@cache
+def load_claims() -> dict[str, Claim]:
+    """Every claim by id, in the order of the paper."""
+    path = data_dir() / "paper" / "claims.yaml"
+    claims = parse(_Claims, read_mapping(path), path).claims
+    return {id: replace(claim, id=id) for id, claim in claims.items()}
+
+
+def pick_claims(ids: Iterable[str]) -> list[Claim]:
+    """The named claims, or all of them. Raises ConfigError for an id that does not exist."""
+    claims = load_claims()
+    wanted = list(dict.fromkeys(ids))
+    for id in wanted:
+        if id not in claims:
+            raise ConfigError(
+                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim reproduce --list` "
+                "shows all of them"
+            )
+    return [claims[id] for id in wanted] or list(claims.values())
+
+
 @dataclass(frozen=True)
 class ClaimResult:
     """A claim, in one variant."""
@@ -66,7 +121,6 @@ class ClaimResult:
     claim: Claim
     variant: Variant
     ours: float
-    reading: str
     fitted: bool
     control: float | None = None
 
@@ -98,50 +152,66 @@ class ClaimResult:
             "kind": self.claim.kind,
             "section": self.claim.section,
             "metric": self.claim.metric,
-            "setting": f"{self.claim.model}, {self.claim.device}, {self.claim.parallelism}: "
-            f"{self.claim.setting}",
-            "reading": self.reading,
+            "setting": f"{self.claim.machine}: {self.claim.setting}",
+            "reading": self.claim.reading,
             "control": self.control,
         }
 
 
-def readings() -> dict[str, ClaimReading]:
-    """Every claim's reading, by id."""
-    from sarathi_sim.experiments.paper import (  # noqa: F401  (they register theirs)
-        ablation,
-        costs,
-        decode_speedup,
-        gpt3,
-        throughput,
-    )
-
-    return CLAIM_READINGS
-
-
-@cache
-def load_claims() -> dict[str, Claim]:
-    """Every claim by id, in the order of the paper."""
-    with (data_dir() / "paper" / "claims.csv").open(encoding="utf-8", newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    return {row["id"]: Claim(**{**row, "paper": float(row["paper"])}) for row in rows}
-
-
-def pick_claims(ids: Iterable[str]) -> list[Claim]:
-    """The named claims, or all of them. Raises ConfigError for an id that does not exist."""
-    claims = load_claims()
-    wanted = list(dict.fromkeys(ids))
-    for id in wanted:
-        if id not in claims:
-            raise ConfigError(
-                f"{id}: no such claim{did_you_mean(id, claims)}; `sarathi-sim reproduce --list` "
-                "shows all of them"
-            )
-    return [claims[id] for id in wanted] or list(claims.values())
-
-
 def evaluate(claim: Claim, lab: Lab) -> ClaimResult:
     """Our value of one claim."""
-    reading = readings()[claim.id]
-    ours = float(reading.compute(lab))
-    control = None if reading.control is None else float(reading.control(lab))
-    return ClaimResult(claim, lab.variant, ours, reading.text, claim.id in lab.fitted, control)
+    control = claim.value(getattr(lab, claim.control)) if claim.control else None
+    return ClaimResult(claim, lab.variant, claim.value(lab), claim.id in lab.fitted, control)
+
+
+def reproduce(
+    claims: Sequence[Claim], labs: Sequence[Lab], progress: Progress = silent
+) -> list[ClaimResult]:
+    """Our values, by claim and then lab. The labs keep their simulations."""
+    results = []
+    for number, claim in enumerate(claims):
+        progress("claims", number, len(claims))
+        results += [evaluate(claim, lab) for lab in labs]
+    progress("claims", len(claims), len(claims))
+    return results
+
+
+Tally = dict[Variant, tuple[int, int]]
+"""By variant: claims reproduced, and claims in all."""
+
+
+def summary(
+    results: Iterable[ClaimResult], ok: Callable[[ClaimResult], bool] = lambda r: r.ok
+) -> Tally:
+    """The number of reproduced results."""
+    total, good = Counter[Variant](), Counter[Variant]()
+    for result in results:
+        total[result.variant] += 1
+        good[result.variant] += ok(result)
+    return {variant: (good[variant], total[variant]) for variant in total}
+
+
+def independent(results: Iterable[ClaimResult]) -> list[ClaimResult]:
+    """Those whose claims no constant was fitted to, in either variant."""
+    fitted = load_calibration().fitted
+    return [result for result in results if result.claim.id not in fitted]
+
+
+def gains(results: Iterable[ClaimResult]) -> tuple[list[ClaimResult], Tally]:
+    """The gains in throughput, and how many are reproduced on (gain - 1)."""
+    some = [result for result in results if result.claim.is_gain]
+    return some, summary(some, lambda r: r.claim.gain_holds(r.ours))
+
+
+def counts_text(results: Sequence[ClaimResult]) -> list[str]:
+    """The counts in sentences, one per variant."""
+    apart, gained = summary(independent(results)), gains(results)[1]
+    lines = []
+    for variant, (good, total) in summary(results).items():
+        line = f"{variant}: {good} of {total} reproduced"
+        if variant in apart:
+            line += "; {} of the {} that nothing was fitted to".format(*apart[variant])
+        if variant in gained:
+            line += "; {} of {} gains on (gain - 1)".format(*gained[variant])
+        lines.append(line)
+    return lines

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.paper.claims import load_claims, readings
+from sarathi_sim.experiments.paper.claims import load_claims
 from sarathi_sim.experiments.paper.variants import Constants, Lab
 from sarathi_sim.profiler.storage.files import write_whole
 from sarathi_sim.profiler.storage.paths import data_dir
@@ -72,7 +72,7 @@ _BOUNDS = {"mixed_us": (0.0, 200.0), "p": (1.1, 20.0)}
 _FACTOR = (0.5, 2.0)
 
 _HEADER = """\
-# Constants fitted to numbers of the Sarathi paper (data/paper/claims.csv), for the variant
+# Constants fitted to numbers of the Sarathi paper (data/paper/claims.yaml), for the variant
 # paper-calibrated. Written by `python -m sarathi_sim.experiments.paper.constants`; variants.py says
 # what each one means. `follow` are claims that are sums, differences or quotients of fitted
 # ones, or of the same ops at nearly the same sizes.
@@ -83,13 +83,13 @@ def fit_device(device: str, target: Target) -> Constants:
     """Least squares over the logarithms of ours / paper's."""
     from scipy.optimize import least_squares
 
-    claims, known = load_claims(), readings()
+    claims = [load_claims()[id] for id in target.claims]
     names = list(target.start)
 
     def miss(x: Floats) -> Floats:
         constants = Constants(**dict(zip(names, x.tolist(), strict=True)))
         lab = Lab("paper-calibrated", {device: constants})
-        ratios = [known[id].compute(lab) / claims[id].paper for id in target.claims]
+        ratios = [claim.value(lab) / claim.paper for claim in claims]
         return np.log(np.array(ratios, np.float64))
 
     start = np.array(list(target.start.values()))

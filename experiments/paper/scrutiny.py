@@ -20,7 +20,7 @@ from io import StringIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, load_claims, readings
+from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, load_claims
 from sarathi_sim.experiments.paper.variants import Lab, with_rows
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.child import mapped
@@ -104,8 +104,8 @@ class Scrutiny:
 
 def values(distortion: str, ids: Iterable[str]) -> list[float]:
     """Each claim's value on the predicted op times so distorted."""
-    lab, read = Lab("predicted", change=DISTORTIONS[distortion]), readings()
-    return [float(read[id].compute(lab)) for id in ids]
+    lab, claims = Lab("predicted", change=DISTORTIONS[distortion]), load_claims()
+    return [claims[id].value(lab) for id in ids]
 
 
 def scrutinise(ids: Iterable[str], workers: int = 1) -> dict[str, Scrutiny]:

@@ -7,12 +7,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from sarathi_sim.experiments.figures.style import BLUE, GREY, SKY
-from sarathi_sim.experiments.paper.ablation import (
-    CHUNKS,
-    attention_overhead,
-    end_to_end,
-    prefill_overhead,
-)
 from sarathi_sim.experiments.paper.figures.costs import (
     CALIBRATED,
     LENGTHS,
@@ -24,6 +18,12 @@ from sarathi_sim.experiments.paper.figures.costs import (
     paper,
     variant_legend,
 )
+from sarathi_sim.experiments.paper.quantities import (
+    CHUNKS,
+    attention_overhead,
+    end_to_end,
+    prefill_overhead,
+)
 
 
 def chunking_ablation(labs: Labs) -> Figure:
@@ -34,9 +34,9 @@ def chunking_ablation(labs: Labs) -> Figure:
         for length, (colour, name) in LENGTHS.items():
             label = f"L = {name}" if line == PREDICTED else None
             for axes, overhead in ((attention, attention_overhead), (prefill, prefill_overhead)):
-                values = [overhead(lab, chunk, length) for chunk in CHUNKS]
+                values = [overhead(lab.a6000, chunk, length) for chunk in CHUNKS]
                 axes.plot(CHUNKS, values, line, color=colour, label=label)
-        total.plot(CHUNKS, [end_to_end(lab, c) for c in CHUNKS], line, color=BLUE, marker="o")
+        total.plot(CHUNKS, [end_to_end(lab.a6000, c) for c in CHUNKS], line, color=BLUE, marker="o")
     attention.plot([64], [paper("ablation_attn_64")], **STATED)
     prefill.plot([64, 128], [5, 2], **STATED)
     prefill.plot([256, 512], [1 / 0.8, 1 / 0.9], **{**STATED, "marker": "v"})

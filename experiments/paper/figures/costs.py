@@ -23,10 +23,15 @@ from sarathi_sim.experiments.figures.style import (
     YELLOW,
 )
 from sarathi_sim.experiments.paper.claims import load_claims
-from sarathi_sim.experiments.paper.decode_speedup import MAX_BATCH, decode_speedup
+from sarathi_sim.experiments.paper.quantities import (
+    MAX_BATCH,
+    attention_intensity,
+    decode_speedup,
+    gemm_intensity,
+    ridge,
+)
 from sarathi_sim.experiments.paper.variants import Lab
 from sarathi_sim.experiments.run.machine import Machine
-from sarathi_sim.profiler.facts.ops import GemmShape
 
 Labs = Sequence[Lab]
 """The predicted one, then the one calibrated to the paper."""
@@ -165,30 +170,22 @@ def single_layer(labs: Labs) -> Figure:
 
 def _intensity(axes: Axes, m: Machine, new: int) -> None:
     """FLOPs a byte by op and batch, from the shapes: fp16, each tensor moved once."""
-    spec = m.ops.model
-    shapes = {op: shape for op, shape in spec.gemms(1).items() if op in OP_COLOURS}
+    gemms = m.ops.model.gemms(1)
+    shapes = {op: shape for op, shape in gemms.items() if op in OP_COLOURS}
     batches = (1, 18, 256) if new == 1 else (1, 4, 18)
-    ridge = m.device.peak_flops / m.device.memory_bandwidth
     for number, batch in enumerate(batches):
-        values = {op: _gemm_intensity(shape, batch * new) for op, shape in shapes.items()}
-        pairs = 1024.0 if new == 1 else new * (new + 1) / 2
-        tensors = 2 * (2 * spec.num_heads * new + 2 * spec.num_kv_heads * 1024) * spec.head_dim
-        values["attention"] = 4 * spec.num_heads * spec.head_dim * pairs / tensors
+        values = {op: gemm_intensity(shape, batch * new) for op, shape in shapes.items()}
+        values["attention"] = attention_intensity(m, new)
         names = [op for op in OP_COLOURS if op in values]
         x = np.arange(len(names)) + 0.27 * (number - 1)
         colour = (SKY, BLUE, VERMILION)[number]
         axes.bar(x, [values[n] for n in names], 0.25, color=colour, label=f"B = {batch}")
         axes.set_xticks(range(len(names)), names, fontsize=SMALL, rotation=30)
-    axes.axhline(ridge, color=BLACK, linewidth=1.2, linestyle=":")
-    axes.text(-0.4, 5e3, f"ridge, {ridge:.0f}", fontsize=SMALL)
+    axes.axhline(ridge(m), color=BLACK, linewidth=1.2, linestyle=":")
+    axes.text(-0.4, 5e3, f"ridge, {ridge(m):.0f}", fontsize=SMALL)
     axes.set(yscale="log", ylim=(0.4, 2e4), ylabel="FLOPs a byte")
     axes.grid(False, axis="x")
     axes.legend(fontsize=SMALL, ncols=3, loc="upper right")
-
-
-def _gemm_intensity(shape: GemmShape, rows: int) -> float:
-    moved = 2 * (rows * shape.k + shape.k * shape.n + rows * shape.n)
-    return 2 * rows * shape.k * shape.n / moved
 
 
 def tile_quantisation(labs: Labs) -> Figure:

@@ -22,20 +22,19 @@ from sarathi_sim.experiments.paper.figures.markdown import (
     table_4,
     tile_control,
 )
-from sarathi_sim.experiments.paper.readings import (
+from sarathi_sim.experiments.paper.pipeline import (
     CHANGES,
-    SCENARIO_READINGS,
-    SEEDS,
-    measure,
-    spread,
-)
-from sarathi_sim.experiments.paper.scenarios import (
+    GPT3,
     ORCA,
     SARATHI,
+    SCENARIO_READINGS,
+    SEEDS,
     TP_ONLY,
     Assumptions,
+    measure,
     request_bubbles,
     run,
+    spread,
 )
 from sarathi_sim.experiments.paper.variants import Lab
 from sarathi_sim.profiler.storage.files import write_whole
@@ -103,10 +102,12 @@ def _study(out: Path, progress: Progress) -> str:
 
 
 def _curves(lab: Lab) -> dict[str, tuple[dict[str, Floats], dict[str, Floats]]]:
-    shown = {}
+    shown, machine = {}, lab.machine(*GPT3)
     for reading in SCENARIO_READINGS:
         if reading.name in ("plain", NEAREST):
-            records = {name: run(lab, name, reading.assumed) for name in (ORCA, SARATHI, TP_ONLY)}
+            records = {
+                name: run(machine, name, reading.assumed) for name in (ORCA, SARATHI, TP_ONLY)
+            }
             bubbles = {name: request_bubbles(records[name]) for name in (ORCA, SARATHI)}
             finishes = {
                 name: np.concatenate([Spans(log).finish_s() for log in found.replicas])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 from sarathi_sim.experiments.figures.page_tables import markdown
-from sarathi_sim.experiments.paper.ablation import end_to_end
-from sarathi_sim.experiments.paper.claims import ClaimResult, load_claims
-from sarathi_sim.experiments.paper.costs import SCHEMES
-from sarathi_sim.experiments.paper.decode_speedup import TABLE_4, table_4_decode
-from sarathi_sim.experiments.paper.readings import ScenarioReading
-from sarathi_sim.experiments.paper.reproduce import gains, summary
-from sarathi_sim.experiments.paper.scenarios import PAPER, Ratios
+from sarathi_sim.experiments.paper.claims import ClaimResult, gains, load_claims, summary
+from sarathi_sim.experiments.paper.pipeline import PAPER, Ratios, ScenarioReading
+from sarathi_sim.experiments.paper.quantities import end_to_end
 from sarathi_sim.experiments.paper.scrutiny import marks
-from sarathi_sim.experiments.paper.throughput import table_4_gain
 from sarathi_sim.experiments.paper.variants import Lab
 
 _BOUNDS = {"upper bound": "≤ ", "lower bound": "≥ "}
@@ -62,7 +58,10 @@ def tile_control(labs: Sequence[Lab]) -> str:
     """Gain by chunk, with the tile's step and without: the control of 256 over 320."""
     chunks = (192, 256, 320, 384)
     rows = [
-        [f"{lab.variant}, {step}", *(f"{end_to_end(machines, chunk):.3f}" for chunk in chunks)]
+        [
+            f"{lab.variant}, {step}",
+            *(f"{end_to_end(machines.a6000, chunk):.3f}" for chunk in chunks),
+        ]
         for lab in labs
         for step, machines in (("as it is", lab), ("without the tile's step", lab.untiled))
     ]
@@ -71,30 +70,32 @@ def tile_control(labs: Sequence[Lab]) -> str:
 
 def table_2(labs: Sequence[Lab]) -> str:
     """Table 2 of the paper: paper / predicted / paper-calibrated in each cell."""
-    claims = load_claims()
-    rows = []
-    for scheme, batch in SCHEMES.items():
-        row = [scheme]
-        for part, name in (("linear", "linear_s"), ("attn", "attention_s"), ("total", "total_s")):
-            ours = [f"{1e3 * getattr(batch(lab.a6000), name):.1f}" for lab in labs]
-            row.append(" / ".join([f"{claims[f'{scheme}_{part}'].paper:g}", *ours]))
-        rows.append(row)
+    rows = [
+        [batch, *(_cell(f"{batch}_{part}", labs, 1) for part in ("linear", "attn", "total"))]
+        for batch in ("prefill1024", "decode4", "mixed")
+    ]
     return markdown("Table 2", ["batch", "linear", "attention", "total"], rows)
 
 
 def table_4(labs: Sequence[Lab]) -> str:
     """Table 4 of the paper: paper / predicted / paper-calibrated in each cell."""
-    claims = load_claims()
     rows = []
-    for row, (length, batch, pd_ratio) in TABLE_4.items():
-        cells = []
-        for part, compute in (("decode", table_4_decode), ("gain", table_4_gain)):
-            ours = [f"{compute(lab, row):.2f}" for lab in labs]
-            cells.append(" / ".join([f"{claims[f'peak_{row}_{part}'].paper:g}", *ours]))
-        model = "LLaMA-13B, A6000" if row.startswith("13b") else "LLaMA-33B, A100"
-        rows.append([model, f"{length // 1024}K", str(batch), f"{pd_ratio}:1", *cells])
+    for id, claim in load_claims().items():
+        row = re.fullmatch(r"peak_(13b|33b)_(\dk)_gain", id)
+        if row:
+            model = {"13b": "LLaMA-13B, A6000", "33b": "LLaMA-33B, A100"}[row[1]]
+            cells = [
+                _cell(f"peak_{row[1]}_{row[2]}_{part}", labs, 2) for part in ("decode", "gain")
+            ]
+            batch, pd_ratio = (claim.arguments[key] for key in ("batch", "pd"))
+            rows.append([model, row[2].upper(), f"{batch}", f"{pd_ratio}:1", *cells])
     header = ["model", "length", "batch", "P:D", "decode speedup", "throughput gain"]
     return markdown("Table 4", header, rows)
+
+
+def _cell(id: str, labs: Sequence[Lab], digits: int) -> str:
+    claim = load_claims()[id]
+    return " / ".join([f"{claim.paper:g}", *(f"{claim.value(lab):.{digits}f}" for lab in labs)])
 
 
 def readings_table(spreads: Mapping[ScenarioReading, tuple[Ratios, Ratios, Ratios]]) -> str:

@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sarathi_sim.experiments.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
-from sarathi_sim.experiments.paper.decode_speedup import MAX_BATCH
 from sarathi_sim.experiments.paper.figures.costs import (
     CALIBRATED,
     LENGTHS,
@@ -24,14 +23,15 @@ from sarathi_sim.experiments.paper.figures.costs import (
     paper,
     variant_handles,
 )
-from sarathi_sim.experiments.paper.throughput import (
+from sarathi_sim.experiments.paper.quantities import (
     BASELINE,
     BATCHES,
+    MAX_BATCH,
     ORCA_BEST,
     ORCA_WORST,
     Scheduling,
-    at_full_batch,
     balanced,
+    balanced_gain,
     gains,
     sarathi,
     served,
@@ -134,15 +134,15 @@ def orca_comparison(labs: Labs) -> Figure:
 
 def _bars(axes: Axes, labs: Labs) -> None:
     """At the balanced P:D of chunk 256, where both chunk rules are nearly alike."""
-    shown: tuple[tuple[str, Scheduling, str], ...] = (
-        ("Orca, worst case", ORCA_WORST, GREY),
-        ("Orca, best case", ORCA_BEST, ORANGE),
-        ("Sarathi, chunk 256", sarathi(256), BLUE),
+    shown: tuple[tuple[str, str | int, str], ...] = (
+        ("Orca, worst case", "orca_worst", GREY),
+        ("Orca, best case", "orca_best", ORANGE),
+        ("Sarathi, chunk 256", 256, BLUE),
     )
     for index, (_, policy, colour) in enumerate(shown):
         for number, (lab, hatch) in enumerate(zip(labs, ("", "///"), strict=True)):
             x = np.arange(3) + 0.27 * (index - 1) + 0.12 * (number - 0.5)
-            values = [at_full_batch(lab, policy, length) for length in LENGTHS]
+            values = [balanced_gain(lab.a6000, policy, length) for length in LENGTHS]
             axes.bar(x, values, 0.12, color=colour, hatch=hatch, edgecolor="white")
     axes.plot([0], [paper("orca_best_1k")], **STATED)
     axes.plot(np.arange(3) - 0.27, [paper("orca_worst")] * 3, **STATED)

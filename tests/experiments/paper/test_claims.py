@@ -14,9 +14,8 @@ from sarathi_sim.experiments.paper.claims import (
     evaluate,
     load_claims,
     pick_claims,
-    readings,
+    summary,
 )
-from sarathi_sim.experiments.paper.reproduce import summary
 from sarathi_sim.experiments.paper.variants import VARIANTS, Lab, Variant, load_calibration
 from tests.experiments.paper.record import FILE
 
@@ -41,7 +40,7 @@ def results() -> list[ClaimResult]:
 
 def test_every_claim_has_one_reading() -> None:
     assert len(load_claims()) == 67
-    assert readings().keys() == load_claims().keys() == recorded().keys()
+    assert load_claims().keys() == recorded().keys()
 
 
 def test_nothing_reproduced_is_lost_or_moves_unnoticed(results: list[ClaimResult]) -> None:
@@ -104,10 +103,10 @@ def test_how_a_claim_is_judged(kind: str, ours: float, holds: bool) -> None:
 
 def test_a_row_has_what_readers_of_the_json_expect() -> None:
     claim = load_claims()["tile_257"]
-    row = ClaimResult(claim, "predicted", 80.0, "text", fitted=False).row()
+    row = ClaimResult(claim, "predicted", 80.0, fitted=False).row()
     assert row["id"] == "tile_257" and row["paper"] == 92.33 and row["ours"] == 80.0
     assert row["status"] == "predicted" and row["variant"] == "predicted" and row["ok"] is True
-    assert ClaimResult(claim, "paper-calibrated", 9.0, "", fitted=True).row()["status"] == "fitted"
+    assert ClaimResult(claim, "paper-calibrated", 9.0, fitted=True).row()["status"] == "fitted"
 
 
 def test_an_unknown_claim_is_named_with_what_is_meant() -> None:

@@ -14,21 +14,29 @@ from hypothesis import strategies as st
 
 from sarathi_sim.experiments.figures.page_tables import markdown
 from sarathi_sim.experiments.paper.claims import load_claims
-from sarathi_sim.experiments.paper.costs import saturation
-from sarathi_sim.experiments.paper.decode_speedup import decode_speedup
 from sarathi_sim.experiments.paper.page import update
-from sarathi_sim.experiments.paper.readings import CHANGES, SCENARIO_READINGS, spread
-from sarathi_sim.experiments.paper.scenarios import (
+from sarathi_sim.experiments.paper.pipeline import (
+    CHANGES,
+    GPT3,
     ORCA,
     SARATHI,
+    SCENARIO_READINGS,
     TP_ONLY,
     Assumptions,
     Ratios,
     changed,
     relevant,
     run,
+    spread,
 )
-from sarathi_sim.experiments.paper.throughput import BASELINE, balanced, sarathi, split
+from sarathi_sim.experiments.paper.quantities import (
+    BASELINE,
+    balanced,
+    decode_speedup,
+    sarathi,
+    saturation,
+    split,
+)
 from sarathi_sim.experiments.paper.variants import Constants, Lab, _op_times, calibrated
 from sarathi_sim.experiments.run.advise import candidate
 from sarathi_sim.experiments.run.machine import Machine
@@ -232,9 +240,9 @@ def test_runs_that_an_assumption_does_not_change_are_shared() -> None:
 
 
 def test_without_a_pipeline_sends_and_formation_make_no_difference() -> None:
-    lab, few = Lab("predicted"), "workload.requests=200"
+    machine, few = Lab("predicted").machine(*GPT3), "workload.requests=200"
     plain, changed_too = (
-        run(lab, TP_ONLY, Assumptions((few, *settings))).end_s
+        run(machine, TP_ONLY, Assumptions((few, *settings))).end_s
         for settings in ((), ("engine.send=blocking", "batching.formation=lazy"))
     )
     assert plain == changed_too

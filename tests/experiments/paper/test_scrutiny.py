@@ -13,8 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sarathi_sim.experiments.figures.style import styled
-from sarathi_sim.experiments.paper.ablation import end_to_end
-from sarathi_sim.experiments.paper.claims import ClaimResult, evaluate, load_claims, readings
+from sarathi_sim.experiments.paper.claims import (
+    ClaimResult,
+    counts_text,
+    evaluate,
+    gains,
+    independent,
+    load_claims,
+    summary,
+)
 from sarathi_sim.experiments.paper.figures import bubbles as figures_pipeline
 from sarathi_sim.experiments.paper.figures import chunks as figures_chunks
 from sarathi_sim.experiments.paper.figures import costs as figures_costs
@@ -22,7 +29,7 @@ from sarathi_sim.experiments.paper.figures import throughput as figures_throughp
 from sarathi_sim.experiments.paper.figures.costs import Labs
 from sarathi_sim.experiments.paper.figures.gallery import DPI, LOOK
 from sarathi_sim.experiments.paper.figures.markdown import claims_table, gains_table
-from sarathi_sim.experiments.paper.reproduce import counts_text, gains, independent, summary
+from sarathi_sim.experiments.paper.quantities import ORCA_BEST, end_to_end, gain, sarathi
 from sarathi_sim.experiments.paper.scrutiny import (
     CANNOT_FAIL,
     CONTROL_HOLDS,
@@ -35,7 +42,6 @@ from sarathi_sim.experiments.paper.scrutiny import (
     scrutinise,
     values,
 )
-from sarathi_sim.experiments.paper.throughput import ORCA_BEST, gain, sarathi
 from sarathi_sim.experiments.paper.variants import TILE, VARIANTS, Lab
 from tests.experiments.paper.test_claims import recorded
 
@@ -46,7 +52,7 @@ def as_recorded() -> list[ClaimResult]:
     """Every claim in both variants, with the values that are written down."""
     fitted = Lab("paper-calibrated").fitted
     return [
-        ClaimResult(claim, name, recorded()[id][name], "", name != "predicted" and id in fitted)
+        ClaimResult(claim, name, recorded()[id][name], name != "predicted" and id in fitted)
         for id, claim in load_claims().items()
         for name in VARIANTS
     ]
@@ -132,11 +138,12 @@ def test_256_over_320_does_not_need_the_tile() -> None:
     assert CONTROL_HOLDS in marks([result])
     assert CONTROL_HOLDS not in marks([replace(result, control=0.0)])
     # The tile's step costs 320 something, and 256 next to nothing.
-    costs = {chunk: end_to_end(lab.untiled, chunk) - end_to_end(lab, chunk) for chunk in (256, 320)}
+    costs = {
+        chunk: end_to_end(lab.untiled.a6000, chunk) - end_to_end(lab.a6000, chunk)
+        for chunk in (256, 320)
+    }
     assert costs[320] > 0.02 and abs(costs[256]) < costs[320] / 4
-    assert [id for id, reading in readings().items() if reading.control] == [
-        "ablation_256_over_320"
-    ]
+    assert [id for id, claim in load_claims().items() if claim.control] == ["ablation_256_over_320"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

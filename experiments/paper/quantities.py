@@ -1,0 +1,392 @@
+"""The quantities that the paper states, each a function of a machine.
+
+``data/paper/claims.yaml`` names the function and its arguments for every claim; the machine is
+that of the claim's model, device and tensor parallelism. Times are in the units of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Literal
+
+from sarathi_sim.experiments.paper.pipeline import ORCA, SARATHI, Assumptions, makespan
+from sarathi_sim.experiments.run.machine import Iteration, Machine, Throughput
+from sarathi_sim.policies.orca import Orca, OrcaWorstCase
+from sarathi_sim.policies.request_level import RequestLevel
+from sarathi_sim.policies.sarathi import ChunkRule, Sarathi
+from sarathi_sim.profiler.facts.device import DeviceSpec
+from sarathi_sim.profiler.facts.ops import GEMMS, GemmShape
+from sarathi_sim.simulator.load.capacity import kv_capacity_tokens, max_batch, stage_layers
+
+LENGTH = 1024
+TILE = 128
+MAX_BATCH = {1024: 18, 2048: 10, 3072: 6}
+"""The most requests the paper fits, by sequence length."""
+
+Extreme = Literal["least", "largest"]
+
+
+def _extreme(values: Iterable[float], which: Extreme) -> float:
+    return min(values) if which == "least" else max(values)
+
+
+# The cost of an iteration (3.1, 4.2, 4.4, Table 2) ------------------------------------------------
+
+SATURATED = 1.05
+"""A rate is saturated where the next size, twice as large, gains less than 5 %."""
+
+
+def batch_of(m: Machine, prompt: int = 0, decodes: int = 0, context: int = 0) -> Iteration:
+    """One iteration of a whole prompt, of decodes, or of both."""
+    return m.iteration([(prompt, 0)] if prompt else [], decodes=decodes, context=context)
+
+
+def iteration_ms(
+    m: Machine,
+    part: Literal["linear", "attention", "total"] = "total",
+    prompt: int = 0,
+    decodes: int = 0,
+    context: int = 0,
+) -> float:
+    """Milliseconds of :func:`batch_of`, or of a part of it."""
+    found: float = getattr(batch_of(m, prompt, decodes, context), f"{part}_s")
+    return 1e3 * found
+
+
+def iteration_growth(m: Machine, before: int, after: int) -> float:
+    """Percent that an iteration of ``after`` prompt tokens takes longer than one of ``before``."""
+    return 100 * (iteration_ms(m, prompt=after) / iteration_ms(m, prompt=before) - 1)
+
+
+def prefill_token_ms(m: Machine) -> float:
+    """Milliseconds a token of a prompt of 1024."""
+    return iteration_ms(m, prompt=LENGTH) / LENGTH
+
+
+def decode_token_ms(m: Machine, batch: int) -> float:
+    """Milliseconds a decode, in a batch of decodes alone."""
+    return iteration_ms(m, decodes=batch, context=LENGTH) / batch
+
+
+def piggybacked_token_ms(m: Machine, prompt: int, decodes: int) -> float:
+    """Milliseconds a decode adds to an iteration whose rows would else all be a prompt's."""
+    mixed = iteration_ms(m, prompt=prompt, decodes=decodes, context=LENGTH)
+    return (mixed - iteration_ms(m, prompt=prompt + decodes)) / decodes
+
+
+def piggybacked_decode_gain(m: Machine, batch: int, prompt: int, decodes: int) -> float:
+    """Time of a decode in a batch of decodes / time that one adds to a prompt."""
+    return decode_token_ms(m, batch) / piggybacked_token_ms(m, prompt, decodes)
+
+
+def decode_cost(m: Machine, batch: int) -> float:
+    """Cost of a decoded token / cost of a prompt token, at one batch size."""
+    decode = m.iteration(decodes=batch, context=LENGTH).total_s / batch
+    return decode * LENGTH * batch / m.prefill(LENGTH, prompts=batch).total_s
+
+
+def others_share(m: Machine) -> float:
+    """Percent of one layer's prefill of 1024 tokens that is spent in elementwise ops."""
+    block = m.block(LENGTH)
+    return 100 * block["others"] / (sum(block.values()) + m.attention(LENGTH) / m.layers)
+
+
+def prefill_peak(m: Machine) -> float:
+    """Tokens a millisecond, the best of a single layer at 512 to 4096 tokens."""
+    return 1e-3 * max(
+        m.prefill_rate(512),
+        m.prefill_rate(1024),
+        m.prefill_rate(1024, prompts=2),
+        m.prefill_rate(1024, prompts=4),
+    )
+
+
+def prefill_loss(m: Machine, tokens: int) -> float:
+    """Percent of the peak rate that one layer's prefill of ``tokens`` misses."""
+    return 100 * (1 - 1e-3 * m.prefill_rate(tokens) / prefill_peak(m))
+
+
+def prefill_share(m: Machine, tokens: int) -> float:
+    """Percent of the peak rate that one layer's prefill of ``tokens`` reaches."""
+    return 100 - prefill_loss(m, tokens)
+
+
+def decode_scaling(m: Machine, batch: int) -> float:
+    """Decode throughput at ``batch`` / at batch 1, of the whole model."""
+    return decode_token_ms(m, 1) / decode_token_ms(m, batch)
+
+
+def saturation(rate: Callable[[int], float], sizes: Sequence[int]) -> float:
+    """The first of ``sizes`` (each twice the one before) that the next gains less than 5 % on."""
+    for size in sizes:
+        if rate(2 * size) < SATURATED * rate(size):
+            return size
+    return 2 * sizes[-1]
+
+
+def decode_saturation(m: Machine) -> float:
+    """Batch from which doubling it gains less than 5 % of one layer's decode rate."""
+    return saturation(lambda batch: m.decode_rate(batch, LENGTH), (16, 32, 64, 128, 256, 512))
+
+
+def prefill_saturation(m: Machine) -> float:
+    """Prompt from which doubling it gains less than 5 % of one layer's prefill rate."""
+    return saturation(m.prefill_rate, (64, 128, 256, 512, 1024, 2048))
+
+
+def gemm_intensity(shape: GemmShape, rows: int) -> float:
+    """FLOPs a byte: fp16, each tensor moved once."""
+    moved = 2 * (rows * shape.k + shape.k * shape.n + rows * shape.n)
+    return 2 * rows * shape.k * shape.n / moved
+
+
+def attention_intensity(m: Machine, new: int) -> float:
+    """FLOPs a byte of the attention of ``new`` tokens: one decode, or a whole prompt of 1024."""
+    spec = m.ops.model
+    pairs = float(LENGTH) if new == 1 else new * (new + 1) / 2
+    tensors = 2 * (2 * spec.num_heads * new + 2 * spec.num_kv_heads * LENGTH) * spec.head_dim
+    return 4 * spec.num_heads * spec.head_dim * pairs / tensors
+
+
+def intensity_drop(m: Machine) -> float:
+    """Arithmetic intensity of a prompt of 1024 / of a decode, of the op where it drops least."""
+    shapes = m.ops.model.gemms(1).values()
+    drops = [gemm_intensity(shape, LENGTH) / gemm_intensity(shape, 1) for shape in shapes]
+    return min(*drops, attention_intensity(m, LENGTH) / attention_intensity(m, 1))
+
+
+def ridge(m: Machine) -> float:
+    """Peak FLOPs / memory bandwidth of the data sheet."""
+    return m.device.peak_flops / m.device.memory_bandwidth
+
+
+# What fits: B = floor((M_G - M_S) / (L * m_kv)) (3.1, 5.2, 5.3) -----------------------------------
+
+
+def fitting_batch(m: Machine, length: int, pp: int = 1, layers: int | None = None) -> float:
+    """Requests in each of ``pp`` micro-batches, with 0.9 of the memory usable.
+
+    ``layers`` are those of a model cut short.
+    """
+    stages = stage_layers(layers or m.layers, pp)
+    return max_batch(kv_capacity_tokens(m.ops.model, m.device, m.ops.tp, stages), length, pp)
+
+
+def one_layer_batch(m: Machine) -> float:
+    """Requests that fit beside a single layer / beside the whole model."""
+    return fitting_batch(m, LENGTH, layers=1) / fitting_batch(m, LENGTH)
+
+
+def pipeline_batch(m: Machine, length: int, pp: int) -> float:
+    """Requests of a micro-batch of ``pp`` stages / of a replica without a pipeline."""
+    return fitting_batch(m, length, pp) / fitting_batch(m, length)
+
+
+# Decode speedup (5.1.1, Table 4) ------------------------------------------------------------------
+
+CHUNK = 256
+
+
+def decode_speedup(m: Machine, batch: int, length: int) -> float:
+    """Section 5.1.1's definition: marginal time is that over the chunk alone."""
+    piggybacked = batch - 1
+    alone = [(CHUNK - piggybacked, 0)]
+    only = m.iteration(decodes=batch, context=length).total_s / batch
+    with_decodes = m.iteration(alone, decodes=piggybacked, context=length).total_s
+    return only * piggybacked / (with_decodes - m.iteration(alone).total_s)
+
+
+def extreme_decode_speedup(m: Machine, which: Extreme) -> float:
+    """Over all batches from 2 to what fits, and all lengths."""
+    values = [
+        decode_speedup(m, batch, length)
+        for length, most in MAX_BATCH.items()
+        for batch in range(2, most + 1)
+    ]
+    return _extreme(values, which)
+
+
+# End to end on one GPU, against the baseline (5.1.2 to 5.2, 5.4, Table 4) -------------------------
+#
+# Every request has P prompt and D output tokens, P + D being the sequence length. The baseline runs
+# prefill-only and decode-only batches (request-level batching of B); Sarathi's chunk is
+# C - (B - 1), so that chunk and decodes make C rows (section 4.4). The paper's own settings confirm
+# this: each P:D at which it states a peak (14, 28, 50, 63, 127) is (C - (B - 1)) / (B - 1), and the
+# prompt is then a whole number of such chunks.
+
+LINEAR = {"ffn": ("ffn_ln1", "ffn_ln2"), "proj": ("preproj", "postproj")}
+PD_RANGE = (*range(1, 60), *range(60, 201, 20))
+"""P:D from 1 to 200, the range that the paper says it covers (section 6)."""
+BATCHES = {1024: (4, 8, 12, 18), 2048: (4, 6, 8, 10), 3072: (4, 5, 6)}
+"""Batch sizes by length: up to what fits, and from where P:D = C/(B-1) is at most 200."""
+
+Scheduling = Orca | OrcaWorstCase | RequestLevel | Sarathi
+"""What is compared; each one object, so that what it served can be kept."""
+
+BASELINE, ORCA_BEST, ORCA_WORST = RequestLevel(), Orca(max_prefills=1), OrcaWorstCase()
+
+
+ORCA_CASES: dict[str, Scheduling] = {"orca_best": ORCA_BEST, "orca_worst": ORCA_WORST}
+
+
+def split(length: int, pd_ratio: float) -> tuple[int, int]:
+    """Prompt and output tokens; the prompt is rounded down, to a whole number of chunks."""
+    prompt = min(max(1, int(length * pd_ratio / (1 + pd_ratio) + 1e-9)), length - 1)
+    return prompt, length - prompt
+
+
+def balanced(chunk: int, batch: int) -> float:
+    """P:D at which chunks and decode iterations are equally many."""
+    return (chunk - (batch - 1)) / (batch - 1)
+
+
+@cache
+def sarathi(chunk: int, rule: ChunkRule = "reserve") -> Sarathi:
+    """Chunk C - (B - 1), or by another rule.
+
+    A C that is no multiple of the tile is kept as it is, as in the paper.
+    """
+    return Sarathi(chunk, TILE if chunk % TILE == 0 else 64, rule)
+
+
+def scheduling(name: str | int) -> Scheduling:
+    """Orca's best or worst case by name, or Sarathi with a chunk of that size."""
+    if isinstance(name, int):
+        return sarathi(name)
+    return ORCA_CASES[name]
+
+
+@cache
+def served(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> Throughput:
+    """Equal requests of one length and P:D under a policy.
+
+    The baseline's batches follow each other without overlap, so one of them says it all.
+    """
+    rounds = 1 if policy is BASELINE else 20
+    return m.serve(policy, batch, *split(length, pd_ratio), rounds)
+
+
+def gain(m: Machine, policy: Scheduling, batch: int, length: int, pd_ratio: float) -> float:
+    """Throughput over that of the baseline."""
+    ours = served(m, policy, batch, length, pd_ratio).tokens_per_s
+    return ours / served(m, BASELINE, batch, length, pd_ratio).tokens_per_s
+
+
+def gains(
+    m: Machine, policy: Scheduling, length: int, ratios: Iterable[float] = PD_RANGE
+) -> dict[float, float]:
+    """Gain by P:D at the largest batch."""
+    return {pd: gain(m, policy, MAX_BATCH[length], length, pd) for pd in ratios}
+
+
+def throughput_gain(m: Machine, policy: str | int, batch: int, length: int, pd: float) -> float:
+    """:func:`gain` of a policy by its name."""
+    return gain(m, scheduling(policy), batch, length, pd)
+
+
+def balanced_gain(m: Machine, policy: str | int, length: int, chunk: int = CHUNK) -> float:
+    """Gain at the largest batch, and the P:D that suits ``chunk``."""
+    batch = MAX_BATCH[length]
+    return gain(m, scheduling(policy), batch, length, balanced(chunk, batch))
+
+
+def farthest_gain(m: Machine, policy: str) -> float:
+    """Of :func:`balanced_gain` at the three lengths the farthest from 1."""
+    return max((balanced_gain(m, policy, n) for n in MAX_BATCH), key=lambda value: abs(value - 1))
+
+
+def peak_gain(m: Machine, policy: str | int) -> float:
+    """The largest gain over P:D, at 1K and B = 18."""
+    return max(gains(m, scheduling(policy), LENGTH).values())
+
+
+def peak_pd(m: Machine, policy: str | int) -> float:
+    """The P:D of :func:`peak_gain`."""
+    curve = gains(m, scheduling(policy), LENGTH)
+    return max(curve, key=lambda pd: curve[pd])
+
+
+def reductions(m: Machine, ops: str) -> list[float]:
+    """Time in a group of ops a token under the baseline / under Sarathi, at the balanced P:D, over
+    chunks, lengths and batches."""
+    found = []
+    for chunk in (256, 512):
+        for length, batches in BATCHES.items():
+            for batch in batches:
+                ratio = balanced(chunk, batch)
+                before = served(m, BASELINE, batch, length, ratio)
+                after = served(m, sarathi(chunk), batch, length, ratio)
+                found.append(before.share(LINEAR[ops]) / after.share(LINEAR[ops]))
+    return found
+
+
+def extreme_reduction(m: Machine, ops: str, which: Extreme) -> float:
+    """The least or largest of :func:`reductions`."""
+    return _extreme(reductions(m, ops), which)
+
+
+# The cost of chunks (5.4) -------------------------------------------------------------------------
+
+CHUNKS = (64, 128, 192, 256, 320, 384, 448, 512)
+
+
+def attention_overhead(m: Machine, chunk: int, length: int = LENGTH) -> float:
+    """Attention time of a prompt in chunks / in one piece."""
+    return m.prefill(length, chunk).attention_s / m.prefill(length).attention_s
+
+
+def prefill_overhead(m: Machine, chunk: int, length: int = LENGTH) -> float:
+    """Time of a prompt in chunks / in one piece."""
+    return m.prefill(length, chunk).total_s / m.prefill(length).total_s
+
+
+def efficiency_loss(m: Machine, chunk: int) -> float:
+    """Percent of the prefill rate that chunking loses."""
+    return 100 * (1 - 1 / prefill_overhead(m, chunk))
+
+
+def end_to_end(m: Machine, chunk: int) -> float:
+    """Throughput gain at 1K, B = 18, at the P:D that suits the chunk."""
+    return balanced_gain(m, chunk, LENGTH, chunk)
+
+
+def chunk_beats(m: Machine, chunk: int, other: int) -> float:
+    """1 if a chunk gains more than another one, each at the P:D that suits it; else 0."""
+    return float(end_to_end(m, chunk) > end_to_end(m, other))
+
+
+# GPT-3 on 64 A100s (5.3) --------------------------------------------------------------------------
+
+_ASSUMED = Assumptions()
+
+
+def makespan_ratio(m: Machine, of: str, over: str) -> float:
+    """Seconds until the last request is done, plain reading, seed 0."""
+    return makespan(m, of, _ASSUMED, 0)[0] / makespan(m, over, _ASSUMED, 0)[0]
+
+
+def bubble_ratio(m: Machine) -> float:
+    """Median bubble time of a request, Orca / Sarathi, plain reading, seed 0."""
+    return makespan(m, ORCA, _ASSUMED, 0)[1] / makespan(m, SARATHI, _ASSUMED, 0)[1]
+
+
+def held_out_error(m: Machine) -> float:
+    """Percent: the median held-out errors of the device's op models on public measurements,
+    weighted by their time in one of Sarathi's micro-batches."""
+    block = m.block(256)
+    parts = {
+        "gemm": sum(time for op, time in block.items() if op in GEMMS),
+        "add": block["others"],
+        "all_reduce_8": block["all_reduce"],
+        "attn_context": float(m.ops.prefill(230, 1000)),
+        "attn_decode": float(m.ops.decode(26, 2100)),
+    }
+    errors = sum(_median_error(m.device, op) * time for op, time in parts.items())
+    return errors / sum(parts.values())
+
+
+def _median_error(device: DeviceSpec, op: str) -> float:
+    """Percent; of several models of the op, the one of multi-head attention."""
+    fitted = device.fitted or {}
+    return fitted[op if op in fitted else f"{op}_mha"].held_out.median_pct
