@@ -53,6 +53,10 @@ TARGETS: dict[str, Target] = {
         ),
         # Of the mixed batch too, its ops being those of the other two at nearly the same sizes.
         follow=(
+            "tile_growth_256",
+            "tile_growth_257",
+            "prefill1024_per_token",
+            "piggybacked_decode_gain",
             "prefill1024_total",
             "decode4_total",
             "decode4_per_token",

@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike
 
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.paper.variants import Lab
+from sarathi_sim.experiments.paper.variants import Lab, untiled
 from sarathi_sim.experiments.run.machine import Machine
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, DECODE, OTHERS, PREFILL, SEND_RECV
 from sarathi_sim.profiler.storage.child import mapped
 from sarathi_sim.profiler.storage.progress import silent
+from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.loop.records import Floats, Records
 from sarathi_sim.simulator.op_times.op_times import ByPair, OpTimes
 from sarathi_sim.simulator.views.ledger import gaps, iteration_bubbles
@@ -37,25 +38,32 @@ class Assumptions:
 
     ``settings`` are ``--set`` assignments. ``factors`` multiply the times of ops: ``linear``,
     ``others``, ``prefill``, ``decode``, ``all_reduce``, ``send``. With ``padded``, a decode's
-    attention runs over all of the reserved length, whatever its context.
+    attention runs over all of the reserved length, whatever its context. With ``untiled``, GEMMs
+    have no step past a multiple of the tile.
     """
 
     settings: tuple[str, ...] = ()
     padded: bool = False
     factors: tuple[tuple[str, float], ...] = ()
+    untiled: bool = False
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """The four numbers of section 5.3: of makespans, and of the median bubble time of a request."""
+    """The numbers of section 5.3: of makespans, and of the median bubble time of a request.
+
+    The paper does not define a request's bubble time. ``bubble`` reads it as the idle time of the
+    stages before the request's micro-batches, ``waiting`` as the time that these wait themselves.
+    """
 
     orca_over_sarathi: float
     orca_over_tp: float
     tp_over_sarathi: float
     bubble: float
+    waiting: float
 
 
-PAPER = Ratios(1.91, 1.28, 1.48, 6.29)
+PAPER = Ratios(1.91, 1.28, 1.48, 6.29, 6.29)
 
 
 def deployment(m: Machine, scenario: str, assumed: Assumptions, seed: int = 0) -> Deployment:
@@ -70,6 +78,8 @@ def deployment(m: Machine, scenario: str, assumed: Assumptions, seed: int = 0) -
 
 def changed(ops: OpTimes, assumed: Assumptions, longest: int) -> OpTimes:
     """Op times under the assumptions."""
+    if assumed.untiled:
+        ops = untiled(ops)
     if assumed.padded:
         decode = ops.decode
 
@@ -103,21 +113,50 @@ def request_bubbles(records: Records) -> Floats:
     return Spans(log).total(iteration_bubbles(gaps(log)))
 
 
+def request_waits(records: Records) -> Floats:
+    """Seconds of each request, from when its first micro-batch is formed until it is done, in which
+    none of its micro-batches is on a stage or on a link (one replica)."""
+    log = records.replicas[0]
+    spans, times = Spans(log), stage_times(log)
+    served = (times.finish - times.start).sum(axis=1)
+    served += (log.num_stages - 1) * log.iterations["send_s"]
+    formed = log.iterations["ready_s"][spans.first_row()]
+    return np.asarray(spans.finish_s() - formed - spans.total(served))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds until the last request is done, and a request's median bubble time in both readings
+    (NaN for TP only)."""
+
+    makespan_s: float
+    bubble_s: float
+    waiting_s: float
+
+
 @cache
-def makespan(m: Machine, scenario: str, assumed: Assumptions, seed: int) -> tuple[float, float]:
-    """Seconds until the last request is done, and the median bubble time (NaN for TP only)."""
+def outcome(m: Machine, scenario: str, assumed: Assumptions, seed: int) -> Outcome:
+    """One scenario, simulated."""
     records = run(m, scenario, assumed, seed)
-    bubble = np.nan if scenario == TP_ONLY else float(np.median(request_bubbles(records)))
-    return records.end_s, bubble
+    if scenario == TP_ONLY:
+        return Outcome(records.end_s, np.nan, np.nan)
+    medians = (float(np.median(of(records))) for of in (request_bubbles, request_waits))
+    return Outcome(records.end_s, *medians)
 
 
 def ratios(m: Machine, assumed: Assumptions, seed: int) -> Ratios:
-    """The four ratios under one reading."""
-    (orca, orca_bubble), (chunked, chunked_bubble), (tp_only, _) = (
-        makespan(m, scenario, relevant(assumed, scenario), seed)
+    """The ratios under one reading."""
+    orca, chunked, tp_only = (
+        outcome(m, scenario, relevant(assumed, scenario), seed)
         for scenario in (ORCA, SARATHI, TP_ONLY)
     )
-    return Ratios(orca / chunked, orca / tp_only, tp_only / chunked, orca_bubble / chunked_bubble)
+    return Ratios(
+        orca.makespan_s / chunked.makespan_s,
+        orca.makespan_s / tp_only.makespan_s,
+        tp_only.makespan_s / chunked.makespan_s,
+        orca.bubble_s / chunked.bubble_s,
+        orca.waiting_s / chunked.waiting_s,
+    )
 
 
 _PIPELINE = ("batching.formation", "batching.micro_batches", "engine.send")
@@ -138,10 +177,15 @@ SEEDS = range(5)
 _GRID = "workload.lengths.step=1024"
 _BLOCKING = "engine.send=blocking"
 _JITTER = "engine.jitter=0.05"
+_POOL = "batching.micro_batches=free"
+_ON_TOP = "scenarios.sarathi_pp.policy.chunk_rule=fixed"
 
 
 def _turnaround(seconds: float) -> str:
     return f"engine.turnaround_s={seconds}"
+
+
+_ENGINE = (_turnaround(0.005), _JITTER, _BLOCKING)
 
 
 @dataclass(frozen=True)
@@ -154,49 +198,59 @@ class ScenarioReading:
 
 
 SCENARIO_READINGS = tuple(
-    ScenarioReading(name, why, Assumptions(settings, padded))
-    for name, why, settings, padded in (
-        ("plain", "as described in `experiments/configs/gpt3_pp.yaml`", (), False),
+    ScenarioReading(name, why, assumed)
+    for name, why, assumed in (
+        ("plain", "as described in `experiments/configs/gpt3_pp.yaml`", Assumptions()),
         (
             "lazy-pool",
             "a batch is formed when stage 0 is free, from all requests that are not in flight",
-            ("batching.formation=lazy", "batching.micro_batches=free"),
-            False,
+            Assumptions(("batching.formation=lazy", _POOL)),
         ),
-        ("blocking", "a stage is occupied while it sends its result on", (_BLOCKING,), False),
+        ("blocking", "a stage is occupied while it sends its result on", Assumptions((_BLOCKING,))),
         (
             "turnaround",
             "the scheduler needs 5 ms between two iterations of a micro-batch",
-            (_turnaround(0.005),),
-            False,
+            Assumptions((_turnaround(0.005),)),
         ),
-        ("jitter", "stage times vary by 5 %", (_JITTER,), False),
+        ("jitter", "stage times vary by 5 %", Assumptions((_JITTER,))),
         (
             "padded",
             "the KV cache is pre-allocated for the longest request (section 4.5): a decode's "
             "attention runs over all 4096 tokens of it",
-            (),
-            True,
+            Assumptions(padded=True),
         ),
         (
             "padded-engine",
             "padded, with 5 ms of turn-around, 5 % jitter and blocking sends",
-            (_turnaround(0.005), _JITTER, _BLOCKING),
-            True,
+            Assumptions(_ENGINE, padded=True),
+        ),
+        (
+            "as-published",
+            "the rules of the code that the authors' group published in November 2023 "
+            "(microsoft/vidur @aa06400): one pool of requests, Orca fills all free slots, a chunk "
+            "of 256 with the decodes on top, blocking sends",
+            Assumptions((_POOL, "policy.case=unconstrained", _ON_TOP, _BLOCKING)),
         ),
         (
             "grid",
             "lengths are 1K, 2K, 3K or 4K, the lengths of the other sections",
-            (_GRID,),
-            False,
+            Assumptions((_GRID,)),
         ),
-        ("grid-turnaround", "grid, with 5 ms of turn-around", (_GRID, _turnaround(0.005)), False),
-        ("grid-padded", "grid and padded", (_GRID,), True),
+        (
+            "grid-turnaround",
+            "grid, with 5 ms of turn-around",
+            Assumptions((_GRID, _turnaround(0.005))),
+        ),
+        (
+            "grid-on-top",
+            "grid, a chunk of 256 with the decodes on top, and GEMMs without the tile's step",
+            Assumptions((_GRID, _ON_TOP), untiled=True),
+        ),
+        ("grid-padded", "grid and padded", Assumptions((_GRID,), padded=True)),
         (
             "grid-padded-engine",
             "grid and padded, with 5 ms of turn-around, 5 % jitter and blocking sends",
-            (_GRID, _turnaround(0.005), _JITTER, _BLOCKING),
-            True,
+            Assumptions((_GRID, *_ENGINE), padded=True),
         ),
     )
 )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from statistics import median
 from typing import Literal
 
-from sarathi_sim.experiments.paper.pipeline import ORCA, SARATHI, Assumptions, makespan
+from sarathi_sim.experiments.paper.pipeline import ORCA, SARATHI, Assumptions, outcome
 from sarathi_sim.experiments.run.machine import Iteration, Machine, Throughput
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase
 from sarathi_sim.policies.request_level import RequestLevel
@@ -307,6 +308,28 @@ def peak_pd(m: Machine, policy: str | int) -> float:
     return max(curve, key=lambda pd: curve[pd])
 
 
+def typical_gain(m: Machine) -> float:
+    """Median over P:D of the larger gain of chunks 256 and 512, at 1K and B = 18."""
+    curves = [gains(m, sarathi(chunk), LENGTH) for chunk in (256, 512)]
+    return median(max(curve[pd] for curve in curves) for pd in PD_RANGE)
+
+
+def peak_exceeds(m: Machine, policy: str | int, other: str | int) -> float:
+    """1 if a policy's peak is above another one's, else 0."""
+    return float(peak_gain(m, policy) > peak_gain(m, other))
+
+
+def peak_later(m: Machine, policy: str | int, other: str | int) -> float:
+    """1 if a policy's peak is at a higher P:D than another one's, else 0."""
+    return float(peak_pd(m, policy) > peak_pd(m, other))
+
+
+def always_above(m: Machine, policy: str | int, other: str | int) -> float:
+    """1 if a policy gains more than another one at every P:D, at 1K and B = 18; else 0."""
+    ours, theirs = (gains(m, scheduling(name), LENGTH) for name in (policy, other))
+    return float(all(ours[pd] > theirs[pd] for pd in PD_RANGE))
+
+
 def reductions(m: Machine, ops: str) -> list[float]:
     """Time in a group of ops a token under the baseline / under Sarathi, at the balanced P:D, over
     chunks, lengths and batches."""
@@ -363,12 +386,12 @@ _ASSUMED = Assumptions()
 
 def makespan_ratio(m: Machine, of: str, over: str) -> float:
     """Seconds until the last request is done, plain reading, seed 0."""
-    return makespan(m, of, _ASSUMED, 0)[0] / makespan(m, over, _ASSUMED, 0)[0]
+    return outcome(m, of, _ASSUMED, 0).makespan_s / outcome(m, over, _ASSUMED, 0).makespan_s
 
 
 def bubble_ratio(m: Machine) -> float:
     """Median bubble time of a request, Orca / Sarathi, plain reading, seed 0."""
-    return makespan(m, ORCA, _ASSUMED, 0)[1] / makespan(m, SARATHI, _ASSUMED, 0)[1]
+    return outcome(m, ORCA, _ASSUMED, 0).bubble_s / outcome(m, SARATHI, _ASSUMED, 0).bubble_s
 
 
 def held_out_error(m: Machine) -> float:

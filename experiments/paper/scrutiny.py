@@ -20,7 +20,7 @@ from io import StringIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sarathi_sim.experiments.paper.claims import Claim, ClaimResult, load_claims
+from sarathi_sim.experiments.paper.claims import TOLERANCE, Claim, ClaimResult, load_claims
 from sarathi_sim.experiments.paper.variants import Lab, with_rows
 from sarathi_sim.profiler.facts.ops import DECODE, GEMMS, LAYER_OPS, OTHERS, PREFILL
 from sarathi_sim.profiler.storage.child import mapped
@@ -124,7 +124,9 @@ def _judge(claim: Claim, found: Mapping[str, float]) -> Scrutiny:
     return Scrutiny(
         passes=sum(map(claim.holds, found.values())),
         unmoved=max(scaled) - min(scaled) <= _UNMOVED * abs(scaled[0]),
-        no_gain=claim.unit == "x" and claim.holds(found[NO_GAIN]),
+        no_gain=claim.unit == "x"
+        and abs(found[NO_GAIN] - 1) <= TOLERANCE
+        and claim.holds(found[NO_GAIN]),
     )
 
 
@@ -164,9 +166,12 @@ def marks(results: Sequence[ClaimResult]) -> str:
 
 
 if __name__ == "__main__":
+    # By its module's name, so that worker processes find its functions.
+    from sarathi_sim.experiments.paper.scrutiny import scrutinise as study
+
     text = StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["id", "passes", "unmoved", "no_gain"])
-    for id, found in scrutinise(load_claims(), workers=2).items():
+    for id, found in study(load_claims(), workers=2).items():
         table.writerow([id, found.passes, int(found.unmoved), int(found.no_gain)])
     write_whole(_FILE, text.getvalue())

@@ -107,5 +107,12 @@ def readings_table(spreads: Mapping[ScenarioReading, tuple[Ratios, Ratios, Ratio
             for middle, low, high in zip(*map(astuple, found), strict=True)
         ]
         rows.append([f"`{reading.name}`", *cells])
-    header = ["reading", "Orca / Sarathi", "Orca / TP only", "TP only / Sarathi", "bubble"]
+    header = [
+        "reading",
+        "Orca / Sarathi",
+        "Orca / TP only",
+        "TP only / Sarathi",
+        "bubble",
+        "waiting",
+    ]
     return markdown("Section 5.3 by reading", header, rows)

@@ -26,6 +26,7 @@ from sarathi_sim.experiments.paper.pipeline import (
     Ratios,
     changed,
     relevant,
+    request_waits,
     run,
     spread,
 )
@@ -47,6 +48,7 @@ from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.facts.formats import TWO_BYTES
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS
+from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
 
 LAYERS = 40
@@ -251,10 +253,32 @@ def test_without_a_pipeline_sends_and_formation_make_no_difference() -> None:
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=7))
 @settings(max_examples=30, deadline=None)
 def test_the_spread_holds_the_middle(values: list[float]) -> None:
-    middle, low, high = spread(Ratios(v, 1.0, 2.0, 3.0) for v in values)
+    middle, low, high = spread(Ratios(v, 1.0, 2.0, 3.0, 4.0) for v in values)
     assert (low.orca_over_sarathi, high.orca_over_sarathi) == (min(values), max(values))
     assert low.orca_over_sarathi <= middle.orca_over_sarathi <= high.orca_over_sarathi
     assert (middle.orca_over_tp, middle.bubble) == (1.0, 3.0)
+
+
+def test_waiting_by_hand() -> None:
+    """What is left of a request's time without its micro-batches' stages and links, one by one."""
+    lab, few = Lab("predicted"), "workload.requests=60"
+    records = run(lab.machine(*GPT3), SARATHI, Assumptions((few,)))
+    log = records.replicas[0]
+    times, rows = stage_times(log), log.iterations
+    of_group = {g: np.flatnonzero(rows["group"] == g) for g in np.unique(rows["group"])}
+    parts: dict[int, list[int]] = {}
+    for request, _, group, first, last in log.spans.tolist():
+        parts.setdefault(request, []).extend(of_group[group][first : last + 1].tolist())
+    waits = []
+    for request in sorted(parts):
+        mine = sorted(parts[request])
+        served = sum(
+            float((times.finish[row] - times.start[row]).sum()) + 7 * float(rows["send_s"][row])
+            for row in mine
+        )
+        waits.append(float(rows["finish_s"][mine[-1]] - rows["ready_s"][mine[0]]) - served)
+    assert request_waits(records) == pytest.approx(waits, abs=1e-9)
+    assert min(waits) >= -1e-9
 
 
 def test_names_are_unique() -> None:
