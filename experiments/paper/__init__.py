@@ -1,5 +1,6 @@
-"""The Sarathi paper as code: each of its numbers beside ours, its figures from our runs.
+"""The Sarathi paper: each of its numbers beside ours, its figures from our runs.
 
-Start with ``claims.py`` (what a claim is, and the registry), ``variants.py`` (the two sets of op
-times) and ``costs.py`` (the simplest of the sections). ``docs/paper.md`` has the results.
+Start with ``data/paper/claims.yaml`` (what is stated), ``claims.py`` (how ours is judged) and
+``quantities.py`` (how ours is computed); ``variants.py`` has the two sets of op times,
+``pipeline.py`` section 5.3. ``docs/paper.md`` has the results.
 """

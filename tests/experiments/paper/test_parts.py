@@ -32,8 +32,16 @@ from sarathi_sim.experiments.paper.pipeline import (
 )
 from sarathi_sim.experiments.paper.quantities import (
     BASELINE,
+    attention_intensity,
     balanced,
     decode_speedup,
+    decode_token_ms,
+    fitting_batch,
+    gemm_intensity,
+    iteration_growth,
+    one_layer_batch,
+    piggybacked_decode_gain,
+    piggybacked_token_ms,
     sarathi,
     saturation,
     split,
@@ -47,7 +55,7 @@ from sarathi_sim.policies.orca import Orca
 from sarathi_sim.policies.request import Sequence
 from sarathi_sim.profiler.facts.formats import TWO_BYTES
 from sarathi_sim.profiler.facts.model import load_model
-from sarathi_sim.profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS
+from sarathi_sim.profiler.facts.ops import ALL_REDUCE, LAYER_OPS, OPS, ROW_OPS, GemmShape
 from sarathi_sim.simulator.loop.pipeline import stage_times
 from sarathi_sim.simulator.op_times.iteration import WholeLayer
 
@@ -281,6 +289,30 @@ def test_waiting_by_hand() -> None:
     assert min(waits) >= -1e-9
 
 
+def test_quotients_of_iterations_by_hand() -> None:
+    """40 layers of 1 ms and 2 us a row, 1 ns a query and key, 3 us a decode at context 1000."""
+    machine = Machine(plain_ops(), "a6000")
+    one, two = (LAYERS * (1e-3 + (2e-6 + 1e-9) * rows) for rows in (128, 256))
+    assert iteration_growth(machine, 128, 256) == pytest.approx(100 * (two / one - 1))
+    alone = LAYERS * (1e-3 + 4 * (2e-6 + 3e-9 * 1024)) / 4
+    assert decode_token_ms(machine, 4) == pytest.approx(1e3 * alone)
+    # Rows are as many; three pairs of query and key less, and three decodes' attention more.
+    extra = LAYERS * (3 * 3e-9 * 1024 - 3 * 1e-9) / 3
+    assert piggybacked_token_ms(machine, 1021, 3) == pytest.approx(1e3 * extra)
+    assert piggybacked_decode_gain(machine, 4, 1021, 3) == pytest.approx(alone / extra)
+
+
+def test_one_layer_and_intensity_by_hand() -> None:
+    """An op's intensity at m rows is m n k / (m k + k n + m n); a decode's at 1024 is near 1."""
+    shape = GemmShape(5120, 5120)
+    assert gemm_intensity(shape, 1024) == pytest.approx(1024 * 5120 / (2 * 1024 + 5120))
+    machine = Lab("predicted").a6000
+    assert attention_intensity(machine, 1) == pytest.approx(1024 / 1025)
+    usable, weights = 0.9 * machine.device.memory_bytes, 2 * 13.016e9
+    assert one_layer_batch(machine) > machine.layers, "the weights shrink, too"
+    assert fitting_batch(machine, 1024) == (usable - weights) // (1024 * 40 * 2 * 2 * 5120)
+
+
 def test_names_are_unique() -> None:
     assert len({reading.name for reading in SCENARIO_READINGS}) == len(SCENARIO_READINGS)
     assert len({change.name for change in CHANGES}) == len(CHANGES)
@@ -306,4 +338,4 @@ def test_claims_say_the_ratio_that_is_computed() -> None:
             batch, tokens, decodes = map(int, found.groups())
             assert balanced(256, batch) == tokens / decodes, claim.id
             said += 1
-    assert said == 4
+    assert said == 6
