@@ -125,7 +125,7 @@ def request_waits(records: Records) -> Floats:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PipelineRun:
     """Seconds until the last request is done, and a request's median bubble time in both readings
     (NaN for TP only)."""
 
@@ -135,13 +135,13 @@ class Outcome:
 
 
 @cache
-def outcome(m: Machine, scenario: str, assumed: Assumptions, seed: int) -> Outcome:
+def outcome(m: Machine, scenario: str, assumed: Assumptions, seed: int) -> PipelineRun:
     """One scenario, simulated."""
     records = run(m, scenario, assumed, seed)
     if scenario == TP_ONLY:
-        return Outcome(records.end_s, np.nan, np.nan)
+        return PipelineRun(records.end_s, np.nan, np.nan)
     medians = (float(np.median(of(records))) for of in (request_bubbles, request_waits))
-    return Outcome(records.end_s, *medians)
+    return PipelineRun(records.end_s, *medians)
 
 
 def ratios(m: Machine, assumed: Assumptions, seed: int) -> Ratios:

@@ -30,7 +30,7 @@ class EngineSwitches:
 
 @dataclass(frozen=True)
 class Switches(EngineSwitches):
-    """The switches of the simulated engine (ARCHITECTURE.md has the table).
+    """The switches of the simulated engine.
 
     ``lazy``           form a batch when stage 0 is free, not as soon as a micro-batch returned
     ``blocking_send``  a stage is occupied while it sends its result on
