@@ -11,7 +11,7 @@ from functools import cache
 from statistics import median
 from typing import Literal
 
-from sarathi_sim.experiments.paper.pipeline import ORCA, SARATHI, Assumptions, outcome
+from sarathi_sim.experiments.paper.gpt3 import ORCA, SARATHI, Assumptions, outcome
 from sarathi_sim.experiments.run.machine import Iteration, Machine, Throughput
 from sarathi_sim.policies.orca import Orca, OrcaWorstCase
 from sarathi_sim.policies.request_level import RequestLevel

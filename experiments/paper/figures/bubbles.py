@@ -12,7 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from sarathi_sim.experiments.figures.style import BLACK, BLUE, GREY, KIND_COLOURS, ORANGE, VERMILION
 from sarathi_sim.experiments.paper.figures.costs import SMALL, WIDTH, Labs
-from sarathi_sim.experiments.paper.pipeline import ORCA, PAPER, SARATHI, TP_ONLY, Change, Ratios
+from sarathi_sim.experiments.paper.gpt3 import ORCA, PAPER, SARATHI, TP_ONLY, Change, Ratios
 from sarathi_sim.experiments.paper.variants import Lab
 from sarathi_sim.policies.log import PREFILL
 from sarathi_sim.policies.micro_batches import MicroBatches

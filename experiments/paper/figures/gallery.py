@@ -22,7 +22,7 @@ from sarathi_sim.experiments.paper.figures.markdown import (
     table_4,
     tile_control,
 )
-from sarathi_sim.experiments.paper.pipeline import (
+from sarathi_sim.experiments.paper.gpt3 import (
     CHANGES,
     GPT3,
     ORCA,

@@ -8,7 +8,7 @@ from dataclasses import astuple
 
 from sarathi_sim.experiments.figures.page_tables import markdown
 from sarathi_sim.experiments.paper.claims import ClaimResult, gains, load_claims, summary
-from sarathi_sim.experiments.paper.pipeline import PAPER, Ratios, ScenarioReading
+from sarathi_sim.experiments.paper.gpt3 import PAPER, Ratios, ScenarioReading
 from sarathi_sim.experiments.paper.quantities import end_to_end
 from sarathi_sim.experiments.paper.scrutiny import marks
 from sarathi_sim.experiments.paper.variants import Lab

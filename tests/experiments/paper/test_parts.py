@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from sarathi_sim.experiments.figures.page_tables import markdown
 from sarathi_sim.experiments.paper.claims import load_claims
-from sarathi_sim.experiments.paper.page import update
-from sarathi_sim.experiments.paper.pipeline import (
+from sarathi_sim.experiments.paper.gpt3 import (
     CHANGES,
     GPT3,
     ORCA,
@@ -30,6 +29,7 @@ from sarathi_sim.experiments.paper.pipeline import (
     run,
     spread,
 )
+from sarathi_sim.experiments.paper.page import update
 from sarathi_sim.experiments.paper.quantities import (
     BASELINE,
     attention_intensity,
