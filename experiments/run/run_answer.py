@@ -136,6 +136,10 @@ def _question(found: Mapping[str, Any], *, ranked: bool) -> str:
     return f"Which of {enumerated(names)} serves {where} best: {what}"
 
 
+def _times(ratio: float) -> str:
+    return "" if f"{ratio:.3g}" == "1" else f"{ratio:.3g} times "
+
+
 def answer(summaries: Summaries) -> str:
     """The outcome in a sentence."""
     if len(summaries) == 1:
@@ -151,7 +155,7 @@ def answer(summaries: Summaries) -> str:
     if len(served) == 1 and not growing and max(spans.values()) > _ALIKE * min(spans.values()) > 0:
         first, *others = sorted(spans, key=lambda name: spans[name])
         ratios = enumerated(
-            [f"{spans[name] / spans[first]:.3g} times as fast as {name}" for name in others[:4]]
+            [f"{_times(spans[name] / spans[first])}as fast as {name}" for name in others[:4]]
         )
         said = f"{first} is the fastest: it is done after {number_text(spans[first])} s, {ratios}"
         return f"{said}; {_waits(summaries[first])}."
