@@ -178,10 +178,18 @@ def find_capacity(
     in place of the shipped assumptions. ``refine`` times, deployments half-way between the best and
     its neighbours are searched, too. Raises ConfigError for what cannot run.
     """
-    from sarathi_sim.experiments.capacity.asked import answered, read_question, result_files
-    from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, probes_in, write_result
-    from sarathi_sim.experiments.capacity.prices import load_prices
-    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.answer import (
+        answered,
+        load_prices,
+        read_question,
+        result_files,
+    )
+    from sarathi_sim.experiments.capacity.probing import (
+        CAPACITY_FORMAT,
+        Laboratory,
+        probes_in,
+        write_result,
+    )
     from sarathi_sim.experiments.capacity.written import capacities
     from sarathi_sim.experiments.config.loading import refuse_of_session
 
@@ -228,10 +236,14 @@ def recommend(
     those of the command. ``out`` keeps the folder that it writes. Raises ConfigError where no
     deployment keeps the SLO, and for what cannot run.
     """
-    from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT, probes_in, write_result
-    from sarathi_sim.experiments.capacity.layouts import wanted_of
-    from sarathi_sim.experiments.capacity.prices import load_prices
-    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.answer import load_prices
+    from sarathi_sim.experiments.capacity.options import wanted_of
+    from sarathi_sim.experiments.capacity.probing import (
+        RECOMMEND_FORMAT,
+        Laboratory,
+        probes_in,
+        write_result,
+    )
     from sarathi_sim.experiments.capacity.recommended import recommend_files, recommended
 
     wanted = wanted_of(
@@ -284,8 +296,12 @@ def find_sensitivity(
     part ``by`` less, and more. ``out`` keeps the folder that ``sarathi-sim sensitivity`` writes.
     Raises ConfigError for what cannot run.
     """
-    from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT, probes_in, write_result
-    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.probing import (
+        SENSITIVITY_FORMAT,
+        Laboratory,
+        probes_in,
+        write_result,
+    )
     from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity, sensitivity
     from sarathi_sim.experiments.sensitivity.tornado import sensitivity_files, table_of
 

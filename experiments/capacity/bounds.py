@@ -17,10 +17,10 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from sarathi_sim.experiments.capacity.capacity_section import STATISTICS, Objective
 from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.slo import STATISTICS, Objective
 from sarathi_sim.experiments.config.deployment import Deployment
-from sarathi_sim.experiments.config.host_time import host_of
+from sarathi_sim.experiments.config.inputs import host_of
 from sarathi_sim.policies.policy import chunking_of
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.op_times.iteration import IterationCost

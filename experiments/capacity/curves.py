@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
+from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS
 from sarathi_sim.experiments.figures.style import BLACK, line_styles, save
-from sarathi_sim.experiments.sweeps.figures.pareto import pareto_front
+from sarathi_sim.experiments.sweeps.drawing import pareto_front
 from sarathi_sim.simulator.loop.records import Floats
 from sarathi_sim.simulator.views.metric_registry import number_text
 

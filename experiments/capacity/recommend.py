@@ -16,16 +16,14 @@ from itertools import product
 
 import numpy as np
 
-from sarathi_sim.experiments.capacity.answer import Answer, answers
+from sarathi_sim.experiments.capacity.answer import Answer, Prices, answers
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
-from sarathi_sim.experiments.capacity.judgement import Verdict
-from sarathi_sim.experiments.capacity.layouts import Wanted, deployable
-from sarathi_sim.experiments.capacity.options import Option, plan_of
-from sarathi_sim.experiments.capacity.prices import Prices
+from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
+from sarathi_sim.experiments.capacity.slo import Verdict
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.sweeps.neighbours import between
+from sarathi_sim.experiments.sweeps.points import between
 from sarathi_sim.profiler.storage.progress import Say
 from sarathi_sim.simulator.views.metric_registry import number_text
 

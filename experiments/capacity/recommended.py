@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from sarathi_sim.experiments.capacity.answer import (
+    Prices,
+    add_costs,
     as_json,
     numbers,
     pooled_numbers,
@@ -18,11 +20,9 @@ from sarathi_sim.experiments.capacity.answer import (
     scenario_at,
 )
 from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
-from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT
 from sarathi_sim.experiments.capacity.launch import Launch, launch
-from sarathi_sim.experiments.capacity.layouts import Wanted
-from sarathi_sim.experiments.capacity.prices import Prices, add_costs
-from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.options import Wanted
+from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.recommend import (
     Recommendation,
     Screened,
@@ -44,7 +44,7 @@ from sarathi_sim.experiments.capacity.written import (
 from sarathi_sim.experiments.content import Section, SortableTable, doubts_of, number_or_dash
 from sarathi_sim.experiments.figures.style import styled
 from sarathi_sim.experiments.results import SUMMARY, json_bytes
-from sarathi_sim.experiments.sweeps.neighbours import halfway, neighbours
+from sarathi_sim.experiments.sweeps.points import halfway, neighbours
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.progress import Say
 from sarathi_sim.simulator.views.metric_registry import number_text

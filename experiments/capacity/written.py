@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sarathi_sim.experiments.capacity.judgement import OVERLOAD, REJECTED
+from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED
 from sarathi_sim.experiments.content import (
     Section,
     SortableTable,
@@ -15,7 +15,7 @@ from sarathi_sim.experiments.content import (
     doubts_of,
     number_or_dash,
 )
-from sarathi_sim.experiments.sweeps.neighbours import halfway, neighbours
+from sarathi_sim.experiments.sweeps.points import halfway, neighbours
 from sarathi_sim.simulator.views.metric_registry import number_text
 
 Deployments = Sequence[Mapping[str, Any]]

@@ -165,7 +165,7 @@ def check(config: ConfigArgument, assignments: SetOption = None) -> None:
     from sarathi_sim.experiments.config.loading import load_experiment
     from sarathi_sim.experiments.content import assumed, assumed_of
     from sarathi_sim.experiments.run.experiment import deploy_all
-    from sarathi_sim.experiments.run.report import deployments_table
+    from sarathi_sim.experiments.run.rich_table import deployments_table
 
     experiment = load_experiment(config, assignments or [])
     if all(scenario.device in ("cpu", "cuda") for scenario in experiment.scenarios.values()):

@@ -28,8 +28,8 @@ from sarathi_sim.experiments.cli.common import (
 from sarathi_sim.experiments.cli.sweep import Where, WorkersOption, backend_at, check_backend
 
 if TYPE_CHECKING:
-    from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
     from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.slo import CapacitySection
     from sarathi_sim.experiments.sweeps.backends import Backend
 
 BackendOption = Annotated[Where, typer.Option(help="Local processes, or a Dask cluster.")]
@@ -53,8 +53,7 @@ def _laboratory(
     folder: Path, kind: str, section: CapacitySection, where: Backend, quiet: bool
 ) -> Iterator[Laboratory]:
     """What probes are simulated in, with its folder and a progress bar; it closes the backend."""
-    from sarathi_sim.experiments.capacity.folder import probes_in
-    from sarathi_sim.experiments.capacity.probing import Laboratory
+    from sarathi_sim.experiments.capacity.probing import Laboratory, probes_in
     from sarathi_sim.experiments.cli.common import ProgressBar
 
     with (
@@ -93,9 +92,13 @@ def capacity(
       sarathi-sim capacity my.yaml --workload 1024:256 --refine 2
       sarathi-sim capacity my.yaml --out runs/capacity --json | jq '.deployments[].capacity'
     """
-    from sarathi_sim.experiments.capacity.asked import answered, read_question, result_files
-    from sarathi_sim.experiments.capacity.folder import CAPACITY_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.answer import (
+        answered,
+        load_prices,
+        read_question,
+        result_files,
+    )
+    from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, write_result
     from sarathi_sim.experiments.capacity.written import capacity_answer
 
     check_backend(backend, address, workers)
@@ -172,9 +175,9 @@ def recommend(
         --slo "attainment 95% ttft 1s tpot 50ms" --workload 1024:256
     """
     from sarathi_sim.experiments.capacity import recommended as best
-    from sarathi_sim.experiments.capacity.folder import RECOMMEND_FORMAT, write_result
-    from sarathi_sim.experiments.capacity.layouts import wanted_of
-    from sarathi_sim.experiments.capacity.prices import load_prices
+    from sarathi_sim.experiments.capacity.answer import load_prices
+    from sarathi_sim.experiments.capacity.options import wanted_of
+    from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, write_result
 
     check_backend(backend, address, workers)
     wanted = wanted_of(
@@ -229,7 +232,7 @@ def sensitivity(
       sarathi-sim sensitivity gpt3_pp --metric makespan_s --metric tbt_s.p99
       sarathi-sim sensitivity my.yaml --by 0.2 --only 'attn_decode,link speed' --json
     """
-    from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT, write_result
+    from sarathi_sim.experiments.capacity.probing import SENSITIVITY_FORMAT, write_result
     from sarathi_sim.experiments.sensitivity.elasticities import read_sensitivity
     from sarathi_sim.experiments.sensitivity.elasticities import sensitivity as found_by
     from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer, sensitivity_files

@@ -44,7 +44,7 @@ def plan(
       sarathi-sim plan my_sweep.yaml --set sweep.seeds=5
     """
     from sarathi_sim.experiments.sweeps.backends import processors
-    from sarathi_sim.experiments.sweeps.estimate import seconds_of_work
+    from sarathi_sim.experiments.sweeps.execute import seconds_of_work
     from sarathi_sim.experiments.sweeps.printing import axes_table, duration
 
     planned = _planned(config, assignments, quiet=False)

@@ -14,12 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.capacity.answer import said_of
-from sarathi_sim.experiments.capacity.asked import read_question
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
-from sarathi_sim.experiments.capacity.folder import SENSITIVITY_FORMAT
+from sarathi_sim.experiments.capacity.answer import read_question, said_of
 from sarathi_sim.experiments.capacity.options import Option, plan_of
-from sarathi_sim.experiments.capacity.probing import NAME, Laboratory
+from sarathi_sim.experiments.capacity.probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import (
     Crossing,
     Probe,
@@ -33,6 +30,7 @@ from sarathi_sim.experiments.capacity.search import (
     together,
     too_short,
 )
+from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
@@ -48,8 +46,7 @@ from sarathi_sim.experiments.config.loading import (
 from sarathi_sim.experiments.sensitivity.factors import Factor, Question, chosen, factors_of
 from sarathi_sim.experiments.sensitivity.tornado import sensitivity_answer
 from sarathi_sim.experiments.sweeps.execute import execute
-from sarathi_sim.experiments.sweeps.identity import run_key
-from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan
+from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.profiler.storage.progress import silent
 from sarathi_sim.simulator.confidence.quantile import mean_and_interval
 from sarathi_sim.simulator.views.metric_registry import known

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.capacity.capacity_section import CapacitySection
 from sarathi_sim.experiments.capacity.options import Option
+from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.config.deployment import Deployment
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.key_paths import Source

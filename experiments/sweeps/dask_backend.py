@@ -11,8 +11,8 @@ from typing import Any
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.sweeps.backends import PATIENCE_S, Bundles, LostJobs, Outcomes, Waiting
-from sarathi_sim.experiments.sweeps.identity import code_fingerprint
 from sarathi_sim.experiments.sweeps.jobs import Job
+from sarathi_sim.experiments.sweeps.plan import code_fingerprint
 
 CONNECT_S = 10
 WITHOUT_WORKERS_S = 60

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.parameter_names import value_name
+from sarathi_sim.experiments.config.scenario import value_name
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     SUMMARY,
@@ -30,6 +30,7 @@ from sarathi_sim.simulator.views.metric_registry import STEADY, Better, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 METRICS = ("output_tokens_per_s", "tbt_s.p99")
 CDF_COLUMNS = ("ttft_s", "tbt_max_s", "latency_s")
@@ -63,9 +64,8 @@ def plot_sweep(
     that is the same in all runs is left out, and the note names it. Raises ConfigError for an
     unknown metric or axis, or if no run has finished.
     """
-    from sarathi_sim.experiments.sweeps.figures import lines as figures
-    from sarathi_sim.experiments.sweeps.figures.drawing import overload_note, overloaded
-    from sarathi_sim.experiments.sweeps.figures.pareto import better, pareto
+    from sarathi_sim.experiments.sweeps import drawing as figures
+    from sarathi_sim.experiments.sweeps.drawing import better, overload_note, overloaded, pareto
 
     check_replaceable(out, FIGURES_FORMAT)
     table = read_table(folder)
