@@ -13,17 +13,35 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from sarathi_sim.experiments.capacity.answer import Answer, Prices, answers
+from sarathi_sim.experiments.capacity.answer import (
+    Answer,
+    Prices,
+    add_costs,
+    answers,
+    as_json,
+    numbers,
+    pooled_numbers,
+    said_of,
+    scenario_at,
+)
 from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
+from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
+from sarathi_sim.experiments.capacity.launch import Launch, launch
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, plan_of
-from sarathi_sim.experiments.capacity.probing import Laboratory
+from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import Crossing, Probed, at_load, race
 from sarathi_sim.experiments.capacity.slo import Verdict
+from sarathi_sim.experiments.capacity.written import headroom, loses, recommend_answer, why_best
 from sarathi_sim.experiments.config.errors import ConfigError
+from sarathi_sim.experiments.figures.style import styled
+from sarathi_sim.experiments.results import SUMMARY, json_bytes
 from sarathi_sim.experiments.sweeps.points import between
+from sarathi_sim.profiler.storage.plain_yaml import dump_yaml
 from sarathi_sim.profiler.storage.progress import Say
 from sarathi_sim.simulator.views.metric_registry import number_text
 
@@ -425,3 +443,138 @@ def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> _Goal:
 
 def _named(one: Screened) -> str:
     return f"{one.option.name} x {one.replicas}"
+
+
+def recommended(
+    lab: Laboratory, wanted: Wanted, prices: Prices, say: Say, rounds: int
+) -> dict[str, Any]:
+    """Look for the best deployments; the content of ``summary.json``. Raises ConfigError where none
+    keeps the SLO."""
+    found = refined(lab, wanted, prices, say, rounds)
+    lab.write_tables()
+    return answer_of(found, wanted, prices)
+
+
+def answer_of(found: Recommendation, wanted: Wanted, prices: Prices) -> dict[str, Any]:
+    """The content of ``summary.json``. Without a deployment that carries anything, or the rate,
+    ``winner`` and ``command`` are None; ``needs`` says which checkpoint a command would need."""
+    rows = ranked(found, wanted, prices)
+    best = found.finalists[0].option
+    carries = rows[0]["carries"]
+    started = launch(best.scenario) if carries else Launch(None)
+    content: dict[str, Any] = {
+        "format": RECOMMEND_FORMAT,
+        "name": "recommend",
+        "model": wanted.model,
+        "devices": list(wanted.devices),
+        "gpus": wanted.gpus if wanted.rate is None else None,
+        "rate": wanted.rate,
+        "slo": wanted.section.slo,
+        "load": wanted.section.load,
+        "tolerance": wanted.section.tolerance,
+        "keep": wanted.section.replications.keep,
+        "may_reject": wanted.section.rejected,
+        "workload": wanted.stated,
+        "winner": rows[0]["name"] if carries else None,
+        "command": started.command,
+        "needs": started.needs,
+        "replicas": best.scenario.cluster.replicas,
+        "deployments": rows,
+        "one_fewer": _one_fewer(found, wanted) if carries else None,
+        "screened": [_only_screened(one) for one in found.screened],
+        "dropped": found.dropped,
+        **said_of([one.option for one in found.finalists], wanted.section.load),
+        "doubts": found.doubts,
+        "not_tried": wanted.not_tried,
+        "prices": prices.stated,
+        "provenance": "predicted",
+    }
+    return content | recommend_answer(content).words()
+
+
+def ranked(found: Recommendation, wanted: Wanted, prices: Prices) -> list[dict[str, Any]]:
+    """The finalists in numbers, each with its price and what it loses by.
+
+    ``carries`` is the load that each is asked for: the rate, or its capacity; None where it does
+    not carry that. ``per_million_output_tokens`` is the price of a million at that load, and
+    ``at_rate`` what replications do at the rate.
+    """
+    rows = []
+    for answer in found.finalists:
+        row = as_json(answer, wanted.section.load)
+        row["gpus_paid"] = paid = wanted.gpus if wanted.rate is None else answer.option.gpus
+        row["carries"], row["at_rate"] = row["capacity"] or None, None
+        if wanted.rate is not None:
+            carries = carries_rate(answer, wanted.rate, found.checked)
+            row["carries"] = wanted.rate if carries else None
+            there = found.checked.get(row["name"])
+            if there is not None:
+                row["at_rate"] = at = pooled_numbers(there.at, there.verdict, there.option)
+                row["scenario"] = scenario_at(there.option, at, wanted.section.load)
+        add_costs(row, prices.of(row["device"]) * paid)
+        rows.append(row)
+    best, *others = rows
+    for row in others:
+        row["why"] = loses(row, best)
+    best["why"] = why_best(best, [row for row in others if row["carries"]], prices.currency)
+    return rows
+
+
+def _one_fewer(found: Recommendation, wanted: Wanted) -> dict[str, Any] | None:
+    """What the first does at the rate with one replica fewer, where that was run."""
+    best = found.finalists[0].option
+    name, _, replicas = best.name.rpartition(" x ")
+    there = found.checked.get(f"{name} x {int(replicas) - 1}")
+    if there is None or there.verdict.holds:
+        return None
+    worst = there.verdict.worst
+    return {"name": there.option.name, "load": wanted.rate, "breaks": worst} | {
+        "value": there.verdict.values.get(worst),
+        "slo": there.verdict.values,
+        "overloaded": there.verdict.overloaded,
+    }
+
+
+def _only_screened(one: Screened) -> dict[str, Any]:
+    """What all replicas carry, roughly, and the numbers at the largest load that short runs of one
+    were seen to carry."""
+    row: dict[str, Any] = {"name": one.option.name, "replicas": one.replicas, "curve": []}
+    row["about"], scale = one.load * one.replicas, 1
+    if one.kept is not None:
+        scale = one.kept.scale
+        row["curve"] = [numbers(one.kept, whole(one.option, scale))]
+    add_costs(row, one.per_hour * scale)
+    return row
+
+
+def recommend_files(wanted: Wanted, content: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of the result beside its probes."""
+    rows = content["deployments"]
+    table = pd.DataFrame({key: row.get(key) for key in _COLUMNS} for row in rows)
+    with styled():
+        fronts = frontier_figures(rows, content["screened"], content["prices"]["currency"])
+        drawn = figure_files({"headroom": headroom_figure(rows, wanted.section), **fronts})
+    files = {
+        SUMMARY: json_bytes(content),
+        "recommend.csv": table.to_csv(index=False).encode(),
+        "headroom.csv": headroom(rows).to_csv(index=False).encode(),
+        **drawn,
+    }
+    if content["winner"] is not None:
+        files["winner.yaml"] = dump_yaml(winner(content, wanted)).encode()
+    if content["command"] is not None:
+        files["launch.sh"] = f"{content['command']}\n".encode()
+    return files
+
+
+_COLUMNS = (
+    *("name", "device", "tp", "pp", "replicas", "gpus", "capacity", "settled", "rejected_share"),
+    *("carries", "per_hour", "per_million_output_tokens", "why"),
+)
+
+
+def winner(content: Mapping[str, Any], wanted: Wanted) -> dict[str, Any]:
+    """A configuration of the first, to simulate it again, at its capacity or at the rate asked
+    for, or to search its capacity."""
+    section = wanted.section.model_dump(mode="json", exclude_none=True)
+    return {"name": "winner", "capacity": section, **content["deployments"][0]["scenario"]}

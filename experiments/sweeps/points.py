@@ -267,6 +267,15 @@ def halfway(one: float, other: float) -> float | None:
     return middle if min(one, other) < middle < max(one, other) else None
 
 
+def apart(best: int, points: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of the neighbours of the best with something between."""
+    return [
+        place
+        for key, place in neighbours(best, points)
+        if halfway(points[best][key], points[place][key]) is not None
+    ]
+
+
 def between(best: int, points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The new points half-way between the best and its neighbours."""
     there = points[best]

@@ -16,15 +16,17 @@ from sarathi_sim.experiments.capacity.bounds import alone, most_requests_per_s
 from sarathi_sim.experiments.capacity.curves import front, frontier_figures
 from sarathi_sim.experiments.capacity.options import Option, Wanted, deployable, wanted_of
 from sarathi_sim.experiments.capacity.probing import Laboratory
-from sarathi_sim.experiments.capacity.recommend import SCREENING, Worth, recommend, whole
-from sarathi_sim.experiments.capacity.recommended import answer_of, recommend_files, winner
-from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
-from sarathi_sim.experiments.capacity.slo import (
-    CapacitySection,
-    Replications,
-    judge,
-    parse_slo,
+from sarathi_sim.experiments.capacity.recommend import (
+    SCREENING,
+    Worth,
+    answer_of,
+    recommend,
+    recommend_files,
+    whole,
+    winner,
 )
+from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe
+from sarathi_sim.experiments.capacity.slo import CapacitySection, Replications, judge, parse_slo
 from sarathi_sim.experiments.cli.app import app
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
