@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from sarathi_sim.experiments.capacity.curves import figure_files, frontier_figures, headroom_figure
 from sarathi_sim.experiments.capacity.options import Option, option_at, options_of, plan_of
@@ -40,7 +40,7 @@ from sarathi_sim.experiments.run.uncertainty import QUANTILES, uncertainty
 from sarathi_sim.experiments.sweeps.points import between, in_order
 from sarathi_sim.profiler.storage.paths import data_dir, user_path
 from sarathi_sim.profiler.storage.plain_yaml import dump_yaml, read_mapping
-from sarathi_sim.profiler.storage.strict import STRICT, KeyPath, did_you_mean, mistakes, parse
+from sarathi_sim.profiler.storage.strict import STRICT, did_you_mean, parse
 from sarathi_sim.simulator.views.metrics import Analysis
 
 FINE = 0.005
@@ -82,13 +82,12 @@ def answers(lab: Laboratory, options: list[Option], where: str, bands: bool = Tr
     spreads: dict[Option, tuple[float, float]] = {}
     if bands:
         spreads = banded(lab, plans, {o: f for o, f in found.items() if isinstance(f, Capacity)})
-    return [_answer(option, found[option], spreads.get(option)) for option in options]
-
-
-def _answer(option: Option, found: Capacity | str, band: tuple[float, float] | None) -> Answer:
-    if isinstance(found, str):
-        return Answer(option, None, None, found)
-    return Answer(option, found, band)
+    return [
+        Answer(option, None, None, one)
+        if isinstance(one := found[option], str)
+        else Answer(option, one, spreads.get(option))
+        for option in options
+    ]
 
 
 def banded(
@@ -263,8 +262,7 @@ def scenario_at(option: Option, at: Mapping[str, Any], kind: str) -> dict[str, A
     """The configuration of all replicas at a load, to simulate it again: with as many requests for
     each of them as the pooled numbers ``at`` that load are from."""
     under = option.under(at["load"], kind)
-    traffic = under.workload.model_copy(update={"requests": at["requests_of_all"]})
-    under = under.model_copy(update={"workload": traffic})
+    under = under.having("workload", requests=at["requests_of_all"])
     return under.model_dump(mode="json", exclude_none=True)
 
 
@@ -399,14 +397,7 @@ def read_question(
             f"{draft.source.file}: capacity: this section is missing: it states the SLO, as in "
             "capacity: {slo: 'p99 ttft 1s, p99 tbt 50ms'}"
         )
-    try:
-        section = CapacitySection.model_validate(raw)
-    except ValidationError as error:
-
-        def origin(key: KeyPath) -> str:
-            return draft.source.name(("capacity", *key))
-
-        raise ConfigError("\n".join(mistakes(error, CapacitySection, raw, origin))) from None
+    section = draft.source.checked(CapacitySection, raw, "capacity")
     return draft, section, options_of(draft, section)
 
 

@@ -16,13 +16,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge, parse_slo
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import KeyPath, Source, assign, merge
+from sarathi_sim.experiments.config.key_paths import Source, assign_all, merge
 from sarathi_sim.experiments.config.loading import Draft, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Scenario, parameter
@@ -44,7 +43,7 @@ from sarathi_sim.profiler.facts.formats import STACKS, WEIGHT_DTYPES
 from sarathi_sim.profiler.facts.model import ModelSpec, load_model
 from sarathi_sim.profiler.facts.ops import OPS
 from sarathi_sim.profiler.kernels.stack_file import stacks_on
-from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 PILOT_REQUESTS = 1000
 LEAST_REQUESTS = 2500
@@ -105,16 +104,13 @@ class Option:
         """The deployment under a probe's load, or one of its replicas with its share of the load
         (:attr:`alike`)."""
         scenario, alike = self.under(probe.load, load), self.alike if load == "rate" else 1
-        given = {"requests": probe.requests, "every": alike}
-        update: dict[str, Any] = {"seed": probe.seed}
-        update["workload"] = scenario.workload.model_copy(update=given)
+        scenario = scenario.having("workload", requests=probe.requests, every=alike)
         if alike > 1:
-            update["cluster"] = scenario.cluster.model_copy(update={"replicas": 1})
+            scenario = scenario.having("cluster", replicas=1)
         if probe.slower != 1:
-            scale = scenario.engine.op_scale
-            scaled = {op: probe.slower * scale.get(op, 1.0) for op in OPS}
-            update["engine"] = scenario.engine.model_copy(update={"op_scale": scaled})
-        return replace(self.deployment, scenario=scenario.model_copy(update=update))
+            scenario = slowed(scenario, OPS, probe.slower)
+        seeded = scenario.model_copy(update={"seed": probe.seed})
+        return replace(self.deployment, scenario=seeded)
 
     def under(self, load: float, kind: str) -> Scenario:
         """The scenario of all replicas at a load. A trace is resampled, so that a run may be
@@ -125,8 +121,18 @@ class Option:
         if isinstance(workload.lengths, TraceLengths) and workload.lengths.resample is None:
             block = {"resample": math.ceil(len(self.deployment.requests) / BLOCKS)}
             update["lengths"] = workload.lengths.model_copy(update=block)
-        workload = workload.model_copy(update=update)
-        return self.scenario.model_copy(update={"workload": workload})
+        return self.scenario.having("workload", **update)
+
+    def changed(self, name: str, scenario: Scenario) -> Option:
+        """The same with a name and a resolved scenario of its own."""
+        return Option(name, self.point, replace(self.deployment, scenario=scenario))
+
+
+def slowed(scenario: Scenario, ops: Iterable[str], times: float) -> Scenario:
+    """The scenario with these ops taking so many times as long."""
+    scale = scenario.engine.op_scale
+    slower = {op: times * scale.get(op, 1.0) for op in ops}
+    return scenario.having("engine", op_scale={**scale, **slower})
 
 
 def arrivals_at(scenario: Scenario, load: float, kind: str, natural: float) -> Any:
@@ -168,9 +174,7 @@ def option_at(
 ) -> Option:
     """The deployment that a scenario is at a point of the space. Raises ConfigError."""
     override = draft.overrides[scenario]
-    tree = merge(draft.raw, override)
-    for key, value in point.items():
-        tree = assign(tree, tuple(key.split(".")), value)
+    tree = assign_all(merge(draft.raw, override), point)
     source = replace(draft.source, scenario=scenario, override=override)
     called = point_name(point)
     several = len(draft.overrides) > 1 or not called
@@ -192,21 +196,14 @@ def _pilot_of(scenario: Scenario, section: CapacitySection) -> Scenario:
     if whole:  # its mean rate and lengths are those of all requests
         return scenario
     count = min(pilot_requests(section), workload.requests or MOST_REQUESTS)
-    return scenario.model_copy(update={"workload": workload.model_copy(update={"requests": count})})
+    return scenario.having("workload", requests=count)
 
 
 def _points(draft: Draft, section: CapacitySection) -> list[Point]:
     where = f"{draft.source.file}: capacity.space"
     if not section.space:
         return [{}]
-    try:
-        spec = SweepSpec.model_validate(section.space)
-    except ValidationError as error:
-
-        def origin(path: KeyPath) -> str:
-            return draft.source.name(("capacity", "space", *path))
-
-        raise ConfigError("\n".join(mistakes(error, SweepSpec, section.space, origin))) from None
+    spec = draft.source.checked(SweepSpec, section.space, "capacity", "space")
     if spec.seeds is not None or spec.contrast is not None:
         raise ConfigError(f"{where}: takes grid, zip, cases and sample only")
     points = expand(spec, None, where)

@@ -305,11 +305,8 @@ def _nothing(wanted: Wanted, dropped: Mapping[str, str]) -> str:
 
 def whole(option: Option, replicas: int) -> Option:
     """The deployment with so many replicas; it may have some number of them already."""
-    scenario = option.scenario
-    cluster = scenario.cluster.model_copy(update={"replicas": replicas})
-    whole = scenario.model_copy(update={"cluster": cluster})
-    deployment = replace(option.deployment, scenario=whole)
-    return Option(f"{option.name.partition(' x ')[0]} x {replicas}", option.point, deployment)
+    name = f"{option.name.partition(' x ')[0]} x {replicas}"
+    return option.changed(name, option.scenario.having("cluster", replicas=replicas))
 
 
 def _changed(option: Option, by: int) -> Option:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from sarathi_sim.experiments.capacity.answer import read_question, said_of
 from sarathi_sim.experiments.capacity.curves import figure_files, tornado_figure
-from sarathi_sim.experiments.capacity.options import Option, plan_of
+from sarathi_sim.experiments.capacity.options import Option, plan_of, slowed
 from sarathi_sim.experiments.capacity.probing import NAME, SENSITIVITY_FORMAT, Laboratory
 from sarathi_sim.experiments.capacity.search import (
     Crossing,
@@ -78,9 +78,8 @@ class Factor:
 
     def of(self, option: Option, times: float) -> Option:
         """The option where this is ``times`` what it was."""
-        scenario = self.changed(option.scenario, times)
         name = f"{option.name}; {self.name} x {times:g}"
-        return Option(name, option.point, replace(option.deployment, scenario=scenario))
+        return option.changed(name, self.changed(option.scenario, times))
 
     def realised(self, option: Option, times: float) -> float:
         """How many times it really is: lengths are whole tokens, within the longest one.
@@ -92,8 +91,7 @@ class Factor:
             return times
         scenario, length = option.scenario, option.scenario.cluster.max_length
         assert length is not None
-        few = scenario.workload.model_copy(update={"requests": len(option.deployment.requests)})
-        scenario = scenario.model_copy(update={"workload": few})
+        scenario = scenario.having("workload", requests=len(option.deployment.requests))
         source = Source(self.name, "", {}, ())
         before, after = (
             [getattr(request, f"{key}_tokens") for request in build_requests(one, length, source)]
@@ -156,31 +154,21 @@ def ops_of(deployment: Deployment) -> list[str]:
 
 
 def _ops(names: Iterable[str], power: int = 1) -> Callable[[Scenario, float], Scenario]:
-    def changed(scenario: Scenario, times: float) -> Scenario:
-        scale = scenario.engine.op_scale
-        slower = {op: scale.get(op, 1.0) * times**power for op in names}
-        return _with(scenario, "engine", op_scale={**scale, **slower})
-
-    return changed
+    return lambda scenario, times: slowed(scenario, names, times**power)
 
 
 def _host(scenario: Scenario, times: float) -> Scenario:
-    engine = scenario.engine
-    return _with(scenario, "engine", **{key: times * (getattr(engine, key) or 0) for key in HOST})
+    given = {key: times * (getattr(scenario.engine, key) or 0) for key in HOST}
+    return scenario.having("engine", **given)
 
 
 def _shift(key: str) -> Callable[[Scenario, float], Scenario]:
     def changed(scenario: Scenario, times: float) -> Scenario:
         shift = scenario.workload.shift
         shifted = shift.model_copy(update={key: times * getattr(shift, key)})
-        return _with(scenario, "workload", shift=shifted)
+        return scenario.having("workload", shift=shifted)
 
     return changed
-
-
-def _with(scenario: Scenario, section: str, **values: Any) -> Scenario:
-    made = getattr(scenario, section).model_copy(update=values)
-    return scenario.model_copy(update={section: made})
 
 
 FINE = 0.01

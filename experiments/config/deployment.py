@@ -255,7 +255,7 @@ def deploy(
     scenario = with_formats(scenario, model, device, source)
     layers = layers_of(scenario, model, source)
     max_length = scenario.cluster.max_length or model.max_position_embeddings
-    scenario = _with(scenario, "cluster", max_length=max_length, layers_per_stage=list(layers))
+    scenario = scenario.having("cluster", max_length=max_length, layers_per_stage=list(layers))
     numbers = number_bytes_of(scenario, model, device, source)
     check_policy(scenario, source)
     # 2. The requests.
@@ -281,19 +281,13 @@ def deploy(
     counted = scenario.kv_cache is None or scenario.kv_cache.num_blocks is None
     notes[:0] = [*_notes(max_length, limits, ops, kept, room.memory if counted else None), *said]
     # 5. The whole. This machine must be able to simulate it, and it must serve a request.
-    scenario = _with(scenario, "batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
+    scenario = scenario.having("batching", max_batch=room.max_batch, max_in_flight=room.in_flight)
     scenario = scenario.model_copy(update={"engine": engine, "kv_cache": room.kv_cache})
     inputs = (model, device, layers, room.tokens, requests, ops, digest)
     found = Deployment(scenario, *inputs, tuple(notes), room.memory)
     check_memory(found.memory_needs, scenario, source)
     _refuse_if_nothing_fits(found, source)
     return found
-
-
-def _with(scenario: Scenario, section: str, **values: object) -> Scenario:
-    """The scenario with other values in a section."""
-    changed = getattr(scenario, section).model_copy(update=values)
-    return scenario.model_copy(update={section: changed})
 
 
 # 1. ------------------------------------------------------------------------------------------

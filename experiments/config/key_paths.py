@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.profiler.storage.strict import KeyPath as KeyPath
-from sarathi_sim.profiler.storage.strict import show
+from sarathi_sim.profiler.storage.strict import mistakes, show
 
+S = TypeVar("S", bound=BaseModel)
 #: No configuration has keys that lie deeper.
 DEEPEST = 100
 # The keys that say which alternative a mapping is.
@@ -43,6 +46,13 @@ def assign(tree: Mapping[str, Any], key: KeyPath, value: Any) -> dict[str, Any]:
     for name in reversed(key):
         value = {name: value}
     return merge(below, value)
+
+
+def assign_all(tree: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with the values of a point: by key path in dots."""
+    for key, value in point.items():
+        tree = assign(tree, tuple(key.split(".")), value)
+    return dict(tree)
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,6 +126,16 @@ class Source:
         if not given and any(overlap(path, key) for path in self.assigned):
             return key
         return None
+
+    def checked(
+        self, kind: type[S], raw: Mapping[str, Any], *section: str, also: Iterable[str] = ()
+    ) -> S:
+        """The keys of a section. Raises ConfigError, a line per mistake (:func:`mistakes`)."""
+        try:
+            return kind.model_validate(raw)
+        except ValidationError as error:
+            found = mistakes(error, kind, raw, lambda key: self.name((*section, *key)), also)
+            raise ConfigError("\n".join(found)) from None
 
     def error(self, key: str, value: object, problem: str) -> ConfigError:
         """The error for a value of the right type that is not allowed, or (None) that is missing or

@@ -195,6 +195,11 @@ class Scenario(Strict):
     kv_cache: KvCache | None = key("KV cache", default=None)
     engine: Engine = key("engine", default=Engine())
 
+    def having(self, section: str, **values: Any) -> Scenario:
+        """With other values in a section; they are not checked."""
+        changed = getattr(self, section).model_copy(update=values)
+        return self.model_copy(update={section: changed})
+
     @property
     def kernels(self) -> Kernels | None:
         """Whose kernels run, where a stack is named."""

@@ -96,11 +96,10 @@ def located(scenario: Scenario, base: Path) -> Scenario:
         path = base / user_path(text)
         return str(path) if path.exists() else text
 
-    update: dict[str, object] = {key: find(getattr(scenario, key)) for key in ("model", "device")}
-    if scenario.profiles is not None:
-        update["profiles"] = find(scenario.profiles)
     lengths = scenario.workload.lengths
     if lengths.kind == "trace":
         trace = lengths.model_copy(update={"path": find(lengths.path)})
-        update["workload"] = scenario.workload.model_copy(update={"lengths": trace})
-    return scenario.model_copy(update=update)
+        scenario = scenario.having("workload", lengths=trace)
+    named = {key: getattr(scenario, key) for key in ("model", "device", "profiles")}
+    found = {key: find(text) for key, text in named.items() if text is not None}
+    return scenario.model_copy(update=found)

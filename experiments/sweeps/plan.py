@@ -16,11 +16,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pydantic import ValidationError
-
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import KeyPath, Source, assign, merge, overlap
+from sarathi_sim.experiments.config.key_paths import KeyPath, Source, assign_all, merge, overlap
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,
@@ -37,7 +35,7 @@ from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.storage.files import files_sha256
 from sarathi_sim.profiler.storage.paths import PACKAGE, user_path
 from sarathi_sim.profiler.storage.progress import Progress, silent
-from sarathi_sim.profiler.storage.strict import did_you_mean, mistakes
+from sarathi_sim.profiler.storage.strict import did_you_mean
 
 _MOST_KEPT = 500_000  # requests, about 130 MB
 
@@ -145,8 +143,7 @@ def plan_sweep(
         override = draft.overrides[name]
         tree = merge(draft.raw, override) | ({} if seed is None else {"seed": seed})
         tree.pop("sweep", None)
-        for key, value in point.items():
-            tree = assign(tree, tuple(key.split(".")), value)
+        tree = assign_all(tree, point)
         source = _SweptSource(draft.source.file, name, override, draft.assigned, swept)
         try:
             scenario = check_scenario(tree, source)
@@ -179,14 +176,7 @@ def _spec(draft: Draft) -> SweepSpec:
     raw = draft.raw.get("sweep", {})
     if not isinstance(raw, dict):
         raise draft.source.error("sweep", raw, "expected keys such as grid and seeds")
-    try:
-        return SweepSpec.model_validate(raw)
-    except ValidationError as error:
-
-        def origin(path: KeyPath) -> str:
-            return draft.source.name(("sweep", *path))
-
-        raise ConfigError("\n".join(mistakes(error, SweepSpec, raw, origin))) from None
+    return draft.source.checked(SweepSpec, raw, "sweep")
 
 
 def _usual_contrast(spec: SweepSpec, draft: Draft) -> str | None:

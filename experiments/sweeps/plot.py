@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -19,6 +18,7 @@ from sarathi_sim.experiments.results import (
     SWEEP_FORMAT,
     check_replaceable,
     policy_of,
+    read_summary,
     result_folder,
     write_summary,
 )
@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
 
 def is_sweep(folder: Path) -> bool:
     """Whether a folder holds a sweep."""
-    return (folder / SUMMARY).is_file() and _summary(folder).get("format") == SWEEP_FORMAT
+    return (folder / SUMMARY).is_file() and read_summary(folder).get("format") == SWEEP_FORMAT
 
 
 def plot_sweep(
@@ -145,14 +145,6 @@ def _save(drawn: dict[str, Callable[[], Figure]], out: Path, progress: Progress)
     return written
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(regular(folder / SUMMARY).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def read_table(folder: Path) -> pd.DataFrame:
     """A row for each finished run of a sweep. Raises ConfigError without any."""
     try:
@@ -166,7 +158,7 @@ def read_table(folder: Path) -> pd.DataFrame:
 
 def read_axes(folder: Path, table: pd.DataFrame) -> tuple[list[str], str | None]:
     """The swept keys, and the compared one. Raises ConfigError if they do not fit."""
-    summary = _summary(folder)
+    summary = read_summary(folder)
     axes: Any = summary.get("axes")
     contrast: Any = summary.get("contrast")
     names = set(map(str, table))
