@@ -22,18 +22,15 @@ from typing import Any, Generic, TypeVar
 from sarathi_sim.experiments.capacity.options import Option
 from sarathi_sim.experiments.capacity.search import Probe, Probed, Search, UnbreakableError
 from sarathi_sim.experiments.capacity.slo import CapacitySection, RunTables, judge
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.results import about_out, resolved
+from sarathi_sim.experiments.results import open_result
 from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, Outcomes
 from sarathi_sim.experiments.sweeps.execute import Report, execute, write_tables
 from sarathi_sim.experiments.sweeps.plan import Run, SweepPlan, run_key
 from sarathi_sim.experiments.sweeps.store import Store
-from sarathi_sim.profiler.storage.files import make_folders, partial, remove_empty, write_whole
+from sarathi_sim.profiler.storage.files import remove_empty
 from sarathi_sim.profiler.storage.manifest import (
     MANIFEST,
     Manifest,
-    differences,
-    held,
     read_manifest,
     remove_files,
     remove_ours,
@@ -188,7 +185,7 @@ def probes_in(out: Path, kind: str) -> Iterator[Store]:
     """The store of the probes below ``out``, locked; where the block fails without a probe, a new
     folder goes again, and one that was empty is left empty. Raises ConfigError where ``out`` is
     something else, or holds files that are not ours."""
-    made = _open(out, kind)
+    made = open_result(out, kind, _APART.fullmatch)
     store = Store(out / PROBES)
     store.open(resume=True)
     try:
@@ -224,27 +221,3 @@ def write_result(out: Path, kind: str, files: Mapping[str, bytes]) -> None:
     replace_files(out, kind, files)
     written = read_manifest(out) or Manifest(kind)
     remove_files(out, kind, written.files.keys() - files.keys())
-
-
-def _open(out: Path, kind: str) -> list[Path] | None:
-    """Make the folder, or check it; returns the folders that it made, None where ``out`` is an
-    earlier result."""
-    folder = resolved(out)
-    with about_out(out):
-        made = make_folders(folder)
-    if {path.name for path in folder.iterdir()} <= {partial(folder / MANIFEST).name}:
-        write_whole(folder / MANIFEST, Manifest(kind).dump())
-        return made
-    manifest = read_manifest(folder)
-    if manifest is None or manifest.kind != kind:
-        raise ConfigError(
-            f"--out {out}: exists and is no earlier result of this command (it holds "
-            f"{held(folder)}): name another folder"
-        )
-    found = differences(folder, manifest, _APART.fullmatch)
-    if found.changed or found.foreign:
-        raise ConfigError(
-            f"--out {out}: holds files that are not part of an earlier result "
-            f"({found.in_the_way()}): move them away, or name another folder"
-        )
-    return None
