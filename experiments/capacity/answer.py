@@ -28,9 +28,9 @@ from sarathi_sim.experiments.capacity.search import (
 )
 from sarathi_sim.experiments.capacity.slo import OVERLOAD, REJECTED, CapacitySection, Verdict
 from sarathi_sim.experiments.capacity.written import capacities, capacity_answer, headroom
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import Assignments, Config, Draft, read_draft
 from sarathi_sim.experiments.content import assumed
 from sarathi_sim.experiments.figures.style import styled

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sarathi_sim.experiments.config.key_paths import get
+from sarathi_sim.experiments.config.base import get
 from sarathi_sim.experiments.config.scenario import KvCache, Scenario
 from sarathi_sim.policies.policy import is_pooled, memory_share_of
 from sarathi_sim.profiler.facts.hub import Checkpoint, checkpoints, find_published

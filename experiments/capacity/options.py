@@ -19,9 +19,9 @@ import numpy as np
 
 from sarathi_sim.experiments.capacity.search import AT_ONCE, Probe, Probed, SearchPlan
 from sarathi_sim.experiments.capacity.slo import CapacitySection, Verdict, judge, parse_slo
+from sarathi_sim.experiments.config.base import Source, assign_all, merge
 from sarathi_sim.experiments.config.deployment import Deployment, Requests, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source, assign_all, merge
 from sarathi_sim.experiments.config.loading import Draft, check_scenario
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.config.scenario import Scenario, parameter

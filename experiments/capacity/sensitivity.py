@@ -34,9 +34,9 @@ from sarathi_sim.experiments.capacity.search import (
 )
 from sarathi_sim.experiments.capacity.slo import CapacitySection
 from sarathi_sim.experiments.capacity.written import UNITS, sensitivity_answer
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import (
     SHAPE,
     Assignments,

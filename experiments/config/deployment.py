@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.inputs import (
     device_of,
@@ -22,7 +23,6 @@ from sarathi_sim.experiments.config.inputs import (
     with_formats,
     with_host_time,
 )
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.policy import policy_errors
 from sarathi_sim.experiments.config.requests import Traffic, build_clients, build_requests
 from sarathi_sim.experiments.config.scenario import Batching, KvCache, Scenario

@@ -18,9 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from sarathi_sim.experiments.config.base import Strict
+from sarathi_sim.experiments.config.base import Source, Strict
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.scenario import Engine, Scenario
 from sarathi_sim.policies.request import Request
 from sarathi_sim.profiler.bundle.check import load_plausible

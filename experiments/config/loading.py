@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sarathi_sim.experiments.config.base import Name
-from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import (
+from sarathi_sim.experiments.config.base import (
     KeyPath,
+    Name,
     Source,
     assign,
     get,
@@ -22,6 +21,7 @@ from sarathi_sim.experiments.config.key_paths import (
     merge,
     without,
 )
+from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.policy import (
     FilePolicy,
     SessionPolicy,

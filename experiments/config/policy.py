@@ -33,10 +33,9 @@ from pydantic import (
 )
 from pydantic.errors import PydanticUserError
 
-from sarathi_sim.experiments.config.base import Strict, Text, Tokens
+from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
 from sarathi_sim.experiments.config.base import key as named
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.policies.catalogue import (
     PolicyFileError,
     build,

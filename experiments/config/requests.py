@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sarathi_sim.experiments.config.key_paths import Source
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.config.workload import (
     AtOnce,

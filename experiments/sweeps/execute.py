@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.results import SUMMARY, SWEEP_FORMAT, json_bytes, parquet_bytes
 from sarathi_sim.experiments.sweeps.backends import Backend, Bundles, LostJobs, Waiting
 from sarathi_sim.experiments.sweeps.jobs import Job, JobResult

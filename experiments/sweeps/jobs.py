@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.deployment import deploy
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.scenario import Scenario
 from sarathi_sim.experiments.results import FORMAT, SUMMARY, json_bytes, parquet_bytes, run_files
 from sarathi_sim.experiments.sweeps.plan import Run, SharedRequests, run_key

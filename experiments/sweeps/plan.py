@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from sarathi_sim.experiments.config.base import KeyPath, Source, assign_all, merge, overlap
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import KeyPath, Source, assign_all, merge, overlap
 from sarathi_sim.experiments.config.loading import (
     Assignments,
     Config,

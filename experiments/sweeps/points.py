@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Discriminator, Field, Tag
 
-from sarathi_sim.experiments.config.base import Count, Strict, Text
+from sarathi_sim.experiments.config.base import Count, Strict, Text, key_path
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import key_path
 
 MOST_RUNS = 200_000
 # As many as a place among them is a 64-bit number.

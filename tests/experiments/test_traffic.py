@@ -15,8 +15,8 @@ import sarathi_sim as sim
 from sarathi_sim.experiments.capacity import answer
 from sarathi_sim.experiments.capacity.options import deployable, wanted_of
 from sarathi_sim.experiments.cli.app import app
+from sarathi_sim.experiments.config.base import Source
 from sarathi_sim.experiments.config.errors import ConfigError
-from sarathi_sim.experiments.config.key_paths import Source
 from sarathi_sim.experiments.config.loading import check_scenario, read_draft
 from sarathi_sim.experiments.config.requests import build_requests
 from sarathi_sim.experiments.run.traffic import (
