@@ -292,17 +292,23 @@ def numbers(probed: Probed, option: Option) -> dict[str, Any]:
         "run": probed.run,
         "load": probed.probe.load,
         "requests": probed.probe.requests,
-        "holds": probed.verdict.holds,
-        "overloaded": probed.verdict.overloaded,
-        "rejected_share": probed.verdict.rejected,
-        "slo": probed.verdict.values,
-        "stress": probed.verdict.stresses,
+        **_judged(probed.verdict),
         "ttft_p99_s": after["ttft_s"]["p99"],
         "tbt_p99_s": after["tbt_s"]["p99"],
         "tokens_per_s_per_user": 1 / tpot if tpot else float("nan"),
         "requests_per_s": served,
         "output_tokens_per_s": tokens,
         "output_tokens_per_s_per_gpu": tokens / option.gpus,
+    }
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "holds": verdict.holds,
+        "overloaded": verdict.overloaded,
+        "rejected_share": verdict.rejected,
+        "slo": verdict.values,
+        "stress": verdict.stresses,
     }
 
 
@@ -320,11 +326,7 @@ def pooled_numbers(at: Sequence[Probed], verdict: Verdict, option: Option) -> di
     }
     return {
         **each[0],
-        "holds": verdict.holds,
-        "overloaded": verdict.overloaded,
-        "rejected_share": verdict.rejected,
-        "slo": verdict.values,
-        "stress": verdict.stresses,
+        **_judged(verdict),
         **means,
         "runs": [probed.run for probed in at],
         "requests_of_all": at[0].probe.requests * at[0].scale,

@@ -346,14 +346,6 @@ def carries_rate(answer: Answer, rate: float, checked: Mapping[str, AtRate]) -> 
 # The race ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Goal:
-    """The load that a replica must carry, and why."""
-
-    load: float = 0.0
-    reason: str = "under any load"
-
-
 def screen(
     lab: Laboratory,
     worth: Worth,
@@ -369,12 +361,12 @@ def screen(
     while waiting:
         best = found[0] if found else None
         goals = {option: _goal(worth, option, found) for option in waiting}
-        for option, goal in goals.items():
-            if bounded[option] < goal.load:
+        for option, (load, reason) in goals.items():
+            if bounded[option] < load:
                 most = worth.of(option, bounded[option])
                 least = f"{most.replicas * option.gpus} GPUs at least"
                 told = f"at most {most.carried}" if worth.wanted.rate is None else least
-                dropped[option.name] = f"{told} by its op times: {goal.reason}"
+                dropped[option.name] = f"{told} by its op times: {reason}"
         waiting = [option for option in waiting if option.name not in dropped]
         size = WAVE if found else FIRST
         wave, waiting = waiting[:size], waiting[size:]
@@ -384,7 +376,7 @@ def screen(
             several = whole(option, worth.of(option, bounded[option]).replicas)
             one = several if several.alike > 1 else option  # else one replica, by itself
             offered = one.alike / (1 - option.deployment.rejected)  # for what is served
-            wanted, start = offered * goals[option].load, offered * LIKELY * bounded[option]
+            wanted, start = offered * goals[option][0], offered * LIKELY * bounded[option]
             searches[one] = race(replace(short, scale=one.alike), wanted, start)
             asked[one] = option
         done = total - len(waiting) - len(wave)
@@ -396,7 +388,7 @@ def screen(
                 found.append(replace(rough, kept=outcome.kept))
             elif isinstance(outcome, Probed):
                 at = worth.of(option, outcome.probe.load * served).carried
-                why = f"breaks {outcome.verdict.worst} at {at}: {goals[option].reason}"
+                why = f"breaks {outcome.verdict.worst} at {at}: {goals[option][1]}"
                 dropped[option.name] = why
             else:
                 dropped[option.name] = outcome
@@ -433,17 +425,18 @@ def _in_order(worth: Worth, bounded: Mapping[Option, float]) -> list[Option]:
     return sorted(ordered, key=lambda option: place[option])
 
 
-def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> _Goal:
-    """What it takes to be nearly as good as the best, and better than others of its layout."""
+def _goal(worth: Worth, option: Option, found: Sequence[Screened]) -> tuple[float, str]:
+    """The load that a replica must carry to be nearly as good as the best, and better than others
+    of its layout; and why."""
     if not found:
-        return _Goal()
+        return 0.0, "under any load"
     best = found[0]
     goals = [(best.value * (1 - BEHIND), f"over {BEHIND:.0%} behind {_named(best)}")]
     same = (one for one in found if one.option.point["layout"] == option.point["layout"])
     if (rival := next(same, None)) is not None:
         goals.append((rival.value * (1 + BETTER), f"no better than {_named(rival)}"))
     value, reason = max(goals)
-    return _Goal(worth.load_for(option, value), reason)
+    return worth.load_for(option, value), reason
 
 
 def _named(one: Screened) -> str:

@@ -130,17 +130,6 @@ def factors_of(deployment: Deployment, gaps: bool | None = None) -> list[Factor]
     return found
 
 
-def chosen(found: Iterable[Factor], names: Iterable[str], told: str) -> list[Factor]:
-    """Those of these names; all, where there are none. Raises ConfigError for an unknown one."""
-    known, wanted = {factor.name: factor for factor in found}, list(names)
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(
-                f"{told}: {name!r}: one of {', '.join(known)}{did_you_mean(name, known)}"
-            )
-    return [factor for name, factor in known.items() if not wanted or name in wanted]
-
-
 def ops_of(deployment: Deployment) -> list[str]:
     """The ops that its batches take time for."""
     cluster, ops = deployment.scenario.cluster, deployment.ops
@@ -226,8 +215,12 @@ def read_sensitivity(
     for option in options:
         refuse_of_session(option.scenario, draft.source)
     every = {option: factors_of(option.deployment, gaps) for option in options}
-    names = {factor.name: factor for factors in every.values() for factor in factors}
-    wanted = {factor.name for factor in chosen(names.values(), only, "--only")}
+    names = dict.fromkeys(factor.name for factors in every.values() for factor in factors)
+    for name in only:
+        if name not in names:
+            hint = f"one of {', '.join(names)}{did_you_mean(name, names)}"
+            raise ConfigError(f"--only: {name!r}: {hint}")
+    wanted = only or names
     picked = {option: [f for f in every[option] if f.name in wanted] for option in options}
     return Question(draft, section, picked, by, replications, tuple(measures))
 
@@ -328,11 +321,12 @@ def _capacities(
     for number, factor in enumerate(factors):  # one at a time: all its runs share tables
         lab.progress("factors", number, len(factors))
         cases = {option: case for case, option in changed if case.factor == factor}
-        searches = {
-            option: _changed_search(base, plans[case.option])
-            for option, case in cases.items()
-            if not isinstance(base := bases[case.option], str) and base
-        }
+        searches = {}
+        for option, case in cases.items():
+            base, plan = bases[case.option], plans[case.option]
+            if not isinstance(base, str) and base:  # each replication from its own base
+                again = [crossing(one.kept.probe, one.load, one.slope, plan) for one in base]
+                searches[option] = together(again)
         for option, loads in quiet.pursue(searches).items():
             case = cases[option]
             found[case.option, factor, case.side] = _loads(loads, plans[case.option])
@@ -358,12 +352,6 @@ def _base_search(plan: SearchPlan) -> Search[list[Crossing]]:
         if longer.requests <= plan.requests:
             return crossings
         plan = longer
-
-
-def _changed_search(base: Sequence[Crossing], plan: SearchPlan) -> Search[list[Crossing | Probed]]:
-    """The same replications with something changed, each searched from its own base."""
-    found = yield from together(crossing(one.kept.probe, one.load, one.slope, plan) for one in base)
-    return found
 
 
 def _loads(found: Sequence[Crossing | Probed] | str, plan: SearchPlan) -> Any:

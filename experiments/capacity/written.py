@@ -520,7 +520,7 @@ def _best_table(found: Mapping[str, Any], unit: str) -> SortableTable:
 def _screened(found: Mapping[str, Any], unit: str) -> SortableTable:
     """Those that were screened only: first the best of each layout that was not searched."""
     seen = {_layout(row["name"]) for row in found["deployments"]}
-    first, others = [], []
+    first, others = list[Any](), list[Any]()
     for one in found["screened"]:
         (others if (layout := _layout(one["name"])) in seen else first).append(one)
         seen.add(layout)

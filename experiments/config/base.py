@@ -3,7 +3,7 @@ of keys, as YAML gives them, by key path; and where a value comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -179,7 +179,7 @@ class Source:
         return None
 
     def checked(
-        self, kind: type[S], raw: Mapping[str, Any], *section: str, also: Iterable[str] = ()
+        self, kind: type[S], raw: Mapping[str, Any], *section: str, also: tuple[str, ...] = ()
     ) -> S:
         """The keys of a section. Raises ConfigError, a line per mistake (:func:`mistakes`)."""
         try:

@@ -134,13 +134,9 @@ def execute(
         report.wall_s = time.monotonic() - began
         report.busy = work_s / (report.wall_s * backend.workers) if report.wall_s else 0.0
         planned = {run.key for run in plan.runs}
-        further = sorted((run for key, run in unique.items() if key not in planned), key=_key)
+        further = [unique[key] for key in sorted(unique.keys() - planned)]
         write_tables(replace(plan, runs=(*plan.runs, *further)), store, report.failures)
     return report
-
-
-def _key(run: Run) -> str:
-    return run.key
 
 
 def waited_for(waiting: Waiting) -> str:

@@ -89,22 +89,18 @@ class SharedRequests:
         self._lock = Lock()  # a Dask worker may have several threads
 
     def __call__(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
-        with self._lock:
-            return self._shared(scenario, max_length, source)
-
-    def _shared(self, scenario: Scenario, max_length: int, source: Source) -> list[Request]:
-        lengths = scenario.workload.lengths
-        changed = 0
+        lengths, changed = scenario.workload.lengths, 0
         if isinstance(lengths, TraceLengths):
             path = trace_path(lengths, source)
             changed = path.stat().st_mtime_ns if path.is_file() else 0
         key = (scenario.workload.model_dump_json(), scenario.seed, max_length, changed)
-        if key not in self._kept:
-            self._kept[key] = build_requests(scenario, max_length, source)
-        self._kept.move_to_end(key)
-        while sum(map(len, self._kept.values())) > _MOST_KEPT and len(self._kept) > 1:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = build_requests(scenario, max_length, source)
+            self._kept.move_to_end(key)
+            while sum(map(len, self._kept.values())) > _MOST_KEPT and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+            return self._kept[key]
 
 
 def plan_sweep(
