@@ -11,7 +11,12 @@ import pytest
 
 from sarathi_sim.experiments.config.loading import load_experiment
 from sarathi_sim.experiments.run.experiment import deploy_all
-from sarathi_sim.profiler.bundle.schema import TABLES, bundle_path, load_bundle, write_bundle
+from sarathi_sim.profiler.bundle.schema import (
+    TABLES,
+    bundle_path,
+    load_bundle,
+    write_bundle,
+)
 from sarathi_sim.simulator.op_times.regression import bundle_times
 from tests.experiments.small_config import message
 from tests.sampled import profile_folder

@@ -29,7 +29,13 @@ from sarathi_sim.profiler.planning.profile_error import ProfileError  # noqa: E4
 from sarathi_sim.profiler.shard.rank_processes import RankProcesses  # noqa: E402
 from sarathi_sim.profiler.shard.weights import RandomWeights  # noqa: E402
 from tests.profiler_torch.device_ranks_main import WAIT_S  # noqa: E402
-from tests.profiler_torch.test_engine_processes import POLICIES, requests, scheduler, settings, spec  # noqa: E402
+from tests.profiler_torch.test_engine_processes import (  # noqa: E402
+    POLICIES,
+    requests,
+    scheduler,
+    settings,
+    spec,
+)
 
 CPU = torch.device("cpu")
 

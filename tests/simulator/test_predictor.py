@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from sarathi_sim.policies.batch import Batch
 from sarathi_sim.policies.request import Sequence
-from sarathi_sim.profiler.bundle.schema import Bundle, BundleMeta, load_bundle
+from sarathi_sim.profiler.bundle.schema import (
+    Bundle,
+    BundleMeta,
+    load_bundle,
+)
 from sarathi_sim.profiler.facts.model import load_model
 from sarathi_sim.profiler.physics.residual import Trees, fit_trees
 from sarathi_sim.simulator.loop.quantum import QUANTUM_S
