@@ -189,11 +189,7 @@ def find_capacity(
         read_question,
         result_files,
     )
-    from sarathi_sim.experiments.capacity.probing import (
-        CAPACITY_FORMAT,
-        laboratory,
-        write_result,
-    )
+    from sarathi_sim.experiments.capacity.probing import CAPACITY_FORMAT, laboratory, write_result
     from sarathi_sim.experiments.capacity.written import capacities
     from sarathi_sim.experiments.config.loading import refuse_of_session
 
@@ -241,11 +237,7 @@ def recommend(
     """
     from sarathi_sim.experiments.capacity.answer import load_prices
     from sarathi_sim.experiments.capacity.options import wanted_of
-    from sarathi_sim.experiments.capacity.probing import (
-        RECOMMEND_FORMAT,
-        laboratory,
-        write_result,
-    )
+    from sarathi_sim.experiments.capacity.probing import RECOMMEND_FORMAT, laboratory, write_result
     from sarathi_sim.experiments.capacity.recommend import recommend_files, recommended
 
     wanted = wanted_of(

@@ -24,13 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    WrapValidator,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, SerializeAsAny, WrapValidator, create_model, model_validator
 from pydantic.errors import PydanticUserError
 
 from sarathi_sim.experiments.config.base import Source, Strict, Text, Tokens
