@@ -185,17 +185,13 @@ def _difference(
 ) -> dict[str, Any]:
     if sum(parts_a.values()) != a or sum(parts_b.values()) != b:  # exact: these are fractions
         raise AssertionError("the parts do not add up")
-    rows = {
-        name: {
-            "a_s": float(parts_a[name]),
-            "b_s": float(parts_b[name]),
-            "difference_s": float(parts_b[name] - parts_a[name]),
-        }
-        for name in parts_a
-        if parts_a[name] or parts_b[name]
-    }
-    total = {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
-    return {"total": total, "parts": rows}
+    pairs = {name: (parts_a[name], parts_b[name]) for name in parts_a}
+    rows = {name: _row(*pair) for name, pair in pairs.items() if any(pair)}
+    return {"total": _row(a, b), "parts": rows}
+
+
+def _row(a: Fraction, b: Fraction) -> dict[str, float]:
+    return {"a_s": float(a), "b_s": float(b), "difference_s": float(b - a)}
 
 
 TITLES = {
