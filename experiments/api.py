@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from sarathi_sim.experiments.config.deployment import Deployment
-    from sarathi_sim.experiments.run.advise import Advice
+    from sarathi_sim.experiments.run.machine import Advice
     from sarathi_sim.experiments.sweeps.plan import SweepPlan
 
 
@@ -330,8 +330,8 @@ def advise(
     Raises ConfigError for a model without a bundle in ``profiles`` (None: the shipped ones), a
     batch that does not fit and a limit that nothing meets.
     """
-    from sarathi_sim.experiments.run.advise import advise as find
     from sarathi_sim.experiments.run.machine import Machine
+    from sarathi_sim.experiments.run.machine import advise as find
     from sarathi_sim.experiments.run.traffic import demand_of
     from sarathi_sim.profiler.bundle.schema import find_bundle, list_bundles, load_bundle
     from sarathi_sim.profiler.facts.device import load_device

@@ -14,7 +14,7 @@ from rich.table import Table
 from sarathi_sim.experiments.config.deployment import Deployment, deploy
 from sarathi_sim.experiments.config.errors import ConfigError
 from sarathi_sim.experiments.config.loading import load_experiment
-from sarathi_sim.experiments.content import assumed_of
+from sarathi_sim.experiments.content import assumed_of, rich_table
 from sarathi_sim.experiments.results import (
     FIGURES_FORMAT,
     FORMAT,
@@ -28,7 +28,6 @@ from sarathi_sim.experiments.results import (
     to_json,
     write_summary,
 )
-from sarathi_sim.experiments.run.rich_table import rich_table
 from sarathi_sim.profiler.facts.ops import ACCOUNTS
 from sarathi_sim.profiler.storage.progress import Progress, silent
 from sarathi_sim.simulator.views.explain import Explanation
